@@ -77,8 +77,8 @@ def show(admin: AdminClient, name: str, output: str | None) -> None:
 @admin_client_options
 def create(admin: AdminClient, name: str) -> None:
     """Create a queue. Publishing to a missing queue also creates it."""
-    admin.call("PUT", queue_path(name), {})
-    print_message(f"{name} exists")
+    is_new = admin.call("PUT", queue_path(name), {})["is_new"]
+    print_message(f"created the queue {name}" if is_new else f"the queue {name} exists already")
 
 
 @queue.command(name="set")

@@ -18,7 +18,7 @@ import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import add_options, format_message_count, print_message
+from phpmq_lite.cli.output import add_options, print_message
 from phpmq_lite.cli.parameters import FILE, duration
 from phpmq_lite.cli.signals import StopRequest
 
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from phpmq_lite.envelopes.transport import EventHook
 
 _RESTART_S: Final = 1.0  # seconds to wait before replacing a process that was killed
+_RESULTS: Final = {  # event of a worker -> what became of the message
+    "job.ack": "handled",
+    "job.retry": "retried",
+    "job.dead_letter": "dead-lettered",
+    "job.dropped": "dropped",
+    "job.duplicate": "handled before",
+    "job.released": "returned",
+}
 _REASONS: Final = {  # reason why a worker ended -> text shown to the user
     "stopped": "a signal arrived",
     "exit": "a handler exited",
@@ -122,13 +130,23 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
     with StopRequest() as stop:
         stop.interruptible(partial(_connect, app, client, options))
     if stop.is_requested:
-        print_message(f"{format_message_count(0)} handled; {_REASONS['stopped']}")
+        print_message(_summary({}, "stopped"))
         return
     _apply_options(app, options)
     outcome = running.run_worker(
         app, queue, limits=_worker_limits(options), drop_exhausted=options["drop_exhausted"]
     )
-    print_message(f"{format_message_count(outcome.jobs)} handled; {_REASONS[outcome.reason]}")
+    print_message(_summary(outcome.events, outcome.reason))
+
+
+def _summary(events: Mapping[str, int], reason: str) -> str:
+    """Describe what became of the messages, and why the worker ended."""
+    first, *others = [
+        f"{events[event]:,} {text}" for event, text in _RESULTS.items() if events.get(event)
+    ] or ["0 handled"]
+    number, _, text = first.partition(" ")
+    noun = "message" if number == "1" else "messages"
+    return f"{', '.join([f'{number} {noun} {text}', *others])}; {_REASONS[reason]}"
 
 
 def load_app(name: str) -> "BabelQueue":

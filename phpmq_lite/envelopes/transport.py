@@ -4,7 +4,7 @@ import json
 import logging
 import time
 import traceback
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -118,6 +118,7 @@ class PhpmqTransport(Transport):
         self.dead_letter_queue = dead_letter_queue  # if None, QUEUE.dlq is used
         self.must_stop: Callable[[bool], bool] = lambda is_empty: False
         self.jobs = 0  # number of messages received so far, including malformed ones
+        self.events = Counter[str]()  # number of events so far, by name
         self._idempotency_by = idempotency_by
         self._empty_list_data: EmptyListData = empty_list_data
         self._release_s = release_s
@@ -435,6 +436,7 @@ class PhpmqTransport(Transport):
     def emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
         """Pass an event to the hook, omitting None values; log exceptions that the hook raises."""
         known = {name: value for name, value in context.items() if value is not None}
+        self.events[event] += 1
         try:
             self.hook(level, event, {"queue": queue} | known)
         except Exception:

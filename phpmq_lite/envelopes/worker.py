@@ -3,9 +3,10 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from babelqueue import BabelQueue
@@ -53,6 +54,7 @@ class WorkerOutcome:
 
     jobs: int  # number of messages received, including malformed ones
     reason: str  # one of stopped, exit, jobs, runtime, memory, orphaned, empty
+    events: Mapping[str, int] = field(default_factory=dict, compare=False)  # number by name
 
 
 def run_worker(
@@ -91,6 +93,7 @@ def run_worker(
     target = queue or app.queue
     phpmq_transport = _checked_transport(app, target, drop_exhausted=drop_exhausted)
     around = [*middleware, *(app.middleware if isinstance(app, App) else ())]
+    events_before = Counter(phpmq_transport.events)
     run_limits = _RunLimits(app, phpmq_transport, limits or WorkerLimits(), monotonic)
     with _applied(run_limits, phpmq_transport), wrap_handlers(app, phpmq_transport, around):
         phpmq_transport.emit("info", "worker.started", target)
@@ -105,7 +108,8 @@ def run_worker(
         finally:
             phpmq_transport.emit("info", "worker.stopping", target, reason=run_limits.reason)
             phpmq_transport.close()
-    return WorkerOutcome(run_limits.jobs, run_limits.reason)
+    events = phpmq_transport.events - events_before
+    return WorkerOutcome(run_limits.jobs, run_limits.reason, events)
 
 
 def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> PhpmqTransport:

@@ -174,6 +174,8 @@ def test_failing_job_is_retried_with_growing_delays_then_dead_lettered(
     assert (block.error, block.exception) == ("failed at 2", "ValueError")
     assert [event["delay_s"] for event in crew.events("job.retry")] == [1, 2]
     assert [row["state"] for row in history_of(admin, crew.queue)].count("dead") == 1
+    log = (crew.folder / "log-0").read_text()
+    assert "2 messages retried, 1 dead-lettered; a signal arrived" in log
 
 
 # -- URNs without a handler

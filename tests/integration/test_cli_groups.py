@@ -40,7 +40,8 @@ def fill(run: RunCommand, queue: str, count: int = 3) -> list[str]:
 
 
 def test_queue_is_created_configured_shown_and_deleted(run: RunCommand, queue: str) -> None:
-    run("queue", "create", queue)
+    assert f"created the queue {queue}\n" in run("queue", "create", queue).stderr
+    assert f"the queue {queue} exists already" in run("queue", "create", queue).stderr
     run("queue", "set", queue, "max_messages=2", "note=of the tests")
     shown = json.loads(run("queue", "show", queue, "-o", "json").stdout)
     assert shown["settings"]["max_messages"] == 2
