@@ -282,10 +282,11 @@ def erase(state: BrokerState, message: Message, detail: str) -> None:
 
 
 def expire(state: BrokerState, message: Message) -> None:
-    """Apply ``on_expire`` to a ready message whose deadline has passed."""
+    """Apply ``on_expire`` to a ready message whose deadline has passed.
+
+    What is forwarded or dead-lettered counts only as that.
+    """
     queue = state.by_id[message.queue_id]
-    queue.counters.expired += 1
-    queue.counters.expired_never += not message.deliveries
     on_expire = queue.settings.on_expire
     if on_expire == "dead_letter":
         dead_letter(state, message, "expired")
@@ -299,4 +300,6 @@ def expire(state: BrokerState, message: Message) -> None:
         if target is not queue:
             forward(state, message, target)
             return
+    queue.counters.expired += 1
+    queue.counters.expired_never += not message.deliveries
     state.settle(message, EXPIRED, None)

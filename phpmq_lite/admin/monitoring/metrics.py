@@ -250,9 +250,10 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "Messages returned to their position after a timeout, a lost connection or new credit",
            "returned"),
         _Q("counter", "messages_expired",
-           "Expired messages; the label dispatched is yes or never",
+           "Expired messages, neither forwarded nor dead-lettered; the label dispatched is yes or "
+           "never",
            _split("expired", "yes", "expired_never", "never"), "dispatched"),
-        _Q("counter", "messages_forwarded", "Expired messages moved to another queue", "forwarded"),
+        _Q("counter", "messages_forwarded", "Messages forwarded when they expired", "forwarded"),
         _Q("counter", "messages_dead",
            "Dead-lettered messages; the reasons client, expired, max_deliveries, not_forwarded and "
            "crc (damaged body) are always exported, other reasons after their first message",

@@ -194,6 +194,16 @@ def test_outcome_of_expiry_depends_on_the_queue(
         for record in rig.batch.created
     ]
     assert found == ([] if outcome == EXPIRED else [("orders.dlq", 1, outcome[1])])
+    counters, is_settled = rig.queue().counters, outcome == EXPIRED
+    assert (counters.expired, counters.expired_never) == (is_settled, is_settled)
+    assert (counters.dead, counters.forwarded) == (not is_settled, 0)
+
+
+def test_forward_does_not_count_as_an_expiry() -> None:
+    rig = CoreRig(Limits(), QueueSettings(on_expire="forward:late"))
+    expire_one(rig)
+    counters = rig.queue().counters
+    assert (counters.expired, counters.expired_never, counters.forwarded) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("own", ["", "graves"])
