@@ -45,6 +45,8 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
         async for update in topic_updates(admin, f"tail:{queue}"):
             if update.get("missed"):
                 print_message(f"{update['missed']:,} events were skipped")
+            if update.get("gap"):
+                print_message("events may be missing here: the connection was lost for too long")
             for row in update.get("rows", ()):
                 if kind and row.get("kind") not in kind:
                     continue

@@ -60,11 +60,11 @@ function speak(text) {
   }, Math.max(0, spoken.at + SAY_MS - performance.now()));
 }
 
-function show({ shown = {}, points = {}, new: count, rows = [], missed = 0, says }) {
+function show({ shown = {}, points = {}, new: count, rows = [], missed = 0, gap, says }) {
   for (const key in shown) fields.get(key)?.forEach((node) => showField(node, shown[key]));
   for (const key in points) charts.get(key)?.forEach((svg) => showPoints(svg, points[key]));
   if (count !== undefined) showNew(count);
-  if (tail) showRows(rows, missed);
+  if (tail) showRows(rows, missed, gap);
   if (says) speak(says);
 }
 
@@ -76,9 +76,10 @@ function take(data, id) {
 }
 
 // Merges updates that arrive while the page is held; rows beyond the maximum are only counted.
-function hold({ shown, points, rows = [], missed = 0, ...rest }) {
+function hold({ shown, points, rows = [], missed = 0, gap, ...rest }) {
   const { held } = live;
   Object.assign(held, rest);
+  held.gap ||= gap;
   Object.assign(held.shown, shown);
   Object.assign(held.points, points);
   held.rows.push(...rows);
@@ -104,9 +105,17 @@ function showHold() {
   main.classList.toggle("held", held !== null);
 }
 
-function showRows(rows, missed) {
+// Rows are listed newest first, whenever they arrive; a gap is a row of its own.
+function showRows(rows, missed, gap) {
+  if ((missed || gap) && tail.children.length) {
+    const node = document.createElement("li");
+    node.className = "gap";
+    node.dataset.at = rows[0]?.at ?? Date.now();
+    node.textContent = missed ? `${number(missed)} not shown here` : "Events may be missing here";
+    insertRow(node);
+  }
   for (const row of rows) {
-    if (!one(`[data-row="${CSS.escape(row.id)}"]`, tail)) tail.prepend(tailRow(row));
+    if (!one(`[data-row="${CSS.escape(row.id)}"]`, tail)) insertRow(tailRow(row));
   }
   while (tail.children.length > room) tail.lastElementChild.remove();
   const note = one("[data-tail-missed]");
@@ -120,9 +129,16 @@ function showRows(rows, missed) {
   filterTail();
 }
 
+function insertRow(node) {
+  const at = Number(node.dataset.at);
+  const older = [...tail.children].find((other) => Number(other.dataset.at) <= at);
+  tail.insertBefore(node, older ?? null);
+}
+
 function tailRow(row) {
   const node = one("[data-tail-row]").content.firstElementChild.cloneNode(true);
   node.dataset.row = row.id;
+  node.dataset.at = row.at;
   if (/^[a-z-]+$/.test(row.kind)) node.classList.add(row.kind);
   for (const part of all("[data-field]", node)) part.textContent = row[part.dataset.field] ?? "";
   for (const link of all("[data-link]", node)) {

@@ -161,6 +161,23 @@ async def test_tail_shows_what_happens(site: Site, browse: Browse) -> None:
     assert await page.locator("[data-tail] b").count() == 0
 
 
+async def test_tail_is_in_the_order_of_time_at_a_second_visit(site: Site, browse: Browse) -> None:
+    page = await browse(site.url("/queues/invoices/tail"))
+    for number in range(3):
+        await site.client.publish_confirmed("invoices", b"visit %d" % number)
+        row = page.locator("[data-tail] li").filter(has_text=f"visit {number}")
+        await expect(row).to_have_count(1, timeout=SOON_MS)
+        await page.goto(site.url("/queues"))
+        await site.client.publish_confirmed("invoices", b"away %d" % number)
+        await page.goto(site.url("/queues/invoices/tail"))
+        await expect(page.locator("#live-text")).to_have_text("Live", timeout=SOON_MS)
+    await site.client.publish_confirmed("invoices", b"the last")
+    last = page.locator("[data-tail] li").filter(has_text="the last")
+    await expect(last).to_have_count(1, timeout=SOON_MS)
+    times = await page.locator("[data-tail] li").evaluate_all("all => all.map(e => +e.dataset.at)")
+    assert times == sorted(times, reverse=True)
+
+
 async def test_times_show_as_the_reader_likes(still_site: Site, browse: Browse) -> None:
     page = await browse(still_site.url("/queues/invoices"))
     time = page.locator("tbody time").first

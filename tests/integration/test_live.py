@@ -24,6 +24,7 @@ from tests.support.live_pages import (
     pages,
     poll_until,
     publish_staged,
+    streams,
     taps,
 )
 
@@ -442,6 +443,28 @@ async def test_rows_have_the_same_id_on_page_and_stream(
     _, text = await browser.get("/queues/orders/tail")
     for row in rows:
         assert f'data-row="{row["id"]}"' in text
+
+
+async def test_tail_does_not_replay_an_earlier_visit(
+    broker: RunningBroker, browser: LivePages
+) -> None:
+    """The page has the rows of the database; the stream adds only what came after it."""
+    await publish(broker, b"first")
+    for _ in range(2):
+        assert (await browser.get("/queues/orders/tail"))[0] == 200
+        async with browser.events("tail:orders") as stream:
+            _, position, data = await stream.next()
+            assert data.get("rows", []) == []
+            await publish(broker, b"live")
+            assert len(await rows_until(stream, "publish")) == 1
+        await poll_until(lambda: streams(broker), lambda count: count == 0)
+        await publish(broker, b"between the visits")
+    async with browser.events("tail:orders", **{"Last-Event-ID": position}) as stream:
+        assert (await stream.next())[2].get("gap") is None
+    await poll_until(lambda: streams(broker), lambda count: count == 0)
+    assert (await browser.get("/queues/orders/tail"))[0] == 200
+    async with browser.events("tail:orders", **{"Last-Event-ID": position}) as stream:
+        assert (await stream.next())[2]["gap"] is True
 
 
 async def test_tail_or_topic_of_a_missing_queue_is_not_found(browser: LivePages) -> None:

@@ -116,6 +116,13 @@ async def taps(broker: RunningBroker) -> int:
     return len(engine.taps)
 
 
+async def streams(broker: RunningBroker) -> int:
+    """Return the number of open streams."""
+    context = broker.service._context
+    assert context is not None
+    return context.live.streams
+
+
 async def publish_staged(broker: RunningBroker, *rows: tuple[str, bytes]) -> None:
     """Publish rows of queue and body at once, with a token per task, like Spark's sink."""
     engine = broker.service.handle.engine

@@ -67,6 +67,7 @@ class Feed:
         self._version = 0
         self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # value, version by (member, key)
         self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # row number and row
+        self._has_rows = False
         self._row = 0  # number of rows so far, including those omitted
 
     @property
@@ -90,6 +91,7 @@ class Feed:
             if field not in self._fields or self._fields[field][0] != value:
                 self._fields[field] = (value, version)
                 self._version = version
+        self._has_rows |= "rows" in data
         self._row += int(data.get("missed", 0))
         for row in data.get("rows", ()):
             self._row += 1
@@ -97,10 +99,15 @@ class Feed:
         return self.position != before
 
     def since(self, seen: FeedPosition | None) -> FeedUpdate:
-        """Return the changes since a position in this feed, or all data for any other position."""
-        if seen is None or seen.feed != self.number:
-            seen = None
+        """Return the changes since a position in this feed, or all data for any other position.
+
+        With another position, rows may be missing before these: ``gap``.
+        """
         data: dict[str, Any] = {}
+        if seen is not None and seen.feed != self.number:
+            seen = None
+            if self._has_rows:
+                data["gap"] = True
         for (member, key), (value, version) in self._fields.items():
             if seen is not None and version <= seen.version:
                 continue
@@ -275,6 +282,17 @@ class LiveFeeds:
                 running.task.cancel()
                 running.task = None
 
+    def drop_unwatched(self, key: Hashable) -> None:
+        """Forget a feed and its rows, unless a stream of it is open."""
+        running = self._feeds.get(key)
+        if running is not None:
+            _drop_dead(running)
+            if any(not stream.reason for stream in running.streams):
+                return
+        self._feeds.pop(key, None)
+        if (kept := self.states.pop(key, None)) is not None:
+            kept.stop()
+
     async def poll(
         self, key: Hashable, evaluate: EvaluateFeed, seen: FeedPosition | None
     ) -> FeedUpdate:
@@ -296,9 +314,7 @@ class LiveFeeds:
         self._feeds.move_to_end(key)
         idle = [other for other, feed in self._feeds.items() if not feed.streams and other != key]
         for other in idle[: max(0, len(idle) - IDLE_FEEDS)]:
-            del self._feeds[other]
-            if (kept := self.states.pop(other, None)) is not None:
-                kept.stop()
+            self.drop_unwatched(other)
         return running
 
     async def _run(self, running: _Running) -> None:

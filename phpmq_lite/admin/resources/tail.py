@@ -308,8 +308,10 @@ def _query_of(request: web.Request) -> TailPageQuery:
 async def show_tail(request: web.Request) -> web.StreamResponse:
     """Show the most recent events for the messages in a queue, then stream live updates."""
     queue, query = require_queue(request), _query_of(request)
-    request[FEED] = feed_key(request, f"tail:{queue.name}")
-    if len(context_of(request).live.states) < STREAMS:
+    key = request[FEED] = feed_key(request, f"tail:{queue.name}")
+    live = context_of(request).live
+    live.drop_unwatched(key)  # its rows are older than this page, which reads them all
+    if len(live.states) < STREAMS:
         _tail_of(request, queue).listen()  # so that no event is missed until the stream opens
     rows = await _rows(request, await _stored_events(context_of(request), queue))
     kinds = frozenset(query.kind)
@@ -337,7 +339,8 @@ async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) 
 def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
     """Return a feed's tail, creating a new tail if none is running."""
     context, key = context_of(request), request[FEED]
-    kept = context.live.states
+    live = context.live
+    kept = live.states
     known = kept.get(key)
     if isinstance(known, QueueTail) and known.queue_id == queue.queue_id:
         return known
@@ -348,7 +351,7 @@ def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
         queue.name,
         context.engine.tap,
         RecentActivity(context.readers),
-        on_stop=lambda: kept.pop(key, None),
+        on_stop=lambda: live.drop_unwatched(key),
     )
     return made
 

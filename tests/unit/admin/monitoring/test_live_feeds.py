@@ -59,6 +59,14 @@ def test_feed_sends_everything_after_a_position_in_another_feed() -> None:
     assert feed.since(FeedPosition(1, 9, 9)).data == {"shown": {"a": "1"}}
 
 
+def test_feed_says_that_rows_may_be_missing_after_a_position_in_another_feed() -> None:
+    feed = Feed(3)
+    feed.update({"rows": []})
+    assert "gap" not in feed.since(None).data
+    assert feed.since(FeedPosition(2, 9, 9)).data["gap"] is True
+    assert "gap" not in feed.since(feed.position).data
+
+
 def test_feed_sends_rows_once_and_counts_omitted_ones() -> None:
     feed = Feed(1)
     feed.update({"rows": [{"id": "1"}]})
