@@ -163,12 +163,14 @@ class QueueSettings:
         "Link", "Runbook or dashboard URL, http:// or https://.", group=ABOUT, max_length=2_000
     )})  # fmt: skip
     alert_messages: int = field(default=0, metadata={"definition": SettingDefinition(
-        "Ready messages", "Alert above this many ready messages. 0 means never.",
+        "Ready messages",
+        "Pages show an alert above this many ready messages; nobody is notified. 0 means never.",
         group=ALERTS, maximum=_COUNT_MAX,
     )})  # fmt: skip
     alert_age_s: int = field(default=0, metadata={"definition": SettingDefinition(
         "Oldest ready message",
-        "Alert if the oldest ready message is older than this many seconds. 0 means never.",
+        "Pages show an alert if the oldest ready message is older than this many seconds; nobody "
+        "is notified. 0 means never.",
         group=ALERTS, maximum=_SECONDS_MAX,
     )})  # fmt: skip
 

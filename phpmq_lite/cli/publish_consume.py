@@ -126,7 +126,8 @@ Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 @click.option(
     "--exec", "program", metavar="CMD",
     help="Run CMD for each message, with the content on standard input and MESSAGE_QUEUE, "
-    "MESSAGE_ID and MESSAGE_TTL_S in the environment. Exit code 0 acknowledges, others requeue.",
+    "MESSAGE_ID and MESSAGE_TTL_S in the environment. Exit code 0 acknowledges, others requeue. "
+    "No shell runs it: for pipes and variables, pass \"sh -c '…'\".",
 )  # fmt: skip
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS",

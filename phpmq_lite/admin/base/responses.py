@@ -108,7 +108,8 @@ def _bad(what: str) -> Problem:
     return Problem(422, "bad_cursor", f"The cursor {what}. Go to the first page.", field="cursor")
 
 
-_CSV_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+# Also the full-width signs, which spreadsheets with an Asian locale read like the others.
+_CSV_FORMULA: Final = (*"=+-@\t\r\n\uff1d\uff0b\uff0d\uff20",)
 
 
 class ResponseModel(BaseModel):
@@ -159,7 +160,7 @@ def list_response(
             content_type="text/csv",
             headers={"Content-Disposition": 'attachment; filename="phpmq.csv"'},
         )
-    return web.json_response({"items": rows, "next": next_cursor})
+    return json_response({"items": rows, "next": next_cursor})
 
 
 def json_line(data: dict[str, Any]) -> str:
@@ -185,10 +186,11 @@ def csv_cell(value: Any) -> str:
 
 
 def json_response(data: object, status: int = 200) -> web.Response:
-    """Return a model or plain data as a JSON response."""
+    """Return a model or plain data as a JSON response that ends with a line feed, for terminals."""
     if isinstance(data, BaseModel):
         data = data.model_dump(mode="json")
-    return web.json_response(data, status=status)
+    text = json.dumps(data) + "\n"
+    return web.json_response(text=text, status=status)
 
 
 def redirect_with_session(location: str) -> web.Response:

@@ -99,7 +99,8 @@ def test_cursor_continues_after_a_removed_queue_but_not_in_another_order() -> No
 
 @pytest.mark.parametrize(
     ("value", "cell"),
-    [("=1+1", "'=1+1"), ("@x", "'@x"), ("\tx", "'\tx"), ("plain", "plain"), (-5, "-5"),
+    [("=1+1", "'=1+1"), ("@x", "'@x"), ("\tx", "'\tx"), ("\n=x", "'\n=x"),
+     ("\uff1d1", "'\uff1d1"), ("plain", "plain"), (-5, "-5"),
      (None, ""), (True, "true"), ({"a": 1}, '{"a": 1}')],
 )  # fmt: skip
 def test_cell_is_never_a_formula(value: object, cell: str) -> None:
