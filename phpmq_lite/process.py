@@ -115,7 +115,8 @@ def run(
 ) -> int:
     """Serve until a signal arrives, then return 0.  Print a line for each listener to stdout.
 
-    On SIGHUP, ``load`` reads the settings again; if it raises, nothing changes.
+    On SIGHUP, ``load`` reads the settings again; if it raises, nothing changes.  If SIGHUP came
+    because the terminal was closed, the broker stops, unless it was started with nohup.
 
     Raises:
         PhpmqError: the broker refuses to start; ``cli/main.py`` defines the exit codes.
@@ -125,6 +126,15 @@ def run(
     faulthandler.enable(sys.__stderr__ or sys.stderr)  # prints the stacks of all threads on SIGABRT
     with _runner() as runner:
         return runner.run(_until_signal(settings, sources, load))
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _runner() -> asyncio.Runner:
@@ -160,7 +170,12 @@ async def _until_signal(
         loop.call_later(STOP_S, partial(service.exit, is_late=True))
         service.stop()
 
+    ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+
     def on_hangup() -> None:
+        if ends_with_terminal and not _has_terminal():  # it was closed
+            on_signal()
+            return
         try:
             if load is not None:
                 service.reload(load())

@@ -39,7 +39,8 @@ def serve(ctx: click.Context, settings_args: SettingsArguments) -> None:
 
     Prints one line per listener when ready. SIGTERM drains the broker and stops it; a second
     SIGTERM stops it immediately. SIGHUP reloads certificates and the settings for the log level,
-    retention, disk space, limits, audit, metrics and pages.
+    retention, disk space, limits, audit, metrics and pages. Closing its terminal stops it; start it
+    with nohup if it shall go on.
     Exit codes: 0 stopped, 65 damaged data, 74 failing disk, 78 invalid settings.
     """
     gc.disable()  # the service enables it again; a collection during startup would take 60 ms

@@ -1,12 +1,15 @@
 """SIGTERM while a command waits, and commands as process 1 of a container."""
 
+import fcntl
 import os
+import pty
 import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -254,3 +257,42 @@ def test_a_broker_says_repeatedly_that_it_does_not_reach_its_database(
             until(lambda: (tmp_path / "err").read_text().count("database_not_reached") > 1)
             assert f'"database": "{address}/phpmq"' in (tmp_path / "err").read_text()
             assert stop(process) == 0
+
+
+# -- the terminal of a broker in the foreground
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["plain", "nohup"])
+def test_broker_stops_when_its_terminal_is_closed(tmp_path: Path, *, is_kept: bool) -> None:
+    """A hangup that was sent by hand reloads the settings, with and without a terminal."""
+    terminal, inside = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(inside, termios.TIOCSCTTY, 0)
+        if is_kept:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+
+    command = [
+        sys.executable, "-m", "phpmq_lite", "serve", "--data", str(tmp_path / "data"),
+        "--listen", "127.0.0.1:0", "--admin", "none", "--set", "tcp.legacy_listen=none",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, preexec_fn=take_terminal
+    )
+    os.close(inside)
+    seen = b""
+    try:
+        for sign, word in ((0, b"listening"), (signal.SIGHUP, b"reload")):
+            os.kill(process.pid, sign)
+            while word not in seen:
+                seen += os.read(terminal, 65_536)
+        os.close(terminal)
+        if is_kept:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1.5)
+            process.terminate()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
