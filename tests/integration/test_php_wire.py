@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -186,9 +187,27 @@ async def test_reserve_reconnects_after_a_lost_connection(broker: ScriptedBroker
 async def test_reserve_without_a_broker_is_an_error(unused_tcp_port: int) -> None:
     with (
         PhpClient(f"127.0.0.1:{unused_tcp_port}") as php,
-        pytest.raises(PhpError, match=r"ConnectionLost: .*Connection refused"),
+        pytest.raises(PhpError, match=r"NotConnected: .*Connection refused"),
     ):
         await do(php, "reserve", "orders", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("mq.example", "mq.example: the address must be HOST:PORT, such as 127.0.0.1:9100"),
+        ("nobody.invalid:9100", "the name nobody.invalid is unknown; check the address"),
+        ("127.0.0.1:{port}", "Connection refused; no broker listens there: start it, or correct"),
+    ],
+)
+async def test_publish_says_at_once_that_an_address_is_wrong(
+    unused_tcp_port: int, address: str, sentence: str
+) -> None:
+    with (
+        PhpClient(address.format(port=unused_tcp_port)) as php,
+        pytest.raises(PhpError, match=rf"NotConnected: .*{re.escape(sentence)}"),
+    ):
+        await do(php, "publish", BODY, "orders")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,6 @@ declare(strict_types=1);
 namespace Phpmq;
 
 /** There is no connection, or it was lost. Reserved messages return to their queues. Call again to reconnect. */
-final class ConnectionLost extends PhpmqException
+class ConnectionLost extends PhpmqException
 {
 }

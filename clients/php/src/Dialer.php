@@ -72,7 +72,10 @@ final class Dialer
         }
         $form = '~^(?:(tcp|ssl|tls|tlsv1\.[23])://)?(\[[0-9a-f:.]+\]|[^:/]+):([0-9]+)/?$~Di';
         if (preg_match($form, $this->address, $found) !== 1) {
-            $this->fail('the address must be HOST:PORT, tls://HOST:PORT or unix:PATH');
+            $this->fail(
+                'the address must be HOST:PORT, such as 127.0.0.1:9100, tls://HOST:PORT or unix:PATH',
+                isPermanent: true,
+            );
         }
         [, $scheme, $host, $port] = $found;
         $ip = $this->race($this->addresses($host), $port, $stream);
@@ -100,7 +103,7 @@ final class Dialer
             $found = gethostbynamel($host) ?: []; // IPv4 only
         }
         $found = array_values(array_unique($found));
-        $found !== [] ?: $this->fail("there is no address for the name $host");
+        $found !== [] ?: $this->fail("the name $host is unknown; check the address", isPermanent: true);
         usort($found, fn (string $a, string $b): int => (self::$silent[$a] ?? 0) <=> (self::$silent[$b] ?? 0));
         return $found;
     }
@@ -220,9 +223,17 @@ final class Dialer
         }
     }
 
-    private function fail(string $otherwise): never
+    private function fail(string $otherwise, bool $isPermanent = false): never
     {
-        $why = $this->why ?? ($otherwise !== '' ? $otherwise : 'no connection');
-        throw new ConnectionLost("$this->address: " . preg_replace('/\s+/', ' ', $why));
+        $why = $isPermanent ? $otherwise : $this->why ?? ($otherwise !== '' ? $otherwise : 'no connection');
+        if (str_contains($why, 'certificate verify failed')) {
+            $why .= "; name the certificate authority with tls: ['cafile' => FILE]";
+            $isPermanent = true;
+        } elseif (str_contains($why, 'Connection refused')) {
+            $why .= '; no broker listens there: start it, or correct the port';
+            $isPermanent = true;
+        }
+        $message = "$this->address: " . preg_replace('/\s+/', ' ', $why);
+        throw $isPermanent ? new NotConnected($message) : new ConnectionLost($message);
     }
 }

@@ -28,9 +28,12 @@ use InitPHP\Queue\Message\ReceivedMessage;
 final class PhpmqTransport implements Transport, ConsumerTransport
 {
     private const SHORTEST_WAIT_S = 0.1; // of a reserve, so that a message can cross the network
+    private const LARGE = 64 << 10; // bytes of a message that may be above the broker's limit
+    private const MOST_LOSSES = 3; // of the connection, while the same large message is sent
     private const KEY_CONFLICT = 'key conflict'; // the broker's reason: it has stored other bytes under the key
 
     private ?Connection $connection = null;
+    private bool $wasConnected = false; // so that a broker that restarts is waited for
     private readonly Interrupt $interrupt;
 
     /**
@@ -70,6 +73,7 @@ final class PhpmqTransport implements Transport, ConsumerTransport
      * @throws BadEnvelope nothing was sent
      * @throws PublishRefused nothing was stored
      * @throws ConnectionLost the envelope may or may not be stored
+     * @throws NotConnected at once: the transport was never connected, and its address is wrong
      */
     public function publish(string $payload, ?string $queue = null): ?string
     {
@@ -205,7 +209,22 @@ final class PhpmqTransport implements Transport, ConsumerTransport
             throw new BadEnvelope("the message is $size bytes; the limit is $this->maxContent (maxContent)");
         }
         $until = Connection::now() + $this->timeout;
-        $reason = $this->try($until, fn (Connection $c) => $c->publish($queue, $content, $ttl, $key));
+        $tries = 0;
+        try {
+            $reason = $this->try($until, function (Connection $c) use ($queue, $content, $ttl, $key, &$tries) {
+                ++$tries;
+                return $c->publish($queue, $content, $ttl, $key);
+            }, failsAtOnce: true, maxLosses: strlen($content) > self::LARGE ? self::MOST_LOSSES : PHP_INT_MAX);
+        } catch (ConnectionLost $lost) {
+            if ($tries < self::MOST_LOSSES || strlen($content) <= self::LARGE) {
+                throw $lost;
+            }
+            $size = strlen($content);
+            throw new ConnectionLost(
+                "the connection was lost $tries times while this message of $size bytes was sent; if it is above the "
+                . "broker's limits.max_content, raise that, and pass maxContent: {$lost->getMessage()}"
+            );
+        }
         if ($reason !== null && !($isOnce && $reason === self::KEY_CONFLICT)) { // a former try stored it
             throw new PublishRefused("$queue: $reason");
         }
@@ -238,16 +257,28 @@ final class PhpmqTransport implements Transport, ConsumerTransport
      *
      * @template T
      * @param \Closure(Connection): T $do must be idempotent
+     * @param bool $failsAtOnce whether not to wait for a broker that was never there
      * @return T
      */
-    private function try(float $until, \Closure $do): mixed
-    {
+    private function try(
+        float $until,
+        \Closure $do,
+        bool $failsAtOnce = false,
+        int $maxLosses = PHP_INT_MAX,
+    ): mixed {
+        $losses = 0;
         $began = Connection::now();
         for ($pause = 0.1; ; $pause = min(2 * $pause, 10.0)) {
             try {
                 $this->connection ??= new Connection($this->address, $this->tls, $this->timeout, $this->interrupt);
+                $this->wasConnected = true;
                 return $do($this->connection);
             } catch (ConnectionLost $lost) {
+                $isPermanent = $failsAtOnce && !$this->wasConnected && $lost instanceof NotConnected;
+                if ($isPermanent || ($this->connection !== null && ++$losses >= $maxLosses)) {
+                    $this->connection = null;
+                    throw $lost;
+                }
                 $this->connection = null;
                 $wait = $pause * random_int(50, 100) / 100;
                 if (Connection::now() + $wait >= $until) {
