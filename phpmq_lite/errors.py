@@ -29,15 +29,9 @@ import os
 import re
 from typing import Final
 
-_TLS: Final = {"WRONG_VERSION_NUMBER": "the server does not speak TLS"}
-
 
 def os_reason(error: OSError) -> str:
-    """Describe a system or TLS error without its error number or Python's own wording."""
-    if verify := getattr(error, "verify_message", None):  # only TLS errors have this attribute
-        return f"the server's certificate is not trusted: {verify}"
-    if reason := getattr(error, "reason", None):
-        return _TLS.get(reason, f"TLS failed: {reason.replace('_', ' ').lower()}")
+    """Describe a system error without its error number or Python's own wording."""
     text = error.strerror or str(error) or type(error).__name__
     if "Connect call failed" in text or "Multiple exceptions" in text:  # asyncio's own messages
         number = error.errno or next(map(int, re.findall(r"\[Errno (\d+)\]", text)), None)

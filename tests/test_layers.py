@@ -100,6 +100,7 @@ OURS: Final[dict[str, set[str]]] = {
         "server.backpressure",
         "server.rollups",
         "server.status",
+        "server.tls",
         "settings",
         "sockets",
         "storage.read.accounts",

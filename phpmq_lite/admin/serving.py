@@ -17,12 +17,17 @@ from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnecti
 from phpmq_lite.logs import is_quiet
 from phpmq_lite.server.admission import Handshake
 from phpmq_lite.server.listeners import Kind
+from phpmq_lite.server.tls import answering_plain
 
 _BACKLOG: Final = 128
 _ACCEPTED_AT_ONCE: Final = 16
 _RETRY_S: Final = 0.1  # delay before accepting connections again after an error
 _LINGER_S: Final = 2.0  # maximum time spent reading the rest of a refused body
 _READ_BYTES: Final = 64 << 10  # aiohttp pauses reading when it has buffered twice as much
+_USE_HTTPS: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"This address uses TLS: use https:// instead of http://.\n"
+)
 
 Connect = Callable[[], asyncio.Protocol]  # makes the protocol of a connection
 Front = Callable[[Connect, ConnectionLimits, Kind], asyncio.Protocol]
@@ -94,9 +99,11 @@ async def _accept(
             return
         with ExitStack() as failure, suppress(OSError):  # SSLError and TimeoutError are subclasses
             failure.callback(limits.gate.cancel_reservation, name, place)
-            await loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=limits.timeouts.head_s
-            )
+            head_s = limits.timeouts.head_s
+            async with answering_plain(connection, _USE_HTTPS):
+                await loop.connect_accepted_socket(
+                    lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=head_s
+                )
             failure.pop_all()
             limits.gate.end_handshake(place)
 

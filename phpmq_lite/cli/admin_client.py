@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -15,15 +16,17 @@ import click
 from yarl import URL
 
 from phpmq_lite.cli import contexts
+from phpmq_lite.cli.contexts import BrokerContext
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
 from phpmq_lite.cli.output import Command, add_options, print_message
-from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, is_phpmq_url
+from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, ca_option, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
+from phpmq_lite.client.tls_errors import tls_reason
 from phpmq_lite.errors import os_reason
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
 from phpmq_lite.sockets import open_socket
-from phpmq_lite.text_files import NotUtf8Error, TextFileError, read_secret
+from phpmq_lite.text_files import NotUtf8Error, TextFileError, has_mark, read_secret
 
 API: Final = "/api/v1"
 
@@ -54,6 +57,7 @@ class AdminClient(NamedTuple):
     url: str = "http://localhost"
     token: str | None = None
     settings: Settings | None = None  # set only if the broker was found through its data folder
+    tls_ca: Path | None = None  # the CA certificate to trust instead of the system's
 
     def list(self, path: str, limit: int | None = None, **query: Any) -> Iterator[dict[str, Any]]:
         """Yield up to ``limit`` items of a list, fetching the list page by page."""
@@ -121,10 +125,12 @@ class AdminClient(NamedTuple):
         url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
         # aiohttp sends a file object in chunks, but bytes in one piece.
         content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
+        plain = f"http{base[5:]}" if base.startswith("https:") else None
+        tls = tls_context(self.tls_ca) if plain else True
         connector: aiohttp.BaseConnector = (
             aiohttp.UnixConnector(path=str(self.socket))
             if self.socket
-            else aiohttp.TCPConnector(socket_factory=open_socket)
+            else aiohttp.TCPConnector(socket_factory=open_socket, ssl=tls)
         )
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
@@ -137,6 +143,7 @@ class AdminClient(NamedTuple):
                     **content,
                 ) as response,
             ):
+                await self._check_scheme(response)
                 yield response
         except TimeoutError:
             raise BrokerUnavailableError(
@@ -149,6 +156,8 @@ class AdminClient(NamedTuple):
                     "(`sudo -u ACCOUNT`), or use --url http://HOST:9101",
                     REFUSED,
                 ) from None
+            if reason := tls_reason(error.os_error, plain):
+                raise CommandError(f"cannot connect to {base}: {reason}") from None
             raise BrokerUnavailableError(
                 f"no broker answers on {self.socket or self.url}: {os_reason(error.os_error)}. "
                 "Start one with `phpmq-lite serve`, or select another with --url or --data"
@@ -158,6 +167,17 @@ class AdminClient(NamedTuple):
                 f"{self.socket or self.url} does not appear to be a broker's admin address "
                 f"({_REASONS.get(type(error), str(error))}); for PHPMQ, use phpmq://HOST:9100"
             ) from None
+
+    async def _check_scheme(self, response: aiohttp.ClientResponse) -> None:
+        """Raise CommandError for the answer of a listener with TLS, or of a proxy, to HTTP."""
+        is_text = response.status == 400 and response.content_type.startswith("text/")
+        if (
+            is_text
+            and b"https" in (await response.read()).lower()
+            and response.url.scheme == "http"
+        ):
+            url = self.url.rstrip("/")
+            raise CommandError(f"{url} uses TLS, and http:// does not; use https{url[4:]}")
 
     def _headers(self, base: str, body: Any) -> dict[str, str]:
         made = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
@@ -218,18 +238,18 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select a broker; pass a client to the command as ``admin``."""
 
     @wraps(command)
-    def run(
-        settings_args: SettingsArguments, url: str | None, token_file: Path | None, **others: Any
-    ) -> None:
-        command(admin=find_admin_client(settings_args, url, token_file), **others)
+    def run(settings_args: SettingsArguments, url: str | None, **others: Any) -> None:
+        files = [others.pop(name) for name in ("token_file", "tls_ca")]
+        command(admin=find_admin_client(settings_args, url, *files), **others)
 
     return url_options(data_option(config_option(run)))
 
 
 def url_options(command: Command, what: str = "Admin address, http://HOST:9101") -> Command:
-    """Add ``--url`` and ``--token-file``, which select a broker by its URL."""
+    """Add ``--url``, ``--token-file`` and ``--tls-ca``, which select a broker by its URL."""
     return add_options(
         command,
+        ca_option,
         click.option("--token-file", type=EXISTING_FILE, help="File with the API token for --url."),
         click.option(
             "--url", type=broker_url, metavar="URL",
@@ -240,7 +260,10 @@ def url_options(command: Command, what: str = "Admin address, http://HOST:9101")
 
 
 def find_admin_client(
-    settings_args: SettingsArguments, url: str | None, token_file: Path | None
+    settings_args: SettingsArguments,
+    url: str | None,
+    token_file: Path | None,
+    tls_ca: Path | None = None,
 ) -> AdminClient:
     """Find the broker and return a client for it; all commands search in the same order.
 
@@ -252,15 +275,17 @@ def find_admin_client(
             its socket is an admin, so a viewer's token would have no effect.
         CommandError: the address is a PHPMQ listener, which does not accept admin commands.
     """
-    context = None if url or settings_args.names_broker else contexts.current_context()
+    context = context_in_use(settings_args, url)
     if context is not None and context.data is None:
         url, token_file = context.url or context.connect, token_file or context.token_file
+        tls_ca = tls_ca or context.tls_ca
     if url:
         if is_phpmq_url(url):
             raise CommandError(
                 f"{url} is a PHPMQ listener; this command requires the admin URL, http://HOST:PORT"
             )
-        return AdminClient(None, admin_url(url), read_token(token_file) if token_file else None)
+        token = read_token(token_file) if token_file else None
+        return AdminClient(None, admin_url(url), token, tls_ca=tls_ca)
     named = {"data": context.data} if context else {}
     is_optional = context is not None or settings_args.names_broker
     effective = settings_args.load(is_optional=is_optional, **named)
@@ -272,7 +297,12 @@ def find_admin_client(
     url = admin_url_of(settings)
     if effective.sources["admin.listen"] == "default":
         print_message(f"no broker was specified, and {settings.data} does not exist; trying {url}")
-    return AdminClient(None, url, read_token(token_file) if token_file else None)
+    return AdminClient(None, url, read_token(token_file) if token_file else None, tls_ca=tls_ca)
+
+
+def context_in_use(settings_args: SettingsArguments, url: str | None) -> BrokerContext | None:
+    """Return the current context, or None if flags select a broker."""
+    return None if url or settings_args.names_broker else contexts.current_context()
 
 
 def admin_url_of(settings: Settings) -> str:
@@ -307,3 +337,24 @@ def read_token(path: Path) -> str:
         raise CommandError(f"{what} is not valid UTF-8; tokens must be plain text") from None
     except TextFileError as error:
         raise CommandError(f"the token in {path} {error}") from None
+
+
+def tls_context(
+    ca: Path | None, cert: Path | None = None, key: Path | None = None
+) -> ssl.SSLContext:
+    """Return the TLS context that trusts ``ca``, or else the system.
+
+    Raises:
+        CommandError: a file is not a valid PEM file.
+    """
+    file = ca
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            file = cert
+            context.load_cert_chain(cert, key)
+    except ssl.SSLError:
+        is_marked = file is not None and has_mark(file.read_bytes())
+        mark = ": it begins with a byte order mark" if is_marked else ""
+        raise CommandError(f"{file} is not a valid PEM file{mark}") from None
+    return context

@@ -1,10 +1,9 @@
 """Options for commands that connect to a PHPMQ listener, such as ``publish``."""
 
-import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -12,15 +11,21 @@ from urllib.parse import urlsplit
 import click
 
 from phpmq_lite.admin.base.urls import encode_name
-from phpmq_lite.cli import contexts
-from phpmq_lite.cli.admin_client import WILDCARDS, AdminClient, find_admin_client, url_options
+from phpmq_lite.cli.admin_client import (
+    WILDCARDS,
+    AdminClient,
+    context_in_use,
+    find_admin_client,
+    tls_context,
+    url_options,
+)
+from phpmq_lite.cli.contexts import BrokerContext
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import EXISTING_FILE, is_phpmq_url
+from phpmq_lite.cli.parameters import cert_options, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.client.blocking_client import BlockingClient, client_from_url
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
-from phpmq_lite.text_files import has_mark
 
 _TIMEOUT_S: Final = 30.0
 _COMPARED: Final = 1_000  # maximum number of existing names to compare with an unknown queue name
@@ -52,15 +57,18 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
             raise click.UsageError(f"--data: the folder {settings_args.data} does not exist{hint}")
 
         def client(*, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
+            kept = context_in_use(settings_args, url) or BrokerContext("")
+            ca = tls_ca or kept.tls_ca
+            admin_of = partial(find_admin_client, settings_args, url, token_file, ca)
             found, content_bytes = _find_listener(
-                settings_args, url, token_file, is_patient=is_patient, queue=queue
+                settings_args, url or kept.connect, admin_of, is_patient=is_patient, queue=queue
             )
-            context = None
+            tls = None
             if tls_ca or tls_cert or found.startswith("phpmqs:"):
-                context = _tls_context(tls_ca, tls_cert, tls_key)
+                tls = tls_context(ca, tls_cert or kept.tls_cert, tls_key or kept.tls_key)
             return client_from_url(
                 found,
-                ssl=context,
+                ssl=tls,
                 timeout_s=_TIMEOUT_S,
                 reconnect=reconnect,
                 max_content=content_bytes,
@@ -68,20 +76,14 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
 
         command(client=client, **others)
 
-    for flag, help_text in (
-        ("--tls-key", "PEM file with the private key for --tls-cert."),
-        ("--tls-cert", "PEM file with the client certificate."),
-        ("--tls-ca", "PEM file with the CA certificate to trust instead of the system's."),
-    ):
-        run = click.option(flag, type=EXISTING_FILE, help=help_text)(run)
     what = "Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
-    return url_options(data_option(config_option(run)), what)
+    return url_options(cert_options(data_option(config_option(run))), what)
 
 
 def _find_listener(
     settings_args: SettingsArguments,
-    url: str | None,
-    token_file: Path | None,
+    named: str | None,
+    admin_of: Callable[[], AdminClient],
     *,
     is_patient: bool,
     queue: str | None,
@@ -90,13 +92,9 @@ def _find_listener(
 
     ``--url`` or the context in use names the listener; otherwise the broker's admin is asked.
     """
-    named = url
-    if url is None and not settings_args.names_broker:
-        context = contexts.current_context()
-        named = context.connect if context is not None else None
     if named is not None and is_phpmq_url(named):
         return named, settings_args.read_optional().settings.limits.max_content
-    admin = find_admin_client(settings_args, url, token_file)
+    admin = admin_of()
     found = _fetch_listeners(admin, is_patient=is_patient)
     if queue is not None and admin.find(f"/queues/{encode_name(queue)}") is None:
         raise CommandError(unknown_queue_text(queue, admin), NOT_FOUND)
@@ -166,17 +164,3 @@ def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
 def _is_loopback(address: str) -> bool:
     endpoint = parse_endpoint(address)
     return endpoint is not None and is_loopback(endpoint)
-
-
-def _tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
-    file = ca
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        if cert is not None:
-            file = cert
-            context.load_cert_chain(cert, key)
-    except ssl.SSLError:
-        is_marked = file is not None and has_mark(file.read_bytes())
-        mark = ": it begins with a byte order mark" if is_marked else ""
-        raise CommandError(f"{file} is not a valid PEM file{mark}") from None
-    return context

@@ -4,19 +4,26 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import columns, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, broker_url, is_phpmq_url
+from phpmq_lite.cli.parameters import (
+    EXISTING_FILE,
+    FOLDER,
+    broker_url,
+    ca_option,
+    cert_options,
+    is_phpmq_url,
+)
 from phpmq_lite.text_files import TextFileError, read_text
 
 
 @dataclass(slots=True, frozen=True)
 class BrokerContext:
-    """The way to reach a broker: its data folder, or its URL and an API token file.
+    """The way to reach a broker: its data folder, or its URL, an API token file and TLS files.
 
     ``connect`` is the URL of the PHPMQ listener; if it is None, the admin is asked for the URL.
     """
@@ -26,6 +33,14 @@ class BrokerContext:
     url: str | None = None
     token_file: Path | None = None
     connect: str | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+
+_TYPES: Final[dict[str, Any]] = {"url": str, "connect": str} | dict.fromkeys(
+    ("data", "token_file", "tls_ca", "tls_cert", "tls_key"), Path
+)
 
 
 def contexts_file() -> Path:
@@ -44,13 +59,7 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
     try:
         document = json.loads(read_text(path))
         found = {
-            name: BrokerContext(
-                name,
-                Path(one["data"]) if one.get("data") else None,
-                one.get("url"),
-                Path(one["token_file"]) if one.get("token_file") else None,
-                one.get("connect"),
-            )
+            name: BrokerContext(name, **{key: _TYPES[key](one[key]) for key in _TYPES.keys() & one})
             for name, one in document["contexts"].items()
         }
         return document.get("current"), found
@@ -86,7 +95,10 @@ def current_context() -> BrokerContext | None:
     return contexts.get(name) if name else None
 
 
-COLUMNS: Final = (*columns("name", "in_use", "where", connect="PHPMQ"), *columns("token_file"))
+COLUMNS: Final = (
+    *columns("name", "in_use", "where", connect="PHPMQ"),
+    *columns("token_file", "tls_ca"),
+)
 
 
 def _absolute_url(url: str | None) -> str | None:
@@ -114,7 +126,9 @@ def context() -> None:
 )  # fmt: skip
 @click.option("--data", type=FOLDER, help="The broker's data folder.")
 @click.option("--token-file", type=EXISTING_FILE, help="File that contains an API token.")
-def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path | None) -> None:
+@ca_option
+@cert_options
+def create(name: str, urls: tuple[str, ...], data: Path | None, **files: Path | None) -> None:
     """Save a broker under a name. The first context becomes the current one."""
     phpmq = [one for one in urls if is_phpmq_url(one)]
     admin = [one for one in urls if not is_phpmq_url(one)]
@@ -127,8 +141,8 @@ def create(name: str, urls: tuple[str, ...], data: Path | None, token_file: Path
         name,
         data.absolute() if data else None,
         admin[0] if admin else None,
-        token_file.absolute() if token_file else None,
-        _absolute_url(phpmq[0]) if phpmq else None,
+        connect=_absolute_url(phpmq[0]) if phpmq else None,
+        **{key: path.absolute() for key, path in files.items() if path},
     )
     save_contexts(in_use or name, found)
     print_message(f"saved context {name}" + ("" if in_use else ", which is now in use"))
@@ -168,6 +182,7 @@ def list_(output: str | None) -> None:
             "where": str(one.url or one.data or one.connect),
             "connect": one.connect,
             "token_file": str(one.token_file) if one.token_file else None,
+            "tls_ca": str(one.tls_ca) if one.tls_ca else None,
         }
         for one in found.values()
     ]

@@ -31,6 +31,7 @@ def docs(
     settings_args: SettingsArguments,
     url: str | None,
     token_file: Path | None,
+    tls_ca: Path | None,
     page: str,
     text: bool,
     print_url: bool,
@@ -50,7 +51,7 @@ def docs(
     if text:
         _show(docs_folder() / f"{found}.md")
         return
-    admin = find_admin_client(settings_args, url, token_file)
+    admin = find_admin_client(settings_args, url, token_file, tls_ca)
     base = admin_url_of(admin.settings) if admin.settings is not None else admin.url
     address = base.rstrip("/") + Urls("", {}).docs(found) + mark + anchor
     if print_url:

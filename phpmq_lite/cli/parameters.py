@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -20,8 +21,18 @@ FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 FILE_OR_STDIN: Final = click.Path(
     exists=True, dir_okay=False, allow_dash=True, path_type=Path
 )  # for read_input, "-" means standard input
+_TRUSTED: Final = "PEM file with the CA certificate to trust instead of the system's."
+ca_option: Final = click.option("--tls-ca", type=EXISTING_FILE, help=_TRUSTED)
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"([0-9]{1,15}) *([smhdw]?)")
+
+
+def cert_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--tls-cert`` and ``--tls-key``, for a PHPMQ listener with ``tcp.tls_client_ca``."""
+    for name, what in (("key", "private key for --tls-cert"), ("cert", "client certificate")):
+        help_text = f"PEM file with the {what}."
+        command = click.option(f"--tls-{name}", type=EXISTING_FILE, help=help_text)(command)
+    return command
 
 
 def duration(value: str) -> int:

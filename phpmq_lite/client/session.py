@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from phpmq_lite.client.address import BrokerAddress
+from phpmq_lite.client.tls_errors import ALERT, tls_needed, tls_reason
 from phpmq_lite.errors import (
     KEY_CONFLICT,
     ClientError,
@@ -26,6 +27,7 @@ from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 if TYPE_CHECKING:
     from ssl import SSLContext  # ssl is slow to import
 
+_OPENING: Final = 8  # bytes that show which protocol a server speaks
 AnswerCallback = Callable[[ClientError | None], None]  # receives None if the message was stored
 
 
@@ -216,7 +218,8 @@ class ClientSession:
         self.side = ClientSide(self._limits)
         self.is_connected = False
         self.generation = 0  # number of connections opened so far
-        self.has_received = False  # whether the broker has sent data on this connection
+        self.has_received = False  # whether the broker has sent a frame on this connection
+        self.opening = b""  # what the broker has sent before its first frame
         self.windows: dict[str, ConsumedQueue] = {}
         self.begin_anew()
         self.late_settlement_count = 0  # settlements made after the delivery's connection ended
@@ -236,6 +239,8 @@ class ClientSession:
         """Describe what is wrong with the broker's data and how to fix it, or return None."""
         if (error := self.side.error) is None:
             return None
+        if self.opening.startswith(ALERT):
+            return tls_needed(peer)
         if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
             return (
                 f"{peer} sent a message that is too large for this client: {error.detail}. Set the "
@@ -253,6 +258,7 @@ class ClientSession:
         self.side = ClientSide(self._limits)
         self.is_connected = True
         self.has_received = False
+        self.opening = b""
         self.generation += 1
         parts, self.late_settlements = self.late_settlements, []
         parts += [self.side.consume(w.queue, w.credit) for w in self.windows.values()]
@@ -270,6 +276,8 @@ class ClientSession:
     def receive(self, data: bytes) -> None:
         """Process received bytes; check :meth:`protocol_problem` afterwards."""
         filled: ConsumedQueue | None = None
+        if not self.has_received:
+            self.opening = (self.opening + data)[:_OPENING]
         for frame in self.side.receive(data):
             self.has_received = True
             if not isinstance(frame, Dispatch):
@@ -408,7 +416,9 @@ class ClientBase:
         self.session.pending.fail(self._ended)
 
     def _connect_error(self, error: OSError) -> ConnectionLostError:
-        return ConnectionLostError(f"cannot connect to {self.target}: {os_reason(error)}")
+        plain = None if self._ssl is None else f"phpmq://{self.target} (in Python, no ssl)"
+        reason = tls_reason(error, plain) or os_reason(error)
+        return ConnectionLostError(f"cannot connect to {self.target}: {reason}")
 
     def _reset_backoff(self, connected_s: float) -> None:
         """Start again with the first delay if the last connection was successful."""

@@ -8,7 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -26,7 +26,7 @@ from phpmq_lite.server.addresses import (
     remove_stale,
 )
 from phpmq_lite.server.admission import Admission, Handshake
-from phpmq_lite.server.tls import HANDSHAKE_S, server_context
+from phpmq_lite.server.tls import ALERT, HANDSHAKE_S, answering_plain, server_context
 from phpmq_lite.settings.model import TcpSettings
 from phpmq_lite.sockets import prepare
 
@@ -224,7 +224,8 @@ class Listeners:
             }
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: protocol, connection, **secured)
+            async with answering_plain(connection, ALERT) if secured else nullcontext():
+                await loop.connect_accepted_socket(lambda: protocol, connection, **secured)
         except OSError as error:  # includes ssl.SSLError and TimeoutError
             if not is_quiet("handshake_failed"):
                 _log.warning("handshake_failed", listener=listener.address, reason=str(error))

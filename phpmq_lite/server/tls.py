@@ -1,8 +1,10 @@
 """TLS contexts for listeners: TLS 1.2 or newer, with optional client certificates."""
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Never
@@ -12,6 +14,10 @@ from phpmq_lite.settings.loading import check_private
 from phpmq_lite.text_files import has_mark
 
 HANDSHAKE_S: Final = 10.0  # maximum duration of a handshake
+# What a PHPMQ client without TLS receives: a fatal TLS alert, protocol_version.
+ALERT: Final = b"\x15\x03\x01\x00\x02\x02\x46"
+_PLAIN: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST")  # of OpenSSL
+_LINGER_S: Final = 1.0  # for a peer without TLS to receive the answer
 
 # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
 _TIME_ERRORS: Final = {9: "is not valid yet", 10: "has expired"}
@@ -45,6 +51,24 @@ def server_context(
     if client_ca is not None:
         _require_client_certificates(f"{section}.tls_client_ca", client_ca, context)
     return context
+
+
+@asynccontextmanager
+async def answering_plain(connection: socket.socket, answer: bytes) -> AsyncIterator[None]:
+    """Send ``answer`` if the handshake in the block fails because the peer does not use TLS."""
+    loop = asyncio.get_running_loop()
+    with connection.dup() as spare:  # the event loop closes the connection itself
+        try:
+            yield
+        except ssl.SSLError as error:
+            if error.reason in _PLAIN:
+                with suppress(OSError):  # including TimeoutError
+                    async with asyncio.timeout(_LINGER_S):
+                        await loop.sock_sendall(spare, answer)
+                        spare.shutdown(socket.SHUT_WR)
+                        while await loop.sock_recv(spare, 65_536):
+                            pass  # closing with unread data would discard the answer
+            raise
 
 
 def certificate_subject(transport: asyncio.BaseTransport) -> str:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from phpmq_lite import envelopes, settings
 from phpmq_lite.cli import admin_client, broker_connection, contexts, worker
 from phpmq_lite.cli.main import root_command
+from tests.support.certificates import CertificateAuthority
 from tests.support.cli_runner import invoke
 from tests.support.fork_server import ForkedProcess, broker_process
 
@@ -345,3 +346,30 @@ def test_command_that_names_its_broker_does_not_need_a_config_file(
 def test_config_file_may_begin_with_a_byte_order_mark(folder: Path) -> None:
     (folder / "config.toml").write_text("data = 'other'\n", encoding="utf-8-sig")
     assert "other" in invoke("config", "show").stdout
+
+
+def test_private_authority_of_the_context_is_trusted_by_http_and_phpmq(tmp_path: Path) -> None:
+    cert, key = CertificateAuthority(tmp_path).make("server")
+    flags = [
+        text
+        for section in ("tcp", "admin")
+        for name, path in (("tls_cert", cert), ("tls_key", key))
+        for text in ("--set", f"{section}.{name}={path}")
+    ]
+    with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0", *flags) as broker:
+        url = broker.admin[0].rstrip("/")
+        untrusted = CliRunner().invoke(root_command, ["queue", "list", "--url", url])
+        assert f"cannot connect to {url}: its certificate is not trusted" in untrusted.stderr
+        assert "--tls-ca FILE" in untrusted.stderr
+        invoke("publish", "q", "--body", "a", "--url", url, "--tls-ca", cert)
+        plain = CliRunner().invoke(
+            root_command, ["queue", "list", "--url", url.replace("https", "http")]
+        )
+        assert f"{url.replace('https', 'http')} uses TLS" in plain.stderr
+        assert f"use {url}" in plain.stderr
+        run("create", "there", "--url", url, "--tls-ca", str(cert))
+        invoke("publish", "q", "--body", "b")
+        invoke("queue", "show", "q")
+        run("create", "direct", "--url", f"phpmqs://{broker.phpmq[0]}", "--tls-ca", str(cert))
+        run("use", "direct")
+        assert invoke("consume", "q", "-n", "2").stdout == "a\nb\n"

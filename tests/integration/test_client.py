@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import re
+import ssl
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,8 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
-from tests.support.certificates import tls_contexts
+from phpmq_lite.testing import running_service
+from tests.support.certificates import CertificateAuthority, tls_contexts
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 IDS = [b"%032x" % number for number in range(100)]
@@ -338,8 +341,37 @@ async def test_client_speaks_tls(tmp_path: Path, connect_any: Connect) -> None:
             assert await client.publish_many("orders", [bytes(50_000)] * 20) == 20
         assert len(broker.stored) == 20
         other = connect_any("127.0.0.1", broker.port, ssl=trusting, server_hostname="other")
-        with pytest.raises(ConnectionLostError, match="cannot connect"):
+        with pytest.raises(ConnectionLostError, match="not valid for 'other'; connect with a name"):
             await other.open()
+
+
+@pytest.mark.parametrize("has_tls", [True, False], ids=["broker with TLS", "broker without"])
+async def test_client_says_at_once_that_only_one_side_uses_tls(
+    tmp_path: Path, connect_any: Connect, has_tls: bool
+) -> None:
+    cert, key = CertificateAuthority(tmp_path).make("localhost")
+    files = {"tls_cert": cert, "tls_key": key} if has_tls else {}
+    trusting = ssl.create_default_context(cafile=str(cert))
+    async with running_service(tmp_path / "data", tcp=files) as home:
+        address = f"127.0.0.1:{home.port}"
+        said = (
+            f"{address} uses TLS, and this client does not; use phpmqs://{address}"
+            if has_tls
+            else f"cannot connect to {address}: it ended the TLS handshake, so it probably does "
+            f"not use TLS; use phpmq://{address}"
+        )
+        client = connect_any(address, ssl=None if has_tls else trusting)
+        with pytest.raises(ConnectionLostError, match=re.escape(said)):
+            async with client:
+                await client.publish_confirmed("orders", b"body")
+
+
+async def test_client_names_the_authority_to_trust(tmp_path: Path, connect_any: Connect) -> None:
+    server, _ = tls_contexts(tmp_path)
+    async with ScriptedBroker(tls=server) as broker:
+        client = connect_any("127.0.0.1", broker.port, ssl=ssl.create_default_context())
+        with pytest.raises(ConnectionLostError, match=r"not trusted \(self-signed.*cafile=FILE"):
+            await client.open()
 
 
 def storing_and_vanishing(broker: ScriptedBroker, cuts: int) -> Script:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.server.tls import server_context
+from phpmq_lite.server.tls import ALERT, server_context
 from phpmq_lite.testing import running_service
 from tests.support.certificates import Certificate, CertificateAuthority, openssl
 from tests.support.http_users import PASSWORD, BrokerFixture, HttpUser, broker_fixture
@@ -175,18 +175,34 @@ async def metrics(home: BrokerFixture) -> str:
         return await response.text()
 
 
-async def test_plain_request_is_closed(tmp_path: Path, authority: CertificateAuthority) -> None:
+async def test_plain_request_is_told_to_use_https(
+    tmp_path: Path, authority: CertificateAuthority
+) -> None:
     async with broker_fixture(tmp_path / "data", admin=admin_tls(authority)) as home:
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", int(home.url.rpartition(":")[2])
-        )
-        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        try:
-            answer = await asyncio.wait_for(reader.read(), 10)
-        except ConnectionError:
-            answer = b""
-        writer.close()
-        assert b"HTTP" not in answer
+        answer = await send_plain(int(home.url.rpartition(":")[2]), b"GET / HTTP/1.1\r\n\r\n")
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n")
+    assert text == b"This address uses TLS: use https:// instead of http://.\n"
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20], ids=["a frame", "a large message"])
+async def test_plain_client_gets_an_alert(
+    tmp_path: Path, authority: CertificateAuthority, size: int
+) -> None:
+    cert, key = authority.make("server")
+    async with running_service(tmp_path / "data", tcp={"tls_cert": cert, "tls_key": key}) as home:
+        for port in (home.port, home.legacy_port):
+            assert await send_plain(port, b"H0100102P01" + bytes(size)) == ALERT
+
+
+async def send_plain(port: int, sent: bytes) -> bytes:
+    """Send bytes without TLS; return everything that the listener answers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    writer.close()
+    return answer
 
 
 async def test_unsafe_certificate_or_key_refuses_the_start(

@@ -73,6 +73,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(
         url: str | None,
         token_file: Path | None,
+        tls_ca: Path | None,
         path: Path | None,
         out: str | None,
         master: str,
@@ -81,7 +82,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         settings_args: SettingsArguments,
         **others: Any,
     ) -> None:
-        where = _resolve(url, token_file, path, out, settings_args)
+        where = _resolve(url, token_file, tls_ca, path, out, settings_args)
         found_url, token, found_path, found_out = where
         if found_path and not is_local(master):
             raise click.UsageError(
@@ -113,6 +114,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 def _resolve(
     url: str | None,
     token_file: Path | None,
+    tls_ca: Path | None,
     path: Path | None,
     out: str | None,
     settings_args: SettingsArguments,
@@ -121,7 +123,9 @@ def _resolve(
         raise click.UsageError("--url and --path cannot be combined")
     if path is not None:
         return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
-    admin = find_admin_client(settings_args, url, None)
+    admin = find_admin_client(settings_args, url, None, tls_ca)
+    if admin.tls_ca is not None:  # for Spark's processes on this machine, too
+        os.environ["SSL_CERT_FILE"] = str(admin.tls_ca.absolute())
     token = read_token(token_file) if token_file else admin.token
     here = admin.settings  # set only if the broker was found through its data folder
     found_url = admin.url if here is None else admin_url_of(here)
