@@ -1,12 +1,13 @@
-"""The ``docs`` command, which opens the documentation or shows a page in the terminal."""
+"""The ``docs`` command: opens the documentation, shows a page in the terminal, or searches it."""
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
 from phpmq_lite.admin.base.urls import Urls
-from phpmq_lite.admin.views.documentation import INDEX, Documentation
+from phpmq_lite.admin.views.documentation import INDEX, DocMatch, Documentation
 from phpmq_lite.cli.admin_client import (
     AdminClient,
     BrokerUnavailableError,
@@ -24,6 +25,7 @@ from phpmq_lite.installation import docs_folder
 @click.argument("page", default=INDEX)
 @click.option("--text", is_flag=True, help="Show the page in this terminal; requires no broker.")
 @click.option("--print-url", is_flag=True, help="Print the address instead of opening it.")
+@click.option("--search", metavar="WORDS", help="List the pages and sections with these words.")
 @url_options
 @data_option
 @config_option
@@ -35,20 +37,25 @@ def docs(
     page: str,
     text: bool,
     print_url: bool,
+    search: str | None,
 ) -> None:
     """Open the broker's documentation.
 
     PAGE is a page such as guides/admin, or its last part, admin. An anchor may follow, as in
-    admin#keyboard.
+    admin#keyboard. Over SSH without a display, the page is shown in the terminal, as with --text.
     """
     name, mark, anchor = page.partition("#")
     pages = Documentation(docs_folder(), Urls("", {}).docs)
+    if search is not None:
+        _list_matches(pages.search(search))
+        return
     found = pages.moved_to(name)
     if found is None:
         close = get_close_matches(name, [each.rpartition("/")[2] for each in pages.outlines], 1)
-        hint = f"Did you mean {close[0]}?" if close else "docs --text lists all pages."
+        hint = f"Did you mean {close[0]}?" if close else "Find one with: docs --search WORDS"
         raise CommandError(f"there is no page {name!r}. {hint}", NOT_FOUND)
-    if text:
+    has_display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if text or not (print_url or has_display or "SSH_CONNECTION" not in os.environ):
         _show(docs_folder() / f"{found}.md")
         return
     admin = find_admin_client(settings_args, url, token_file, tls_ca)
@@ -61,6 +68,15 @@ def docs(
     if click.launch(address) != 0:
         raise CommandError(f"could not start a browser; open {address} yourself, or use --text")
     print_message(f"opened {address}")
+
+
+def _list_matches(matches: list[DocMatch]) -> None:
+    if not matches:
+        raise CommandError("no page has all of these words; try fewer or shorter ones", NOT_FOUND)
+    for match in matches:
+        click.secho(f"{match.name}: {match.title}", bold=True)
+        for heading, excerpt in zip(match.headings, match.excerpts, strict=False):
+            click.echo(f"  {match.name}#{heading.anchor}\n    {''.join(excerpt)}")
 
 
 def _check_answers(admin: AdminClient) -> None:

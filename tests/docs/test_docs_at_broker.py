@@ -119,6 +119,56 @@ def test_filter_finds_titles_first_and_then_headings(
     assert [(match.name, [each.anchor for each in match.headings]) for match in found] == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("KETTLE", ["b#the-kettle Of steel.", "c#water # [kettle]_1 --milk",
+                    "a#brew The [kettle] is hot."]),
+        ("milk kettle", ["c#water # [kettle]_1 --[milk]", "a#brew The [kettle] is hot.",
+                         "a#serve With [milk] first. and · with sugar · salt"]),
+        ("milk, and SUGAR?", ["a#serve With [milk] first. [and] · with [sugar] · salt"]),
+        ("work hot", ["a#brew The kettle is [hot]."]),
+        ("tools", ["b#the-kettle Of steel."]),
+        ("ettle", []),
+        ("kettle saucer", []),
+    ],
+)  # fmt: skip
+def test_reader_finds_sections_by_their_text_after_titles_and_headings(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    docs = docs_of(
+        tmp_path,
+        a="# Work\n\n## Serve\n\nWith **milk** first.\n\n| and | with |\n|--|--|\n"
+        "| [sugar](x) | `salt` |\n\n## Brew\n\nThe kettle is hot.\n",
+        b="# Tools\n\nCups.\n\n## The kettle\n\nOf *steel*.\n",
+        c="# Water\n\n```\n# kettle_1 --milk\n```\n",
+    )
+    assert [
+        f"{match.name}#{heading.anchor} " + "".join(
+            f"[{piece}]" if at % 2 else piece for at, piece in enumerate(excerpt)
+        )
+        for match in docs.search(text)
+        for heading, excerpt in zip(match.headings, match.excerpts, strict=True)
+    ] == expected  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOCS.outlines)
+def test_reader_finds_sections_of_each_page_by_words_of_their_text(name: str) -> None:
+    lost = []
+    for heading in DOCS.outlines[name][::5]:
+        words = re.findall(r"(?<![^\W_])[a-z]{4,}", heading.text)[3:6]
+        if words and name not in {match.name for match in DOCS.search(" ".join(words).upper())}:
+            lost.append(heading.anchor)
+    assert lost == []
+
+
+def test_excerpts_are_short_and_a_page_lists_few_sections() -> None:
+    for match in DOCS.search("the a of and to " * 50):
+        assert 0 < len(match.excerpts) <= 4
+        assert max(len("".join(pieces)) for pieces in match.excerpts) < 300
+        assert len(match.headings) >= len(match.excerpts)
+
+
 def test_raw_html_is_text_and_comments_are_left_out(tmp_path: Path) -> None:
     docs = docs_of(tmp_path, a="# A\n\n<!-- made -->\n\n<script>x()</script> <b>y</b>\n")
     html = docs.render("a")

@@ -58,6 +58,18 @@ async def test_pages_of_the_admin_lead_to_their_help(tmp_path: Path) -> None:
         text = (await me.get("/docs/?q=%3Cscript%3Ealert")).text
         assert "<script>alert" not in text
         assert "&lt;script&gt;alert" in text
+        assert "No page contains all of these words." in text
+
+
+async def test_reader_finds_a_section_by_its_text(tmp_path: Path) -> None:
+    async with (
+        broker_fixture(tmp_path / "data", admin={"base_path": "/mq"}) as home,
+        HttpUser(home.url) as me,
+    ):
+        text = (await me.get("/docs/?q=FLUSH_interval")).text
+        assert "1 page matches" in text
+        assert '<a href="/mq/docs/operate/proxy#caddy">Caddy</a>' in text
+        assert "<mark>flush_interval</mark> -1" in text
 
 
 async def test_errors_lead_to_the_page_about_them(tmp_path: Path) -> None:
@@ -119,6 +131,40 @@ def test_command_prints_the_address_if_no_browser_starts(monkeypatch: pytest.Mon
     monkeypatch.setattr(AdminClient, "get", lambda *_: {})
     found = invoke("docs", "--url", "http://mq.example", code=1)
     assert "open http://mq.example/docs/ yourself, or use --text" in found.stderr
+
+
+def test_command_lists_what_a_search_finds() -> None:
+    found = invoke("docs", "--search", "FLUSH_interval", code=0).stdout.split("\n")
+    assert found[:2] == ["operate/proxy: Behind a proxy", "  operate/proxy#caddy"]
+    assert "flush_interval -1" in found[2]
+    nothing = invoke("docs", "--search", "flush_interval saucer", code=3).stderr
+    assert nothing == "Error: no page has all of these words; try fewer or shorter ones\n"
+
+
+@pytest.mark.parametrize(
+    ("display", "arguments", "shown"),
+    [
+        (None, [], "text"),
+        ("", [], "text"),
+        (":0", [], "browser"),
+        (None, ["--print-url"], "address"),
+    ],
+)
+def test_command_shows_the_page_over_ssh_without_a_display(
+    monkeypatch: pytest.MonkeyPatch, display: str | None, arguments: list[str], shown: str
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(click, "launch", lambda url: opened.append(url) or 0)
+    monkeypatch.setattr(AdminClient, "get", lambda *_: {})
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if display is not None:
+        monkeypatch.setenv("DISPLAY", display)
+    said = invoke("docs", "ttl", "--url", "http://mq.example", *arguments).stdout
+    assert opened == (["http://mq.example/docs/concepts/ttl"] if shown == "browser" else [])
+    assert ("Time to live" in said) == (shown == "text")
+    assert (said == "http://mq.example/docs/concepts/ttl\n") == (shown == "address")
 
 
 def test_help_ends_with_the_page_about_the_command() -> None:

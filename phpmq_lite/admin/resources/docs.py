@@ -15,13 +15,13 @@ from phpmq_lite.admin.views.rendering import render_page
 
 
 class DocsQuery(BaseModel):
-    """The words to search for in the documentation's titles and headings."""
+    """The words to search for in the documentation."""
 
     q: Annotated[str, StringConstraints(strip_whitespace=True, max_length=200)] = ""
 
 
 async def docs(request: web.Request) -> web.Response:
-    """Show the documentation index, or the titles and headings that match ``q``."""
+    """Show the documentation index, or the pages and sections that contain the words ``q``."""
     context = context_of(request)
     query = read_query(request, DocsQuery)
     if not query.q:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from posixpath import dirname, normpath
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +27,12 @@ _FENCE: Final = re.compile(r"^(```+|~~~+)")
 _HEADING: Final = re.compile(r"^(#{1,6}) +(.+?) *#*$")
 _LINK: Final = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ALIGNED: Final = re.compile(r"text-align:(\w+)")
+_MARKS: Final = re.compile(r"(?<!\w)(\*\*?)(?=\S)(.+?)(?<=\S)\1(?!\w)")  # of emphasis
+_TABLE_RULE: Final = re.compile(r"\|[-:| ]+")
+_WORD: Final = re.compile(r"[^\s?!,;:'\"“”()]+")
+_MAX_WORDS: Final = 10  # of a search; further ones are ignored
+_SHOWN_SECTIONS: Final = 4  # of a page, in the result of a search
+_EXCERPT_CHARS: Final = 160
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,6 +42,7 @@ class DocHeading:
     level: int
     title: str
     anchor: str
+    text: str  # up to the next heading, on one line
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +51,8 @@ class DocMatch:
 
     name: str
     title: str
-    headings: tuple[DocHeading, ...]
+    headings: list[DocHeading]
+    excerpts: list[list[str]]  # of the first headings; every second piece is a searched word
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,18 +65,46 @@ class DocGroup:
 
 def outline_of(text: str) -> tuple[DocHeading, ...]:
     """Return the headings of a Markdown page in order, without parsing the rest of the page."""
-    found: list[DocHeading] = []
+    found: list[tuple[int, str, str, list[str]]] = []
     used: dict[str, int] = {}
     fence = ""
-    for line in text.splitlines():
+    for line in _COMMENT.sub("", text).splitlines():
         if mark := _FENCE.match(line):
             fence = "" if line.startswith(fence) and fence else fence or mark[1]
         elif not fence and (heading := _HEADING.match(line)):
             title = _LINK.sub(r"\1", heading[2]).replace("`", "").replace("*", "")
             slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
             count = used[slug] = used.get(slug, -1) + 1
-            found.append(DocHeading(len(heading[1]), title, f"{slug}-{count}" if count else slug))
-    return tuple(found)
+            found.append((len(heading[1]), title, f"{slug}-{count}" if count else slug, []))
+        elif found and not _TABLE_RULE.fullmatch(line):
+            cells = line.strip("| ").replace(" | ", " · ") if line.startswith("|") else line
+            found[-1][-1].append(cells)
+    return tuple(DocHeading(*heading[:3], _plain(" ".join(heading[3]))) for heading in found)
+
+
+def _plain(text: str) -> str:
+    text = _LINK.sub(r"\1", text).replace("`", "").replace("\\|", "|")
+    return unescape(" ".join(_MARKS.sub(r"\2", text).split()))
+
+
+def _word_pattern(*words: str) -> re.Pattern[str]:
+    """Return a pattern with one group for any of ``words``, or the beginning of a longer word."""
+    return re.compile(rf"(?<![^\W_])({'|'.join(map(re.escape, words))})", re.IGNORECASE)
+
+
+def _rank(word: re.Pattern[str], title: str, section: DocHeading) -> float:
+    """Return 0 for a word in the page's title, 1 for the heading, 3 if absent, else in between."""
+    if found := word.search(f"{title}\n{section.title}"):
+        return float(found.start() > len(title))
+    size, count = len(section.text), len(word.findall(section.text))
+    return 2 + size / (size + _EXCERPT_CHARS * count) if count else 3
+
+
+def _excerpt(words: re.Pattern[str], text: str) -> list[str]:
+    at = found.start() if (found := words.search(text)) else 0
+    start = text.rfind(" ", 0, max(0, at - _EXCERPT_CHARS // 3)) + 1
+    end = text.find(" ", max(at, start + _EXCERPT_CHARS))
+    return words.split("…" * (start > 0) + (text[start:end] + "…" if end >= 0 else text[start:]))
 
 
 class Documentation:
@@ -139,26 +175,29 @@ class Documentation:
         return next((page for page in candidates if page in self.outlines), None)
 
     def search(self, text: str) -> list[DocMatch]:
-        """Return pages whose title and a single heading together contain every word of ``text``.
+        """Return the pages with every word of ``text``, or longer words that begin with it.
 
-        Pages whose title matches come first, with all their second-level headings.
+        Those with the words in their title come first, with their second-level headings; then those
+        with the other words in one heading, in one section, and in several sections.
         """
-        words = text.lower().split()
-
-        def has_all(*titles: str) -> bool:
-            return all(any(word in title.lower() for title in titles) for word in words)
-
-        found: list[tuple[bool, DocMatch]] = []
-        for name, (title, *headings) in self.outlines.items():
-            is_titled = has_all(title.title)
-            kept = tuple(
-                heading
-                for heading in headings
-                if (is_titled and heading.level == 2)
-                or (not is_titled and has_all(title.title, heading.title))
+        words = (_WORD.findall(text) or [""])[:_MAX_WORDS]
+        patterns, marked = [_word_pattern(word) for word in words], _word_pattern(*words)
+        found: list[tuple[tuple[float, float, int], DocMatch]] = []
+        for name, parts in self.outlines.items():
+            rows = [[_rank(word, parts[0].title, part) for word in patterns] for part in parts]
+            if 3 in map(min, zip(*rows, strict=True)):
+                continue  # a word is in no section
+            ranked = sorted(
+                (max(row) // 1, sum(row), at)
+                for at, row in enumerate(rows)
+                if min(filter(None, row), default=0) < 3
             )
-            if is_titled or kept:
-                found.append((not is_titled, DocMatch(name, title.title, kept)))
+            kind = ranked[0][0]
+            same = [parts[at] for each, _, at in ranked if each == kind]
+            same = same if kind else [part for part in same if part.level == 2]
+            excerpts = [_excerpt(marked, part.text) for part in same[:_SHOWN_SECTIONS]]
+            match = DocMatch(name, parts[0].title, same, excerpts)
+            found.append((ranked[0], match))
         return [match for _, match in sorted(found, key=lambda one: one[0])]
 
     def render(self, name: str) -> Markup:
