@@ -404,8 +404,25 @@ def test_tls_accepts_the_right_certificate_only(tmp_path: Path) -> None:
             message = php.take("orders")
             assert message.body == content
             php.call("ack", message.handle)
-        with (
-            PhpClient(address, tls={"cafile": str(other)}, timeout=0.3) as php,
-            pytest.raises(PhpError, match=r"ConnectionLost: .*certificate verify failed$"),
+        for wrong_address, tls, said in (
+            (address, {"cafile": str(other)}, "certificate verify failed; name the certificate"),
+            (address, {"cafile": str(key)}, "cafile stream: .*; correct the file in tls"),
+            (address, {"cafile": str(cert), "peer_name": "mq"}, "name `mq'; connect with a name"),
+            (
+                address[6:],
+                {},
+                f"{address[6:]} uses TLS: use {address}, with tls: .'cafile' => FILE",
+            ),
         ):
-            php.call("publish", body(), "orders")
+            with (
+                PhpClient(wrong_address, tls=tls) as php,
+                pytest.raises(PhpError, match=f"NotConnected: .*{said}"),
+            ):
+                php.call("publish", content, "orders")
+    with broker_process(tmp_path / "plain", "--admin", "127.0.0.1:0") as broker:
+        for port in (broker.port, int(broker.admin[0].rstrip("/").rpartition(":")[2])):
+            with (
+                PhpClient(f"tls://localhost:{port}") as php,
+                pytest.raises(PhpError, match=r"NotConnected: .*use HOST:PORT without tls://"),
+            ):
+                php.call("publish", body(), "orders")

@@ -17,6 +17,7 @@ final class Connection
     private const ID = '03'; // message id or publish key
     private const COUNT = '04';
     private const TTL = '05';
+    private const TLS_ALERT = "\x15\x03"; // the first bytes of a listener with TLS to a client without it
     private const LONGEST = ['01' => 259, '02' => 1 << 30, '03' => 64, '05' => 19]; // maximum bytes by packet type
 
     /** @var resource */
@@ -35,7 +36,7 @@ final class Connection
      * @param float $timeout seconds for connecting to any address of the name, for sending and for a receipt
      */
     public function __construct(
-        string $address,
+        private readonly string $address,
         array $tls = [],
         private readonly float $timeout = 10.0,
         private readonly Interrupt $interrupt = new Interrupt(),
@@ -213,6 +214,11 @@ final class Connection
             $this->in .= $bytes;
             $has = true;
         }
+        if (str_starts_with($this->in, self::TLS_ALERT)) {
+            throw new NotConnected(
+                "$this->address uses TLS: use tls://$this->address, with tls: ['cafile' => FILE] for a private authority"
+            );
+        }
         while ($has && $this->takeFrame()) {
         }
         if (feof($this->stream)) {
@@ -247,6 +253,7 @@ final class Connection
             while ($part !== '') { // after 0 bytes, TLS requires a retry with the same string
                 $written = @fwrite($this->stream, $part);
                 if ($written === false || feof($this->stream)) {
+                    $this->read(); // what the broker has said before
                     throw $this->lost('the broker closed the connection');
                 }
                 if ($written > 0) {
@@ -273,7 +280,7 @@ final class Connection
 
     private function lost(string $why): ConnectionLost
     {
-        return new ConnectionLost($why);
+        return new ConnectionLost("$this->address: $why");
     }
 
     private function takeFrame(): bool

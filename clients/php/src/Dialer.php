@@ -23,6 +23,9 @@ final class Dialer
         'tlsv1.3' => STREAM_CRYPTO_METHOD_TLSv1_3_CLIENT,
     ];
 
+    private const NO_TLS = 'it probably does not use TLS: use HOST:PORT without tls://, '
+        . 'or set tls_cert and tls_key of that listener';
+
     /** @var array<string, float> when an address last did not answer; these are tried last */
     private static array $silent = [];
 
@@ -217,7 +220,7 @@ final class Dialer
             if ($is === false || Connection::now() >= $this->until()) {
                 self::$silent[$ip] = Connection::now();
                 fclose($stream);
-                $this->fail($is === false ? 'no TLS connection' : "no TLS connection within $this->timeout s");
+                $this->fail($is === false ? 'the server ended the TLS handshake' : "no TLS connection within $this->timeout s");
             }
             $this->select([$stream], isReading: true);
         }
@@ -226,14 +229,28 @@ final class Dialer
     private function fail(string $otherwise, bool $isPermanent = false): never
     {
         $why = $isPermanent ? $otherwise : $this->why ?? ($otherwise !== '' ? $otherwise : 'no connection');
-        if (str_contains($why, 'certificate verify failed')) {
-            $why .= "; name the certificate authority with tls: ['cafile' => FILE]";
-            $isPermanent = true;
-        } elseif (str_contains($why, 'Connection refused')) {
-            $why .= '; no broker listens there: start it, or correct the port';
-            $isPermanent = true;
+        $remedy = $isPermanent ? '' : self::remedy($why);
+        $why = preg_replace(['/^stream_socket_\w+\(\): /', '/\s+/'], ['', ' '], $why . $remedy);
+        throw $isPermanent || $remedy !== ''
+            ? new NotConnected("$this->address: $why") : new ConnectionLost("$this->address: $why");
+    }
+
+    /** Returns what to do about an error that another attempt would meet, too, or an empty string. */
+    private static function remedy(string $why): string
+    {
+        $remedies = [
+            'certificate verify failed' => "name the certificate authority with tls: ['cafile' => FILE]",
+            'cafile stream' => "correct the file in tls: ['cafile' => FILE], which must contain PEM certificates",
+            'did not match expected' => "connect with a name of the certificate, or pass tls: ['peer_name' => NAME]",
+            'wrong version number' => self::NO_TLS,
+            'ended the TLS handshake' => self::NO_TLS,
+            'Connection refused' => 'no broker listens there: start it, or correct the port',
+        ];
+        foreach ($remedies as $part => $remedy) {
+            if (str_contains($why, $part)) {
+                return "; $remedy";
+            }
         }
-        $message = "$this->address: " . preg_replace('/\s+/', ' ', $why);
-        throw $isPermanent ? new NotConnected($message) : new ConnectionLost($message);
+        return '';
     }
 }

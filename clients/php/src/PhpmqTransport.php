@@ -274,7 +274,8 @@ final class PhpmqTransport implements Transport, ConsumerTransport
                 $this->wasConnected = true;
                 return $do($this->connection);
             } catch (ConnectionLost $lost) {
-                $isPermanent = $failsAtOnce && !$this->wasConnected && $lost instanceof NotConnected;
+                $isPermanent = $lost instanceof NotConnected
+                    && ($this->connection !== null || ($failsAtOnce && !$this->wasConnected));
                 if ($isPermanent || ($this->connection !== null && ++$losses >= $maxLosses)) {
                     $this->connection = null;
                     throw $lost;
