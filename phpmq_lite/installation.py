@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,19 @@ def build_kind() -> str:
     spec = find_spec("phpmq_lite.model")  # not imported; an extension module if compiled
     is_source = spec is None or (spec.origin or "").endswith(".py")
     return "pure Python" if is_source else "compiled"
+
+
+def commit() -> str:
+    """Return the commit that was built or is checked out; empty for a release, or if unknown."""
+    import subprocess  # slow, and rarely needed
+
+    if (recorded := _PACKAGE / "_data" / "commit").is_file():
+        return recorded.read_text(encoding="utf-8").strip()
+    ask = ["git", "-C", str(_PACKAGE.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    with suppress(OSError):
+        if (_PACKAGE.parent / ".git").exists():
+            return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def install_command(*extras: str, flags: str = "") -> str:

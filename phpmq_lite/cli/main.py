@@ -171,18 +171,27 @@ class RootGroup(click.Group):
             ctx.exit(code)
 
 
+def _print_version(ctx: click.Context, _option: click.Parameter, is_requested: bool) -> None:
+    if is_requested and not ctx.resilient_parsing:
+        commit = f", commit {found}" if (found := installation.commit()) else ""
+        click.echo(f"phpmq-lite {__version__}{commit} ({installation.build_kind()})")
+        ctx.exit()
+
+
 @click.command(
     cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 success, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
     "65 damaged data, 74 unknown commit outcome, 78 invalid settings.",
 )
-@click.version_option(
-    f"{__version__} ({installation.build_kind()})",
+@click.option(
     "-V",
     "--version",
-    prog_name="phpmq-lite",
-    message="%(prog)s %(version)s",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
 )
 def root_command() -> None:
     """PHPMQ Lite, a message broker that stores everything in SQLite."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ import venv
 import zipfile
 from dataclasses import dataclass
 from email import message_from_bytes
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,37 @@ def test_wheel_has_every_module_and_no_test(wheel_names: set[str]) -> None:
     assert modules | {"phpmq_lite/py.typed"} <= wheel_names
     others = {name for name in wheel_names if not name.startswith("phpmq_lite/")}
     assert others == {"pyspark_phpmq/__init__.py"}  # by which Spark finds the data source
+
+
+def commit_at_build(root: Path) -> str:
+    spec = spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module._commit(root))
+
+
+def test_wheel_records_the_commit_of_its_checkout(wheel: Path) -> None:
+    name = "phpmq_lite/_data/commit"
+    with zipfile.ZipFile(wheel) as opened:
+        recorded = opened.read(name).decode() if name in opened.namelist() else ""
+    assert recorded.strip() == commit_at_build(ROOT)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="missing: git")
+def test_build_of_a_tagged_commit_is_a_release_and_records_none(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert commit_at_build(tmp_path) == ""
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "-m", "first")
+    assert commit_at_build(tmp_path) == git("rev-parse", "--short", "HEAD").strip()
+    git("tag", "v1.0")
+    assert commit_at_build(tmp_path) == ""
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
-"""The printed command that reinstalls this package."""
+"""The printed command that reinstalls this package, and the commit that it knows."""
 
 import json
 import shlex
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -84,3 +86,51 @@ def test_no_message_suggests_an_installation_from_an_index() -> None:
         text = path.read_text(encoding="utf-8")
         assert "pip install 'phpmq-lite" not in text, path
         assert "pip install phpmq-lite" not in text, path
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return a repository with one commit and the package in it."""
+    if shutil.which("git") is None:
+        pytest.skip("missing: git")
+    package = tmp_path / "phpmq_lite"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    monkeypatch.setattr(installation, "_PACKAGE", package)
+    return tmp_path
+
+
+def test_checkout_knows_its_commit_and_whether_it_was_changed(checkout: Path) -> None:
+    commit = git(checkout, "rev-parse", "HEAD")
+    assert commit.startswith(installation.commit())
+    assert len(installation.commit()) >= 7
+    git(checkout, "tag", "a-tag")
+    assert commit.startswith(installation.commit())
+    (checkout / "phpmq_lite" / "__init__.py").write_text("changed")
+    assert installation.commit().endswith("-dirty")
+
+
+def test_build_names_the_commit_that_it_recorded(checkout: Path) -> None:
+    (checkout / "phpmq_lite" / "_data").mkdir()
+    (checkout / "phpmq_lite" / "_data" / "commit").write_text("0a1b2c3\n")
+    assert installation.commit() == "0a1b2c3"
+
+
+def test_commit_is_unknown_without_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(checkout))
+    assert installation.commit() == ""
+    monkeypatch.undo()
+    shutil.rmtree(checkout / ".git")
+    monkeypatch.setattr(installation, "_PACKAGE", checkout / "phpmq_lite")
+    assert installation.commit() == ""

@@ -1,5 +1,6 @@
 """The root command: its commands, exit codes and imports."""
 
+import re
 import subprocess
 import sys
 
@@ -20,7 +21,10 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.installation import build_kind
 
-VERSION = f"phpmq-lite {__version__} ({build_kind()})\n"
+VERSION = re.compile(
+    rf"phpmq-lite {re.escape(__version__)}(, commit [0-9a-f]{{7,40}}(-dirty)?)? "
+    rf"\({build_kind()}\)\n"
+)
 SEE = {code: f"See: phpmq-lite docs {page}\n" for code, page in main.DOCS_OF_CODES.items()}
 
 
@@ -99,7 +103,22 @@ def test_unknown_command_is_a_wrong_use() -> None:
 
 def test_version_is_printed() -> None:
     result = CliRunner().invoke(main.root_command, ["--version"])
-    assert result.stdout == VERSION
+    assert VERSION.fullmatch(result.stdout)
+
+
+@pytest.mark.parametrize(("commit", "shown"), [("", ""), ("0a1b2c3", ", commit 0a1b2c3")])
+def test_version_names_the_commit_if_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, commit: str, shown: str
+) -> None:
+    monkeypatch.setattr("phpmq_lite.installation.commit", lambda: commit)
+    result = CliRunner().invoke(main.root_command, ["-V"])
+    assert result.stdout == f"phpmq-lite {__version__}{shown} ({build_kind()})\n"
+
+
+def test_other_commands_do_not_ask_for_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phpmq_lite.installation.commit", lambda: pytest.fail("asked"))
+    assert CliRunner().invoke(main.root_command, ["--help"]).exit_code == 0
+    assert CliRunner().invoke(main.root_command, ["completion", "bash"]).exit_code == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -143,4 +162,4 @@ def test_serve_imports_what_clients_need_and_no_more() -> None:
 
 
 def test_package_runs_as_a_module() -> None:
-    assert run_python("-m", "phpmq_lite", "--version").stdout == VERSION
+    assert VERSION.fullmatch(run_python("-m", "phpmq_lite", "--version").stdout)
