@@ -8,6 +8,7 @@ and use it; with ``column=True``, it also needs a migration; otherwise, it is st
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import ceil
 from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError
@@ -198,6 +199,34 @@ def home_of(name: str) -> str | None:
     """Return the name of the queue that a ``.retry`` queue belongs to, or None for other queues."""
     home = name.removesuffix(RETRY_SUFFIX)
     return home if home and home != name else None
+
+
+def publish_target(queue: str, ttl_s: int | None, delay_s: float) -> tuple[str, int | None]:
+    """Return the queue and the TTL to publish with: a delay is a TTL in the ``.retry`` queue.
+
+    Raises:
+        RefusedError: ``bad_delay``.
+    """
+    if not delay_s:
+        return queue, ttl_s
+    target = queue + RETRY_SUFFIX
+    if ttl_s is not None:
+        problem = f"the delay ({delay_s} s) excludes a time to live ({ttl_s} s); omit one of them"
+    elif (home := home_of(queue)) is not None:
+        problem = f"{queue!r} holds delayed messages; publish to {home!r} with the delay"
+    elif wrong := name_problem(target):
+        problem = f"the name of the queue for delayed messages, {target!r}, {wrong}; shorten it"
+    else:
+        return target, ceil(delay_s)
+    raise RefusedError("bad_delay", problem)
+
+
+def retry_warning(queue: str, ttl_s: int | None) -> str:
+    """Return why messages published to a ``.retry`` queue are never forwarded, or an empty text."""
+    if ttl_s or (home := home_of(queue)) is None:
+        return ""
+    never = f"without a time to live, messages in {queue!r} never move to {home!r}"
+    return f"{never}; publish to {home!r} with a delay instead"
 
 
 # -- checks

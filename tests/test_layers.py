@@ -123,7 +123,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.store_status",
         "storage.read.search_plan",
     },
-    "client": {"protocol", "forks", "lazy_imports", "sockets", "errors"},
+    "client": {"protocol", "forks", "lazy_imports", "queue_settings", "sockets", "errors"},
     "bench": {
         "broker_process",
         "protocol",
@@ -138,6 +138,7 @@ OURS: Final[dict[str, set[str]]] = {
         "forks",
         "lazy_imports",
         "process_memory",
+        "queue_settings",
         "text_files",
         "errors",
     },

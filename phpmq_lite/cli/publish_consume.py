@@ -22,6 +22,8 @@ from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient, BlockingConsumer
 from phpmq_lite.client.session import Delivery
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.queue_settings import publish_target, retry_warning
 
 _READ_BYTES: Final = 1 << 20
 _LINE_BYTES: Final = 512 << 20  # maximum line length; no broker accepts a body longer than this
@@ -37,6 +39,10 @@ _AT_ONCE: Final = 1_000  # number of copies per step of the progress bar
     help="Time to live, such as 90s, 15m, 1h or 7d; 0 means no expiry.  [default: 0]",
 )  # fmt: skip
 @click.option(
+    "--delay", "delay_s", type=duration, default="0", metavar="DURATION",
+    help="Time in QUEUE.retry before the message moves to QUEUE, such as 30s or 15m.  [default: 0]",
+)  # fmt: skip
+@click.option(
     "--count", type=click.IntRange(min=1), metavar="N", help="Publish the content N times."
 )
 @click.option(
@@ -49,6 +55,7 @@ def publish(
     source: str | None,
     body: str | None,
     ttl_s: int,
+    delay_s: int,
     count: int | None,
     lines: bool,
 ) -> None:
@@ -60,15 +67,22 @@ def publish(
         raise click.UsageError("--body cannot be combined with a file")
     if lines and count is not None:
         raise click.UsageError("--lines and --count cannot be combined")
+    try:
+        target, ttl = publish_target(queue, ttl_s or None, delay_s)
+    except RefusedError as error:
+        raise click.UsageError(str(error)) from None
+    if warning := retry_warning(target, ttl):
+        print_message(f"warning: {warning}")
     with closing(_open_source(source, body)) as file, client() as broker:
         groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
             for bodies in groups:  # publish each group immediately, in case a pipe is slow
-                stored += broker.publish_many(queue, bodies, ttl_s)
+                stored += broker.publish_many(target, bodies, ttl or 0)
                 advance(len(bodies))
+    place = target if target == queue else f"{target}, for {queue} after {ttl} s,"
     print_message(
-        f"{format_message_count(stored)} stored in {queue} by the broker on {broker.target}"
+        f"{format_message_count(stored)} stored in {place} by the broker on {broker.target}"
     )
 
 

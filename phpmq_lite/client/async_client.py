@@ -17,6 +17,7 @@ from phpmq_lite.client.session import (
     ConsumedQueue,
     Delivery,
     PublishBatch,
+    to_target,
 )
 from phpmq_lite.errors import ClientError
 from phpmq_lite.sockets import Dialer, prepare
@@ -191,23 +192,33 @@ class Client(ClientBase):
 
     # -- publishing
 
-    async def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
+    async def publish(self, queue: str, body: bytes, ttl_s: int = 0, *, delay_s: float = 0) -> None:
         """Send a message without waiting for a receipt; wait only if the socket's buffer is full.
 
         The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
+        With ``delay_s``, it waits in ``<queue>.retry`` first, and must have no TTL.
 
         Raises:
             LocalProtocolError: the queue name, the body or the TTL is invalid.
             ConnectionLostError: the client has ended.
         """
+        queue, ttl_s = to_target(queue, ttl_s, delay_s)
         frame = self.session.side.publish(queue, body, ttl_s)
         await self._writable()
         self.write(frame)
 
     async def publish_confirmed(
-        self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
+        self,
+        queue: str,
+        body: bytes,
+        ttl_s: int = 0,
+        key: bytes | None = None,
+        *,
+        delay_s: float = 0,
     ) -> None:
         """Publish a message and return when the broker has stored it.
+
+        ``ttl_s`` and ``delay_s`` are those of :meth:`publish`.
 
         After a lost connection, the publish is repeated with its ``key`` until the broker answers;
         the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
@@ -219,6 +230,7 @@ class Client(ClientBase):
             LocalProtocolError: as for :meth:`publish`, or an unanswered publish has this key.
             ConnectionLostError: the client ended, or gave up repeating the publish.
         """
+        queue, ttl_s = to_target(queue, ttl_s, delay_s)
         answered = asyncio.Event()
         batch = PublishBatch(answered.set)
         key = await self._send_confirmed(queue, body, ttl_s, key, batch.answered)
@@ -235,6 +247,8 @@ class Client(ClientBase):
         bodies: Iterable[bytes] | AsyncIterable[bytes],
         ttl_s: int = 0,
         window: int = 1_000,
+        *,
+        delay_s: float = 0,
     ) -> int:
         """Publish all bodies with confirmation, leaving at most ``window`` unanswered at a time.
 
@@ -245,6 +259,7 @@ class Client(ClientBase):
                 already sent have been answered.
             ConnectionLostError: as for :meth:`publish_confirmed`.
         """
+        queue, ttl_s = to_target(queue, ttl_s, delay_s)
         progress = asyncio.Event()
         batch = PublishBatch(progress.set)
 

@@ -24,6 +24,7 @@ from phpmq_lite.client.session import (
     ConsumedQueue,
     Delivery,
     PublishBatch,
+    to_target,
 )
 from phpmq_lite.errors import (
     KEY_CONFLICT,
@@ -428,16 +429,18 @@ class BlockingClient(ClientBase):
 
     # -- publishing
 
-    def publish(self, queue: str, body: bytes, ttl_s: int = 0) -> None:
+    def publish(self, queue: str, body: bytes, ttl_s: int = 0, *, delay_s: float = 0) -> None:
         """Send a message without waiting for a receipt.
 
         The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
+        With ``delay_s``, it waits in ``<queue>.retry`` first, and must have no TTL.
 
         Raises:
             LocalProtocolError: the queue name, the body or the TTL is invalid.
             ConnectionLostError: the connection was lost during sending; the message may be stored.
             TimeoutError: the broker is not reading; the message may still be sent later.
         """
+        queue, ttl_s = to_target(queue, ttl_s, delay_s)
         frame = self.session.side.publish(queue, body, ttl_s)
         deadline = _deadline(self.timeout_s)
         is_open = self.pump(lambda: self._stream is not None, self.timeout_s)  # or already lost
@@ -457,9 +460,17 @@ class BlockingClient(ClientBase):
             raise ConnectionLostError("the connection closed while a message was being sent")
 
     def publish_confirmed(
-        self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None
+        self,
+        queue: str,
+        body: bytes,
+        ttl_s: int = 0,
+        key: bytes | None = None,
+        *,
+        delay_s: float = 0,
     ) -> None:
         """Publish a message and return when the broker has stored it.
+
+        ``ttl_s`` and ``delay_s`` are those of :meth:`publish`.
 
         After a lost connection, the publish is repeated with its ``key`` until the broker answers;
         the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
@@ -471,6 +482,7 @@ class BlockingClient(ClientBase):
             ConnectionLostError: the client has ended, or could not reconnect in time.
             TimeoutError: the broker did not answer; the message may be stored.
         """
+        queue, ttl_s = to_target(queue, ttl_s, delay_s)
         batch = PublishBatch()
         with self.lock:
             self.raise_if_ended()
@@ -484,7 +496,13 @@ class BlockingClient(ClientBase):
                 self.session.pending.forget(queue, key)
 
     def publish_many(
-        self, queue: str, bodies: Iterable[bytes], ttl_s: int = 0, window: int = 1_000
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        ttl_s: int = 0,
+        window: int = 1_000,
+        *,
+        delay_s: float = 0,
     ) -> int:
         """Publish all bodies with confirmation, leaving at most ``window`` unanswered at a time.
 
@@ -495,6 +513,7 @@ class BlockingClient(ClientBase):
             ConnectionLostError: as for :meth:`publish_confirmed`.
             TimeoutError: too few publishes were answered in time.
         """
+        queue, ttl_s = to_target(queue, ttl_s, delay_s)
         self.raise_if_ended()
         batch = PublishBatch()
         try:

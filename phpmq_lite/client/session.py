@@ -18,11 +18,13 @@ from phpmq_lite.errors import (
     ConnectionLostError,
     LocalProtocolError,
     PublishRefusedError,
+    RefusedError,
     os_reason,
 )
 from phpmq_lite.forks import reset_after_fork
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
+from phpmq_lite.queue_settings import publish_target
 
 if TYPE_CHECKING:
     from ssl import SSLContext  # ssl is slow to import
@@ -43,6 +45,21 @@ def storing_once() -> Iterator[None]:
     except PublishRefusedError as error:
         if error.reason != KEY_CONFLICT:
             raise
+
+
+def to_target(queue: str, ttl_s: int, delay_s: float) -> tuple[str, int]:
+    """Return the queue and the TTL to publish with; with a delay, these of the ``.retry`` queue.
+
+    Raises:
+        LocalProtocolError: the delay is combined with a TTL, or the queue cannot have delays.
+    """
+    if not delay_s:
+        return queue, ttl_s
+    try:
+        target, ttl = publish_target(queue, ttl_s or None, delay_s)
+    except RefusedError as error:
+        raise LocalProtocolError(str(error)) from None
+    return target, ttl or 0
 
 
 @dataclass(slots=True)

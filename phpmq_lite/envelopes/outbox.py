@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from babelqueue.outbox import OutboxRecord
 
-from phpmq_lite.client.session import ClientSession
+from phpmq_lite.client.session import ClientSession, to_target
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.sqlite_file import transaction, wall_ms
 from phpmq_lite.envelopes.validation import validate
@@ -161,12 +161,13 @@ class Outbox:
         *,
         trace_id: str | None = None,
         ttl_s: int = 0,
+        delay_s: float = 0,
         meta: Mapping[str, Any] | None = None,
     ) -> str:
         """Write a new envelope and return its ``meta.id``.
 
-        The arguments are those of ``Producer.publish``; ``ttl_s`` counts from arrival at the
-        broker.
+        The arguments are those of ``Producer.publish``; ``ttl_s`` and ``delay_s`` count from
+        arrival at the broker.
 
         Raises:
             EnvelopeError: the envelope is invalid; the message contains the JSON pointer.
@@ -174,7 +175,8 @@ class Outbox:
             sqlite3.Error: the insert failed.
         """
         envelope = producer.envelope_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
-        self.write(envelope, ttl_s=ttl_s)
+        target, ttl = to_target(envelope["meta"]["queue"], ttl_s, delay_s)
+        self.write(envelope, queue=target, ttl_s=ttl)
         return str(envelope["meta"]["id"])
 
     def write(

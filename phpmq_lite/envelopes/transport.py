@@ -24,6 +24,7 @@ from phpmq_lite.envelopes.validation import EmptyListData, EnvelopeProblem, Verd
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, EnvelopeError, LocalProtocolError
 from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.queue_settings import RETRY_SUFFIX, name_problem
 
 EventLevel = Literal["info", "warning", "error"]
 EventHook = Callable[[EventLevel, str, Mapping[str, Any]], None]
@@ -59,8 +60,6 @@ def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None
 ATTEMPTS_LIMIT: Final = 1 << 31
 RELEASE_S: Final = 5.0  # delay before a message that cannot be handled yet is retried
 DEAD_SUFFIX: Final = ".dlq"
-RETRY_SUFFIX: Final = ".retry"
-QUEUE_BYTES: Final = 255  # if the .retry queue's name is longer, retries have no delay
 _SETTLED_LIMIT: Final = 10_000  # how many ids of settled messages to remember
 _ERROR_CHARACTERS: Final = 2_000  # exception messages in records are truncated to this length
 _TRACEBACK_LINES: Final = 20
@@ -336,7 +335,7 @@ class PhpmqTransport(Transport):
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
         """Publish a copy for a later run, deduplicated by its key; then acknowledge the message."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
-        if delay_s > 0 and len((queue + RETRY_SUFFIX).encode()) <= QUEUE_BYTES:
+        if delay_s > 0 and name_problem(queue + RETRY_SUFFIX) is None:
             self.link.publish(queue + RETRY_SUFFIX, content, ceil(delay_s), key)
         else:
             self.link.publish(queue, content, self._remaining_ttl_s(job), key)

@@ -83,6 +83,55 @@ async def test_publish_to_a_paused_queue_is_refused(site: HttpSite) -> None:
     assert await site.contents("orders") == ["a", "c"]
 
 
+async def test_delayed_message_waits_in_the_retry_queue_and_is_forwarded(site: HttpSite) -> None:
+    path = "/queues/orders/messages"
+    done = await site.ok(
+        "POST", path, [{"content": "a", "delay_s": 1}, {"content": "b", "delay_s": 600}]
+    )
+    assert done["warning"] == ""
+    shown = await site.ok("GET", f"/messages/{done['ids'][1]}")
+    assert (shown["queue"], shown["ttl_s"]) == ("orders.retry", 600)
+    async with site.client() as client, client.consume("orders") as forwarded:
+        assert (await anext(forwarded)).body == b"a"
+    assert await site.contents("orders.retry") == ["b"]
+
+
+async def test_delay_that_cannot_be_is_refused_and_stores_nothing(site: HttpSite) -> None:
+    for queue, messages, why in (
+        ("orders", {"content": "a", "delay_s": 5, "ttl_s": 60}, "omit one of them"),
+        ("orders", {"content": "a", "delay_s": 5, "ttl_s": 0}, "omit one of them"),
+        ("orders.retry", {"content": "a", "delay_s": 5}, "publish to 'orders' with the delay"),
+        ("q" * 250, {"content": "a", "delay_s": 5}, "shorten it"),
+        ("orders", [{"content": "a", "delay_s": 5}, {"content": "b"}], "in two requests"),
+        ("orders", {"content": "a", "delay_s": -1}, "delay_s"),
+    ):
+        status, problem = await site.api("POST", f"/queues/{queue}/messages", messages)
+        assert status == 422, problem
+        assert why in problem["detail"]
+    assert (await site.ok("GET", "/queues"))["items"] == []
+
+
+async def test_delay_is_refused_when_the_retry_queue_forwards_elsewhere(site: HttpSite) -> None:
+    await site.ok("PUT", "/queues/orders.retry")
+    await site.ok("PATCH", "/queues/orders.retry", {"on_expire": "history"})
+    status, problem = await site.api(
+        "POST", "/queues/orders/messages", {"content": "a", "delay_s": 5}
+    )
+    assert (status, problem["code"]) == (422, "bad_delay")
+    assert "set its on_expire to 'forward:orders'" in problem["detail"]
+    assert await site.ready("orders.retry") == 0
+
+
+async def test_message_that_is_never_forwarded_is_warned_about(site: HttpSite) -> None:
+    path = "/queues/orders.retry/messages"
+    done = await site.ok("POST", path, [{"content": "a", "ttl_s": 60}, {"content": "b"}])
+    assert "never move to 'orders'; publish to 'orders' with a delay" in done["warning"]
+    assert (await site.ok("POST", path, {"content": "a", "ttl_s": 60}))["warning"] == ""
+    await site.ok("PATCH", "/queues/orders.retry", {"default_ttl_s": 60})
+    assert (await site.ok("POST", path, {"content": "a"}))["warning"] == ""
+    assert "never" in (await site.ok("POST", path, {"content": "a", "ttl_s": 0}))["warning"]
+
+
 # -- one message
 
 

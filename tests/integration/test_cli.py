@@ -78,6 +78,26 @@ def test_publish_sets_a_time_to_live(run: Run, queue: str) -> None:
     assert 3_590 <= row["ttl_s"] <= 3_600
 
 
+def test_publish_delays(run: Run, queue: str) -> None:
+    published = run("publish", queue, "--body", "x", "--delay", "1s")
+    stored = f"1 message stored in {queue}.retry, for {queue} after 1 s, by the broker on "
+    assert published.stderr.startswith(stored)
+    assert run("consume", queue, "-n", "1").stdout == "x\n"
+
+
+def test_publish_refuses_a_delay_that_cannot_be(run: Run, queue: str) -> None:
+    both = run("publish", queue, "--body", "x", "--delay", "5s", "--ttl", "1m", code=2)
+    assert "the delay (5 s) excludes a time to live (60 s); omit one of them" in both.stderr
+    twice = run("publish", f"{queue}.retry", "--body", "x", "--delay", "5s", code=2)
+    assert f"publish to '{queue}' with the delay" in twice.stderr
+
+
+def test_publish_warns_about_a_message_that_stays_in_a_retry_queue(run: Run, queue: str) -> None:
+    stays = run("publish", f"{queue}.retry", "--body", "x").stderr
+    assert stays.startswith(f"warning: without a time to live, messages in '{queue}.retry' never")
+    assert "warning" not in run("publish", f"{queue}.retry", "--body", "x", "--ttl", "1h").stderr
+
+
 def test_publish_reports_why_it_was_refused(run: Run, queue: str) -> None:
     run("publish", queue, "--body", "x")
     run("queue", "pause", queue, "--side", "publishing")

@@ -197,6 +197,26 @@ async def test_publish_is_undone(site: HttpSite) -> None:
     assert await site.contents("orders") == []
 
 
+async def test_published_message_waits_for_its_delay(site: HttpSite) -> None:
+    page = await site.submit("/publish", PLAIN | {"delay": "90"})
+    assert (
+        note_of(page.text) == "1 message published to orders.retry. It moves to orders after 90 s."
+    )
+    assert await site.contents("orders.retry") == ['{"a": 1}']
+    await site.submit(page.undo(), next="/queues/orders")
+    assert await site.contents("orders.retry") == []
+
+
+async def test_publish_page_warns_about_a_message_that_stays_in_a_retry_queue(
+    site: HttpSite,
+) -> None:
+    retry = PLAIN | {"queue": "orders.retry", "create": "orders.retry"}
+    page = await site.submit("/publish", retry)
+    assert "Warning: without a time to live, messages in 'orders.retry' never" in note_of(page.text)
+    page = await site.submit("/publish", retry | {"ttl": "5", "ttl_unit": "min"})
+    assert note_of(page.text) == "1 message published to orders.retry."
+
+
 async def test_mistyped_queue_is_created_only_after_a_confirmation(site: HttpSite) -> None:
     await site.ok("PUT", "/queues/orders")
     mistyped = PLAIN | {"queue": "ordres"}
@@ -226,6 +246,9 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"count": "0"}, 422, "count is not an integer in the allowed range"),
     ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in total"),
     ({"ttl": "-1"}, 422, "ttl is not an integer in the allowed range"),
+    ({"delay": "-1"}, 422, "delay is not an integer in the allowed range"),
+    ({"delay": "5", "ttl": "60"}, 422, "The delay (5 s) excludes a time to live (60 s)"),
+    ({"delay": "5", "ttl_unit": "never"}, 422, "The delay (5 s) excludes a time to live (0 s)"),
     ({"queue": ""}, 422, "Enter a queue"),
     ({"queue": "a\x00b"}, 422, "control character"),
     ({"body": '"' + "x" * 2_000 + '"'}, 413, "the limit is 1024"),

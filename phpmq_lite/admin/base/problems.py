@@ -21,7 +21,7 @@ _REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all other cod
     422: (
         "bad_side", "unknown_setting", "bad_setting", "bad_name", "bad_key", "bad_value",
         "key_conflict", "too_many", "too_many_queues", "unknown_claims", "bad_token", "bad_app_id",
-        "bad_version",
+        "bad_version", "bad_delay",
     ),
     503: ("not_writable", "draining", "not_ready"),
     507: ("stage_full", "disk_full", "database_full"),

@@ -26,7 +26,7 @@ from phpmq_lite.admin.base.request_body import (
 from phpmq_lite.admin.base.request_headers import media_type_of
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import JSON_LINES, Role, Route
-from phpmq_lite.admin.resources.publish import PublishInput
+from phpmq_lite.admin.resources.publish import ContentInput
 from phpmq_lite.admin.resources.queues import ignore_reply
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
@@ -47,7 +47,7 @@ ImportLine = tuple[str, ImportedMessage]  # (queue name, message)
 ImportRun = tuple[str, list[ImportedMessage]]
 
 
-class ImportedInput(PublishInput):
+class ImportedInput(ContentInput):
     """A message to import; members of an exported message that are not listed here are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)

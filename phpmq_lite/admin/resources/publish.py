@@ -26,6 +26,7 @@ from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import (
     PUBLISH_MAX,
+    TTL_MAX_S,
     AuditReason,
     Form,
     StrictInput,
@@ -44,14 +45,15 @@ from phpmq_lite.admin.views.bodies import from_content
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.envelopes.payload_schema import REASON as MISMATCH
-from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.queue_settings import FORWARD, LONGEST_NAME, publish_target, retry_warning
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow
 
 
-class PublishInput(StrictInput):
-    """A message to publish."""
+class ContentInput(StrictInput):
+    """The content of a message, and its time to live."""
 
     content: str = Field(description="message body, in the given encoding")
     encoding: Literal["utf-8", "base64"] = Field("utf-8", description="encoding of content")
@@ -67,11 +69,19 @@ class PublishInput(StrictInput):
         return from_content(self.content, self.encoding)
 
 
+class PublishInput(ContentInput):
+    """A message to publish."""
+
+    delay_s: int = Field(
+        0, ge=0, le=TTL_MAX_S, description="seconds to wait in QUEUE.retry first; excludes ttl_s"
+    )
+
+
 KEY_BYTES: Final = 64
 PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
 
 
-class EditInput(PublishInput):
+class EditInput(ContentInput):
     """A new message based on an existing one."""
 
     queue: str | None = Field(
@@ -87,6 +97,7 @@ class PublishedView(BaseModel):
     cursor: str = Field(description="value for after in GET /wait, to wait for later messages")
     # Messages with invalid envelopes are dead-lettered on arrival.
     quarantined: dict[str, str] = Field({}, description="reasons for dead-lettering, by message id")
+    warning: str = Field("", description="why messages stay in a .retry queue; empty if none does")
 
 
 async def publish_messages(request: web.Request) -> web.StreamResponse:
@@ -104,15 +115,37 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     if not 1 <= len(asked) <= PUBLISH_MAX:
         raise Problem(422, "invalid", f"The array has {len(asked)} messages; 1 to {PUBLISH_MAX} "
                       "are allowed.", bound=f"1 to {PUBLISH_MAX}")  # fmt: skip
-    pieces = [(message.body(), message.ttl_s) for message in asked]
+    targets = [publish_target(name, message.ttl_s, message.delay_s) for message in asked]
+    if len(dict(targets)) > 1:
+        raise Problem(422, "invalid", "Some messages have a delay_s, others have none; publish "
+                      "them in two requests.", field="delay_s")  # fmt: skip
+    check_target(request, name, target := targets[0][0])
+    pieces = [(message.body(), ttl_s) for message, (_, ttl_s) in zip(asked, targets, strict=True)]
     for at, (body, _) in enumerate(pieces):
         check_size(context, body, f"{at}.content")
-    entry = audit_entry(request, target=name)
+    entry = audit_entry(request, target=target)
     before = await WaitPosition.now(context.readers)  # read first, so that no event is missed
-    ids = await context.engine.run(publishing.publish, entry, name, pieces, key=key)
+    ids = await context.engine.run(publishing.publish, entry, target, pieces, key=key)
     cursor = before.after(ids).text
-    out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined)
+    warning = max(warning_of(request, target, ttl_s) for ttl_s in {ttl for _, ttl in pieces})
+    out = PublishedView(ids=ids, cursor=cursor, quarantined=ids.quarantined, warning=warning)
     return json_response(out, status=201)
+
+
+def check_target(request: web.Request, name: str, target: str) -> None:
+    """Raise an error if a message for ``name`` cannot wait in ``target``, its .retry queue."""
+    check_queue_right(request, target)
+    waiting = find_queue(request, target)
+    if target != name and waiting and waiting.settings.on_expire != FORWARD + name:
+        why = f"{target!r} does not forward to {name!r}; set its on_expire to {FORWARD + name!r}"
+        raise RefusedError("bad_delay", why)
+
+
+def warning_of(request: web.Request, name: str, ttl_s: int | None) -> str:
+    """Return why a message stays in a .retry queue, or an empty text."""
+    queue = find_queue(request, name)
+    default_s = 0 if queue is None else queue.settings.default_ttl_s
+    return retry_warning(name, default_s if ttl_s is None else ttl_s)
 
 
 def _key_of(request: web.Request) -> bytes | None:
@@ -165,7 +198,8 @@ async def edit_message(request: web.Request, asked: EditInput) -> ActionResultVi
 TOTAL_MAX: Final = 64 << 20  # maximum total size of all copies, in bytes
 JUDGED_MAX: Final = 100  # number of copies that are checked before publishing
 EDIT_MAX: Final = 1 << 20  # maximum size of a body to edit in the form, in bytes
-_KEPT: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "urn", "data", "template")
+_SAVED: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "delay")
+_KEPT: Final = (*_SAVED, "urn", "data", "template")
 
 
 @dataclass(slots=True)
@@ -177,6 +211,7 @@ class PublishForm:
     kind: str = "json"
     ttl: str = ""
     ttl_unit: str = ""
+    delay: str = ""
     count: str = "1"
     fill: bool = True
     urn: str = ""
@@ -287,7 +322,8 @@ async def _publish(
     count = form.number("count", 1, PUBLISH_MAX) or 1
     if count > 1 and form.file("file") is None:
         await memory_hold_of(request).grow(min(len(draft.body) * count, TOTAL_MAX))
-    ttl_s = form.ttl_s()
+    target, ttl_s = publish_target(name, form.ttl_s(), form.number("delay", 0, TTL_MAX_S) or 0)
+    check_target(request, name, target)
     made = await asyncio.to_thread(_bodies, context, form, draft, count)  # makes up to 1,000 copies
     queue = find_queue(request, name)
     if queue is None and draft.create != name:
@@ -298,13 +334,17 @@ async def _publish(
     if not draft.anyway:
         await asyncio.to_thread(_check_envelopes, context, queue, made)
     pieces = [(body, ttl_s) for body in made]
-    entry = audit_entry(request, target=row.message_id if row else name, reason=form.reason())
+    entry = audit_entry(request, target=row.message_id if row else target, reason=form.reason())
     source = None if row is None else (row.seq, "edit")
-    ids = await context.engine.run(publishing.publish, entry, name, pieces, source=source)
-    undo = make_publish_undo(ids, identity_of(request).actor, name)
+    ids = await context.engine.run(publishing.publish, entry, target, pieces, source=source)
+    undo = make_publish_undo(ids, identity_of(request).actor, target)
     token = context.actions.undos.add(undo, context.now_ms())
     link = (context.urls.to("message", id=ids[0]), f"#{int(ids[0][:16], 16)}")
-    text = f"{formats.count_messages(len(ids))} published to {name}."
+    text = f"{formats.count_messages(len(ids))} published to {target}."
+    if target != name:
+        text += f" {'They move' if count > 1 else 'It moves'} to {name} after {ttl_s} s."
+    elif warning := warning_of(request, name, ttl_s):
+        text += f" Warning: {warning}."
     if refused := Counter(ids.quarantined.values()):
         reasons = ", ".join(f"{reason} {formats.format_number(n)}" for reason, n in refused.items())
         text += f" Of these, {formats.format_number(refused.total())} were quarantined: {reasons}."
@@ -423,7 +463,7 @@ async def _save(request: web.Request, draft: PublishForm, row: MessageRow | None
             422, "invalid", "Enter a name for the template.", field="template",
             bound=f"1 to {NAME_MAX} characters",
         )  # fmt: skip
-    content = {key: getattr(draft, key) for key in ("queue", "body", "kind", "ttl", "ttl_unit")}
+    content = {key: getattr(draft, key) for key in _SAVED}
     content |= {"count": draft.count, "fill": draft.fill}
     if len(draft.body) > EDIT_MAX:
         raise Problem(

@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.codec import decode
 from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare_publish, receipt_key
 from phpmq_lite.envelopes.worker_app import App
-from phpmq_lite.errors import EnvelopeError
+from phpmq_lite.errors import EnvelopeError, LocalProtocolError
 from tests.unit.envelopes.fake_worker_connection import FakeLink, transport_on
 
 URN = "urn:babel:orders:created"
@@ -73,6 +73,24 @@ def test_producer_sends_an_envelope_under_its_meta_id(orders: Producer, sent: Se
     assert (envelope["job"], envelope["data"], envelope["attempts"]) == (URN, {"order_id": 1042}, 0)
     assert envelope["meta"]["id"] == meta_id
     assert (envelope["meta"]["queue"], envelope["meta"]["ext"]) == ("orders", {"a": 1})
+
+
+async def test_producers_and_outbox_delay_by_the_retry_queue(orders: Producer, sent: Sent) -> None:
+    orders.publish(URN, {}, delay_s=0.5)
+    later = AsyncSent()
+    await AsyncProducer(cast("Client", later), queue="orders").publish(URN, {}, delay_s=90)
+    connection = sqlite3.connect(":memory:")
+    create_tables(connection)
+    Outbox(connection, queue="orders").publish(URN, {}, delay_s=90)
+    assert [call[::2] for call in sent.calls + later.calls] == [
+        ("orders.retry", 1), ("orders.retry", 90)
+    ]  # fmt: skip
+    assert connection.execute(f"SELECT queue, ttl_s FROM {TABLE}").fetchall() == [
+        ("orders.retry", 90)
+    ]
+    with pytest.raises(LocalProtocolError, match="excludes a time to live"):
+        orders.publish(URN, {}, ttl_s=60, delay_s=5)
+    assert len(sent.calls) == 1
 
 
 def test_producer_takes_another_queue_and_key(orders: Producer, sent: Sent) -> None:
