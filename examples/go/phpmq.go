@@ -9,7 +9,12 @@
 //	}
 //
 // The client connects automatically and reconnects after a loss. Publishes without a receipt are then
-// repeated with their keys, so each is stored once; unacknowledged messages are delivered again.
+// repeated with their keys, so each is stored once; unacknowledged messages are delivered again. A publish
+// fails at once if the address or TLS is wrong and the client was never connected. Nothing that listens may
+// be a broker that starts later: that is logged, and tried again.
+//
+// With TLS, the address is tls://HOST:PORT, and NewClient takes a tls.Config with RootCAs and Certificates.
+// SSL_CERT_FILE names a file of certificates to trust instead of the system's.
 //
 // As a program:
 //
@@ -25,6 +30,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -50,7 +57,8 @@ const (
 	requeue, deadLetter, receipt            = "005", "006", "007"
 
 	queuePacket, contentPacket = "01", "02"
-	idPacket                   = "03" // message id or publish key
+	idPacket                   = "03"       // message id or publish key
+	tlsAlert                   = "\x15\x03" // the first bytes of a listener with TLS to a client without it
 	countPacket, ttlPacket     = "04", "05"
 
 	receiptTimeout = 30 * time.Second       // including reconnects
@@ -61,6 +69,8 @@ const (
 	writeTimeout   = 30 * time.Second
 	closeTimeout   = 2 * time.Second // for the broker to read the remaining data
 	maxPacketBytes = 1 << 30         // the broker never sends a larger packet
+	maxContent     = 8 << 20         // the broker's limits.max_content
+	silentEnds     = 3               // connections without a byte from the broker, which are then explained
 )
 
 // ErrTimeout means that no receipt arrived in time, so the message may be stored. To retry, publish
@@ -74,6 +84,11 @@ var ErrClosed = errors.New("closed before the receipt arrived; the message may b
 type Refused struct{ Reason string }
 
 func (refused Refused) Error() string { return "refused: " + refused.Reason }
+
+// NotConnected means that the address, the port or TLS is wrong, so another attempt would fail as well.
+type NotConnected struct{ Reason string }
+
+func (wrong NotConnected) Error() string { return wrong.Reason }
 
 // packet is a part of a frame.
 type packet struct{ kind, content string }
@@ -96,7 +111,7 @@ func checkQueue(queue string) error {
 	}
 	isControl := func(r rune) bool { return unicode.IsControl(r) && r != '\n' }
 	if len(queue) < 1 || len(queue) > longest || !utf8.ValidString(queue) || strings.IndexFunc(queue, isControl) >= 0 {
-		return errors.New("a queue name must have 1 to 255 bytes of UTF-8 (259 with .dlq) and no control characters")
+		return fmt.Errorf("a queue name must have 1 to 255 bytes of UTF-8 (259 with .dlq) and no control characters, unlike %q", queue)
 	}
 	return nil
 }
@@ -142,11 +157,12 @@ type waiting struct {
 // Client is a connection to a broker, created by NewClient. Its methods may be called concurrently.
 type Client struct {
 	address string
+	config  *tls.Config
 	silent  map[string]time.Time // when an address last did not answer; these are tried last
 
 	mutex     sync.Mutex
 	changed   *sync.Cond
-	conn      *net.TCPConn // nil if not connected
+	conn      stream // nil if not connected
 	isClosed  bool
 	outgoing  [][]byte           // frames for conn, in order
 	publishes map[string]waiting // unconfirmed publishes by key
@@ -154,12 +170,23 @@ type Client struct {
 	unsent    [][]byte // settlements to send on the next connection
 	stopped   chan struct{}
 	ended     chan struct{} // closed when run has returned
+	asked     chan struct{} // a publish, so that the next attempt to connect is now
+
+	wasConnected bool // so that a broker that restarts is waited for
 }
 
-// NewClient connects in the background to HOST:PORT, which must be a listener with TTL (port 9100).
-func NewClient(address string) *Client {
+// stream is a *net.TCPConn or a *tls.Conn.
+type stream interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// NewClient connects in the background to HOST:PORT or tls://HOST:PORT, which must be a listener with
+// TTL (port 9100). A config may follow for TLS.
+func NewClient(address string, config ...*tls.Config) *Client {
 	client := &Client{
-		address:   address,
+		address:   strings.TrimPrefix(address, "tls://"),
+		asked:     make(chan struct{}, 1),
 		silent:    map[string]time.Time{},
 		publishes: map[string]waiting{},
 		consumers: map[string]*consumer{},
@@ -167,19 +194,26 @@ func NewClient(address string) *Client {
 		ended:     make(chan struct{}),
 	}
 	client.changed = sync.NewCond(&client.mutex)
+	if client.address != address {
+		client.config = append(config, &tls.Config{})[0].Clone()
+	}
 	go client.run()
 	return client
 }
 
 // Publish returns when the message is on the broker's disk. An empty key means a random key; ttl is
-// in seconds, and 0 means no expiry. The error is a Refused, ErrTimeout or ErrClosed, or describes
-// an invalid argument.
+// in seconds, and 0 means no expiry. The error is a Refused, ErrTimeout, ErrClosed or, at once, a
+// NotConnected, or describes an invalid argument.
 func (c *Client) Publish(queue string, content []byte, ttl int64, key string) error {
 	if err := checkQueue(queue); err != nil {
 		return err
 	}
 	if ttl < 0 || len(key) > 64 {
 		return errors.New("ttl must not be negative, and key must not be longer than 64 bytes")
+	}
+	if len(content) > maxContent {
+		return fmt.Errorf("the message has %d bytes; the limit is %d: raise the broker's limits.max_content, and maxContent",
+			len(content), maxContent)
 	}
 	if key == "" {
 		random := make([]byte, 16)
@@ -200,6 +234,12 @@ func (c *Client) Publish(queue string, content []byte, ttl int64, key string) er
 	}
 	c.publishes[key] = sent
 	c.write(sent.bytes)
+	if c.conn == nil && !c.wasConnected {
+		select {
+		case c.asked <- struct{}{}:
+		default:
+		}
+	}
 	c.mutex.Unlock()
 	timer := time.NewTimer(receiptTimeout)
 	defer timer.Stop()
@@ -242,9 +282,7 @@ func (c *Client) Close() {
 	}
 	c.isClosed = true
 	close(c.stopped)
-	for _, sent := range c.publishes {
-		sent.done <- ErrClosed
-	}
+	c.fail(ErrClosed)
 	for queue, one := range c.consumers {
 		close(one.messages)
 		one.credit = 0 // a count of 0 returns unacknowledged messages to the queue
@@ -261,6 +299,16 @@ func (c *Client) Close() {
 	if conn != nil {
 		conn.Close()
 	}
+}
+
+// fail ends all unconfirmed publishes with an error; it returns whether there were any.
+func (c *Client) fail(err error) bool {
+	count := len(c.publishes)
+	for key, sent := range c.publishes {
+		sent.done <- err
+		delete(c.publishes, key)
+	}
+	return count > 0
 }
 
 // settle sends 004, 005 or 006 now, or first on the next connection if not connected.
@@ -287,23 +335,35 @@ func (c *Client) write(bytes []byte) {
 func (c *Client) run() {
 	defer close(c.ended)
 	pause := 100 * time.Millisecond
-	for {
+	for silent := 0; ; {
 		conn, err := c.dial()
 		if err == nil {
+			began := time.Now()
 			var isBroker bool
 			if isBroker, err = c.serve(conn); isBroker {
 				pause = 100 * time.Millisecond
+			}
+			if silent++; isBroker || time.Since(began) > 500*time.Millisecond {
+				c.mutex.Lock()
+				c.wasConnected = true
+				c.mutex.Unlock()
+			} else if silent >= silentEnds && !c.wasConnected {
+				err = fmt.Errorf("%s ended %d connections without an answer (%w); it may not allow this address "+
+					"(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a lower limits.max_content", c.address, silent, err)
 			}
 		}
 		select {
 		case <-c.stopped:
 			return
 		default:
-			log.Printf("phpmq: %v", err)
+			if !c.tell(err) {
+				log.Printf("phpmq: %v", err)
+			}
 		}
 		select {
 		case <-c.stopped:
 			return
+		case <-c.asked:
 		case <-time.After(pause/2 + time.Duration(mathrand.Int63n(int64(pause/2)))):
 			if pause *= 2; pause > 10*time.Second {
 				pause = 10 * time.Second
@@ -312,17 +372,72 @@ func (c *Client) run() {
 	}
 }
 
+// tell ends all publishes with a permanent error, unless the client was connected before. It returns
+// whether nobody else needs to know.
+func (c *Client) tell(err error) bool {
+	var wrong NotConnected
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return errors.As(err, &wrong) && !c.wasConnected && (c.fail(err) || len(c.consumers) == 0)
+}
+
+// explain returns a NotConnected for an error that another attempt would meet, too.
+func (c *Client) explain(err error) error {
+	var name *net.DNSError
+	var header tls.RecordHeaderError
+	var authority x509.UnknownAuthorityError
+	var other x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	noTLS := fmt.Sprintf("use %s without tls://, or set tls_cert and tls_key of that listener", c.address)
+	switch {
+	case errors.As(err, &name) && name.IsNotFound:
+		return NotConnected{fmt.Sprintf("the name %s is unknown; check the address", name.Name)}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no broker listens on %s; start it, or correct the port", c.address)
+	case errors.As(err, &header):
+		return NotConnected{fmt.Sprintf("%s does not use TLS; %s", c.address, noTLS)}
+	case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
+		return NotConnected{fmt.Sprintf("%s ended the TLS handshake, so it probably does not use TLS; %s", c.address, noTLS)}
+	case errors.As(err, &authority):
+		return NotConnected{fmt.Sprintf("the certificate of %s is not trusted (%v); pass its authority with "+
+			"&tls.Config{RootCAs: …} or SSL_CERT_FILE=FILE", c.address, authority)}
+	case errors.As(err, &other):
+		return NotConnected{fmt.Sprintf("the certificate of %s is for another name (%v); connect with one of its names", c.address, other)}
+	case errors.As(err, &invalid):
+		return NotConnected{fmt.Sprintf("the certificate of %s is not valid (%v); renew the tls_cert of the listener", c.address, invalid)}
+	}
+	return err
+}
+
+// secure completes the TLS handshake, if the client uses TLS.
+func (c *Client) secure(conn net.Conn, host string) (stream, error) {
+	if c.config == nil {
+		return conn.(*net.TCPConn), nil
+	}
+	if c.config.ServerName == "" {
+		c.config.ServerName = host
+	}
+	secured := tls.Client(conn, c.config)
+	conn.SetDeadline(time.Now().Add(dialTimeout))
+	if err := secured.Handshake(); err != nil {
+		conn.Close()
+		return nil, c.explain(err)
+	}
+	conn.SetDeadline(time.Time{})
+	return secured, nil
+}
+
 // dial connects to the first address of the name that answers.
-func (c *Client) dial() (*net.TCPConn, error) {
+func (c *Client) dial() (stream, error) {
 	host, port, err := net.SplitHostPort(c.address)
-	if err != nil {
-		return nil, err
+	if number, wrong := strconv.Atoi(port); err != nil || wrong != nil || host == "" || number < 1 || number > 65535 {
+		return nil, NotConnected{c.address + " is not a valid address; use HOST:PORT or tls://HOST:PORT, with a port up to 65535"}
 	}
 	limit, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
 	addresses, err := net.DefaultResolver.LookupHost(limit, host)
 	if err != nil {
-		return nil, err
+		return nil, c.explain(err)
 	}
 	sort.SliceStable(addresses, func(a, b int) bool {
 		return c.silent[addresses[a]].Before(c.silent[addresses[b]])
@@ -370,10 +485,10 @@ func (c *Client) dial() (*net.TCPConn, error) {
 			delete(c.silent, ended.address)
 			conn := ended.conn.(*net.TCPConn)
 			limitUnacknowledged(conn)
-			return conn, nil
+			return c.secure(conn, host)
 		}
 	}
-	return nil, err
+	return nil, c.explain(err)
 }
 
 // limitUnacknowledged sets TCP_USER_TIMEOUT. Without it, Linux sends unacknowledged bytes again for 15
@@ -392,7 +507,7 @@ func limitUnacknowledged(conn *net.TCPConn) {
 }
 
 // serve reads a connection until it ends, and returns whether a broker sent a frame.
-func (c *Client) serve(conn *net.TCPConn) (isBroker bool, err error) {
+func (c *Client) serve(conn stream) (isBroker bool, err error) {
 	defer conn.Close()
 	if !c.begin(conn) {
 		return false, ErrClosed
@@ -400,6 +515,12 @@ func (c *Client) serve(conn *net.TCPConn) (isBroker bool, err error) {
 	defer c.lost()
 	go c.send(conn) // reading never waits for writing; otherwise, both sides could block
 	for reader := bufio.NewReader(conn); ; isBroker = true {
+		if start, _ := reader.Peek(2); string(start) == tlsAlert {
+			return isBroker, NotConnected{fmt.Sprintf("%s uses TLS; use tls://%s, with RootCAs for a private authority", c.address, c.address)}
+		} else if string(start) == "HT" {
+			return isBroker, NotConnected{c.address + " is not a PHPMQ broker: it answers in HTTP, as the port of the admin does; " +
+				"use the port of PHPMQ, such as 9100"}
+		}
 		kind, packets, err := readFrame(reader)
 		if err != nil {
 			return isBroker, err
@@ -408,7 +529,7 @@ func (c *Client) serve(conn *net.TCPConn) (isBroker bool, err error) {
 	}
 }
 
-func (c *Client) send(conn *net.TCPConn) {
+func (c *Client) send(conn stream) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	for c.conn == conn {
@@ -435,7 +556,7 @@ func (c *Client) send(conn *net.TCPConn) {
 	}
 }
 
-func (c *Client) begin(conn *net.TCPConn) bool {
+func (c *Client) begin(conn stream) bool {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if c.isClosed {

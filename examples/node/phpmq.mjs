@@ -12,7 +12,12 @@
  *     client.close();
  *
  * The client connects automatically and reconnects after a loss. Publishes without a receipt are then
- * repeated with their keys, so each is stored once; unacknowledged messages are delivered again.
+ * repeated with their keys, so each is stored once; unacknowledged messages are delivered again. A publish
+ * fails at once if the name or TLS is wrong and the client was never connected. Nothing that listens may be
+ * a broker that starts later: that is written to the console, and tried again.
+ *
+ * With TLS, the address is tls://HOST:PORT, and `new Client(address, { tls })` takes the options of Node's
+ * tls.connect, such as ca, cert and key. NODE_EXTRA_CA_CERTS names a file of certificates to trust, too.
  *
  * As a program:
  *
@@ -24,7 +29,8 @@
 import { randomUUID } from 'node:crypto';
 import { lookup } from 'node:dns/promises';
 import { readFile } from 'node:fs/promises';
-import { connect } from 'node:net';
+import { connect, isIP } from 'node:net';
+import { connect as connectTls } from 'node:tls';
 import { pathToFileURL } from 'node:url';
 
 const PUBLISH = '001', CONSUME = '002', DISPATCH = '003', ACKNOWLEDGE = '004', REQUEUE = '005';
@@ -36,6 +42,12 @@ const NEXT_ADDRESS_MS = 500; // an address that has not answered by then is race
 const KEEP_ALIVE_MS = 30_000; // without traffic; then the system sends probes
 const CHECK_MS = 15_000; // between checks for unacknowledged bytes
 const UNACKNOWLEDGED_MS = 60_000; // then, bytes that are sent in vain end the connection
+
+const TLS_ALERT = Buffer.from([0x15, 3]); // the first bytes of a listener with TLS to a client without it
+const SILENT_ENDS = 3; // connections without a byte from the broker, which are then explained
+
+/** The address, the port or TLS is wrong, so another attempt would fail as well. */
+export class NotConnected extends Error {}
 
 /** The broker did not store the message. The error message is its reason: paused, queue full, disk full … */
 export class PublishRefused extends Error {}
@@ -59,7 +71,8 @@ function order(type, packet) {
 function checkedQueue(queue) {
     const size = Buffer.byteLength(queue);
     if (size < 1 || size > (queue.endsWith('.dlq') ? 259 : 255) || /[\x00-\x09\x0b-\x1f\x7f-\x9f]/.test(queue)) {
-        throw new RangeError('a queue name must have 1 to 255 bytes (259 with .dlq) and no control characters');
+        throw new RangeError('a queue name must have 1 to 255 bytes (259 with .dlq) and no control characters, '
+            + `unlike ${JSON.stringify(queue)}`);
     }
     return queue;
 }
@@ -72,6 +85,38 @@ function checkedTtl(ttl) {
 }
 
 const silent = new Map(); // address -> when it last did not answer; these are tried last
+
+/** Returns what to do about an error that another attempt would meet, too, or undefined. */
+function remedy(error, host, port) {
+    const noTls = `use ${host}:${port} without tls://, or set tls_cert and tls_key of that listener`;
+    if (error.code === 'ENOTFOUND') {
+        return `the name ${host} is unknown; check the address`;
+    } else if (error.code === 'ECONNREFUSED') {
+        return `no broker listens on ${host}:${port}; start it, or correct the port`;
+    } else if (error.code === 'ERR_SSL_WRONG_VERSION_NUMBER') {
+        return `${host}:${port} does not use TLS; ${noTls}`;
+    } else if (error.isHandshake && error.code === 'ECONNRESET') {
+        return `${host}:${port} ended the TLS handshake, so it probably does not use TLS; ${noTls}`;
+    } else if (error.code === 'ERR_TLS_CERT_ALTNAME_INVALID') {
+        return `the certificate of ${host}:${port} is for another name (${error.reason}); connect with one of its names`;
+    } else if (error.code === 'CERT_HAS_EXPIRED') {
+        return `the certificate of ${host}:${port} has expired; renew the tls_cert of the listener`;
+    } else if (error.isHandshake && /CERT|UNABLE_TO/.test(error.code)) {
+        return `the certificate of ${host}:${port} is not trusted (${error.message}); pass its authority with `
+            + '{ tls: { ca } } or NODE_EXTRA_CA_CERTS=FILE';
+    }
+}
+
+/** Returns a connected socket that has completed its TLS handshake. */
+function secure(socket, host, options) {
+    return new Promise((resolve, reject) => {
+        const name = isIP(host) ? {} : { servername: host };
+        const tls = connectTls({ socket, host, ...name, ...options });
+        tls.setTimeout(CONNECT_MS, () => tls.destroy(new Error('no TLS handshake in time')));
+        tls.once('error', (error) => reject(Object.assign(error, { isHandshake: true })));
+        tls.once('secureConnect', () => resolve(tls.setTimeout(0)));
+    });
+}
 
 /** Returns a socket that is connected to the first address of the host that answers. */
 async function dial(host, port, signal) {
@@ -176,9 +221,12 @@ export class Message {
 export class Client {
     #host;
     #port;
+    #tls; // options, or undefined
     #socket = null;
     #isConnected = false;
     #isClosed = false;
+    #wasConnected = false; // so that a broker that restarts is waited for
+    #silentEnds = 0; // connections in a row that ended without a byte, before any broker has answered
     #input = Buffer.alloc(0); // received bytes of an incomplete frame
     #publishes = new Map(); // unconfirmed publishes: key -> { bytes, resolve, reject, timer }
     #consumers = new Map(); // queue -> { credit, waiting: Message[], wake }
@@ -188,26 +236,33 @@ export class Client {
     #timer = undefined; // timer of the next connection attempt
     #pause = 0.1; // seconds before the next connection attempt
 
-    /** @param {string} address HOST:PORT of a listener with TTL (port 9100) */
-    constructor(address = '127.0.0.1:9100', { timeout = 30 } = {}) {
-        const [, host, port] = /^\[?(.+?)\]?:(\d+)$/.exec(address) ?? [];
-        if (host === undefined) {
-            throw new RangeError(`${address} is not a valid address; use HOST:PORT`);
+    /** @param {string} address HOST:PORT or tls://HOST:PORT of a listener with TTL (port 9100) */
+    constructor(address = '127.0.0.1:9100', { timeout = 30, tls = {}, maxContent = 8 << 20 } = {}) {
+        const [, scheme, host, port] = /^(tls:\/\/)?\[?([^\[\]/]+?)\]?:(\d+)$/.exec(address) ?? [];
+        if (host === undefined || port < 1 || port > 65535) {
+            throw new RangeError(`${address} is not a valid address; use HOST:PORT or tls://HOST:PORT, with a port up to 65535`);
         }
         this.#host = host;
         this.#port = Number(port);
+        this.#tls = scheme && tls;
         this.timeout = timeout; // seconds to wait for a receipt, including reconnects
+        this.maxContent = maxContent; // maximum bytes of a message: the broker's limits.max_content
     }
 
     /**
      * Resolves when the message is on the broker's disk. To retry after a timeout, pass the same key.
      *
      * @throws {PublishRefused} nothing was stored
+     * @throws {NotConnected} at once: the client was never connected, and its address is wrong
      */
     publish(queue, content, { ttl = 0, key = randomUUID() } = {}) {
         const packets = { [QUEUE]: checkedQueue(queue), [CONTENT]: content, [TTL]: checkedTtl(ttl), [ID]: key };
         if (this.#publishes.has(key) || Buffer.byteLength(key) < 1 || Buffer.byteLength(key) > 64) {
             throw new RangeError('a key must have 1 to 64 bytes and must not belong to another unconfirmed publish');
+        }
+        if (Buffer.byteLength(content) > this.maxContent) {
+            throw new RangeError(`the message has ${Buffer.byteLength(content)} bytes; the limit is ${this.maxContent}: `
+                + "raise the broker's limits.max_content, and pass maxContent");
         }
         const bytes = frame(PUBLISH, packets);
         if (this.#isClosed) {
@@ -266,13 +321,20 @@ export class Client {
         this.#isClosed = true;
         clearTimeout(this.#timer);
         this.#stop.abort();
-        for (const { reject, timer } of this.#publishes.values()) {
-            clearTimeout(timer);
-            reject(new Error('closed before the receipt arrived; the message may be stored'));
-        }
-        this.#publishes.clear();
+        this.#fail(new Error('closed before the receipt arrived; the message may be stored'));
         this.#consumers.forEach((consumer) => consumer.wake?.());
         this.#isConnected ? this.#socket.end() : this.#socket?.destroy();
+    }
+
+    /** Rejects all unconfirmed publishes; returns whether there were any. */
+    #fail(error) {
+        const publishes = [...this.#publishes.values()];
+        this.#publishes.clear();
+        for (const { reject, timer } of publishes) {
+            clearTimeout(timer);
+            reject(error);
+        }
+        return publishes.length > 0;
     }
 
     // -- the connection
@@ -291,9 +353,13 @@ export class Client {
         }
         this.#isConnecting = true;
         try {
-            this.#begin(await dial(this.#host, this.#port, this.#stop.signal));
+            const socket = await dial(this.#host, this.#port, this.#stop.signal);
+            this.#begin(this.#tls === undefined ? socket : await secure(socket, this.#host, this.#tls));
         } catch (error) {
-            this.#isClosed || console.error(`phpmq: ${error.message}`);
+            const sentence = remedy(error, this.#host, this.#port);
+            const isPermanent = sentence !== undefined && error.code !== 'ECONNREFUSED' && !this.#wasConnected;
+            const isTold = isPermanent && this.#fail(new NotConnected(sentence));
+            this.#isClosed || isTold || console.error(`phpmq: ${sentence ?? error.message}`);
             this.#lost();
         } finally {
             this.#isConnecting = false;
@@ -304,9 +370,23 @@ export class Client {
         this.#socket = socket;
         this.#isConnected = true;
         socket.removeAllListeners('error');
+        const began = Date.now();
         socket.on('data', (bytes) => this.#receive(bytes));
-        socket.on('error', (error) => console.error(`phpmq: ${error.message}`));
-        socket.on('close', () => this.#lost());
+        socket.on('error', (error) => {
+            const isTold = error instanceof NotConnected && this.#fail(error);
+            isTold || console.error(`phpmq: ${error.message}`);
+        });
+        socket.on('close', () => {
+            this.#wasConnected ||= Date.now() - began > 500;
+            if (!this.#wasConnected && ++this.#silentEnds >= SILENT_ENDS) {
+                console.error(
+                    `phpmq: ${this.#host}:${this.#port} ended ${this.#silentEnds} connections without an answer; it may not `
+                    + 'allow this address (tcp.allow), need a client certificate (tcp.tls_client_ca), or have a lower '
+                    + 'limits.max_content',
+                );
+            }
+            this.#lost();
+        });
         watchUnacknowledged(socket);
         for (const bytes of this.#unsent.splice(0)) { // before other consumers receive these messages
             socket.write(bytes);
@@ -343,6 +423,7 @@ export class Client {
         try {
             for (let size; (size = this.#frameSize()) > 0; this.#input = this.#input.subarray(size)) {
                 this.#pause = 0.1; // the peer is a broker
+                this.#wasConnected = true;
             }
         } catch (error) {
             this.#socket.destroy(error);
@@ -352,7 +433,13 @@ export class Client {
     /** Handles the first frame of the input; returns its size, or 0 if it is incomplete. */
     #frameSize() {
         const input = this.#input;
-        if (input.length < 8) {
+        const address = `${this.#host}:${this.#port}`;
+        if (input.subarray(0, 2).equals(TLS_ALERT)) {
+            throw new NotConnected(`${address} uses TLS; use tls://${address}, with { tls: { ca } } for a private authority`);
+        } else if (input.toString('latin1', 0, 5) === 'HTTP/') {
+            throw new NotConnected(`${address} is not a PHPMQ broker: it answers in HTTP, as the port of the admin does; `
+                + 'use the port of PHPMQ, such as 9100');
+        } else if (input.length < 8) {
             return 0;
         }
         const header = /^H01(003|007)(\d\d)$/.exec(input.toString('latin1', 0, 8));

@@ -171,7 +171,7 @@ class Client(ClientBase):
             if not self._reconnects or self._ended is not None:
                 self._end(f"the connection to {self.target} is lost")
                 return
-            self._reset_backoff(loop.time() - opened_at)
+            self._connection_ended(loop.time() - opened_at)
             link = await self._reconnect()
 
     async def _reconnect(self) -> "_Connection":

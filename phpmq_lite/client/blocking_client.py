@@ -327,7 +327,7 @@ class BlockingClient(ClientBase):
             self._stream.close()
             self._stream = None
         self.session.lost()
-        self._reset_backoff(time.monotonic() - self._opened_at)
+        self._connection_ended(time.monotonic() - self._opened_at)
         if not self._reconnects:
             self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
             self.raise_if_ended()

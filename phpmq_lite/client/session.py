@@ -1,5 +1,6 @@
 """Client state that outlives connections, without I/O; used by the asyncio and blocking clients."""
 
+import logging
 import os
 import random
 import secrets
@@ -380,6 +381,10 @@ class Backoff:
 
 
 _STABLE_S: Final = 10.0  # connections that last longer reset the reconnection delay
+_QUICK_S: Final = 0.5  # a server that refuses all connections ends them within this time
+_SILENT_ENDS: Final = 3  # quick ends without an answer, which a warning then explains
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -406,6 +411,8 @@ class ClientBase:
         self._backoff = options.backoff or Backoff()
         self._ended: str | None = "the client is not open"  # why calls fail; None if open
         self.is_closing = False
+        self._was_answered = False  # since then, lost connections are taken as temporary
+        self._silent_ends = 0
         reset_after_fork(self)
 
     def forked(self) -> None:
@@ -437,7 +444,20 @@ class ClientBase:
         reason = tls_reason(error, plain) or os_reason(error)
         return ConnectionLostError(f"cannot connect to {self.target}: {reason}")
 
-    def _reset_backoff(self, connected_s: float) -> None:
-        """Start again with the first delay if the last connection was successful."""
+    def _connection_ended(self, connected_s: float) -> None:
+        """Reset the delay if the connection was successful; log a warning if none ever was."""
         if self.session.has_received or connected_s > _STABLE_S:
             self._backoff.reset()
+        if self.session.has_received or connected_s > _QUICK_S:
+            self._was_answered = True
+        if self._was_answered:
+            return
+        self._silent_ends += 1
+        if self._silent_ends == _SILENT_ENDS:
+            _log.warning(
+                "%s ended %d connections without an answer; it may not allow this address "
+                "(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a lower "
+                "limits.max_content",
+                self.target,
+                self._silent_ends,
+            )

@@ -30,10 +30,12 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     private const SHORTEST_WAIT_S = 0.1; // of a reserve, so that a message can cross the network
     private const LARGE = 64 << 10; // bytes of a message that may be above the broker's limit
     private const MOST_LOSSES = 3; // of the connection, while the same large message is sent
+    private const QUICK_S = 0.5; // a broker that refuses all connections ends them within this time
     private const KEY_CONFLICT = 'key conflict'; // the broker's reason: it has stored other bytes under the key
 
     private ?Connection $connection = null;
     private bool $wasConnected = false; // so that a broker that restarts is waited for
+    private bool $wasAnswered = false; // since then, a lost connection is taken as temporary
     private readonly Interrupt $interrupt;
 
     /**
@@ -266,19 +268,30 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         bool $failsAtOnce = false,
         int $maxLosses = PHP_INT_MAX,
     ): mixed {
-        $losses = 0;
+        $losses = $silent = 0;
         $began = Connection::now();
         for ($pause = 0.1; ; $pause = min(2 * $pause, 10.0)) {
+            $tried = Connection::now();
             try {
                 $this->connection ??= new Connection($this->address, $this->tls, $this->timeout, $this->interrupt);
                 $this->wasConnected = true;
-                return $do($this->connection);
+                $result = $do($this->connection);
+                $this->wasAnswered = true;
+                return $result;
             } catch (ConnectionLost $lost) {
                 $isPermanent = $lost instanceof NotConnected
                     && ($this->connection !== null || ($failsAtOnce && !$this->wasConnected));
                 if ($isPermanent || ($this->connection !== null && ++$losses >= $maxLosses)) {
                     $this->connection = null;
                     throw $lost;
+                }
+                $isSilent = $this->connection !== null && Connection::now() - $tried < self::QUICK_S;
+                if ($failsAtOnce && !$this->wasAnswered && $isSilent && ++$silent >= self::MOST_LOSSES) {
+                    $this->connection = null;
+                    throw new NotConnected(
+                        "$this->address ended $silent connections without an answer; it may not allow this address "
+                        . '(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a lower limits.max_content'
+                    );
                 }
                 $this->connection = null;
                 $wait = $pause * random_int(50, 100) / 100;
