@@ -7,6 +7,8 @@ RUNS: Final = "the broker of the test is running"
 MACHINE: Final = "changes the machine; tests/docs/test_service_unit.py compares paths and names"
 PROXIES: Final = "needs the proxy; tests/integration/test_behind_proxies.py starts it"
 SERVED: Final = "runs until it is stopped; tests/docs/test_web_applications.py sends it requests"
+HOW_DO_I: Final = "needs a broker of its own; tests/docs/test_how_do_i.py runs it"
+CRON: Final = "needs cron; tests/docs/test_how_do_i.py runs its command as cron does"
 DOCKER: Final = "needs docker; tests/docs/test_container.py runs the command of the image"
 SYSTEMD: Final = "needs systemd; the test stops and starts its broker instead"
 LONG: Final = "takes minutes; tests/docs/test_performance_page.py parses its options"
@@ -22,6 +24,16 @@ POSTGRES: Final = (
 
 # By page, a part of a line (of code: of the block) that is not run -> the reason.
 NOT_RUN: Final[dict[str, dict[str, str]]] = {
+    "docs/guides/how-do-i.md": {
+        "* * *": CRON,
+        "@reboot": CRON,
+        "sudo ": MACHINE,
+        "serve ": HOW_DO_I,
+        "check ready": HOW_DO_I,
+        "kill ": HOW_DO_I,
+        "rm -rf phpmq-data": "would remove the data of the test's broker",
+        "docker ": DOCKER,
+    },
     "docs/guides/web-applications.md": {"gunicorn ": SERVED, "uvicorn ": SERVED},
     "CONTRIBUTING.md": {"-m pytest": "runs this test"},
     "README.md": {
