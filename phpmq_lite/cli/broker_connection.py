@@ -151,7 +151,7 @@ def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
             continue
         name, _, port = address.rpartition(":")
         if name in WILDCARDS:
-            name = WILDCARDS[name] if is_here else host
+            name = WILDCARDS[name] if is_here and one["transport"] == "tcp" else host
         elif _is_loopback(address) and not is_here:
             continue
         return f"phpmq{'s' if one['transport'] == 'tls' else ''}://{name}:{port}"

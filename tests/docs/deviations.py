@@ -58,6 +58,10 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "handle /mq/": PROXIES,
         "frontend web": PROXIES,
     },
+    "docs/operate/another-machine.md": {
+        "serve --config": "runs until it is stopped; tests/docs/extras.py starts it with this file",
+        "scp ": "copies to another machine; the test has only this one",
+    },
     "docs/operate/operations.md": {
         "sudo ": MACHINE,
         "systemctl": SYSTEMD,
@@ -114,6 +118,10 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
 # By page, the written text -> the text that is run instead.
 INSTEAD: Final[dict[str, dict[str, str]]] = {
     "docs/guides/admin.md": {
+        "--role admin": "--role admin --password-file - <<< 'typed by nobody'",
+    },
+    "docs/operate/another-machine.md": {
+        "mq.example": "localhost",
         "--role admin": "--role admin --password-file - <<< 'typed by nobody'",
     },
     "docs/operate/operations.md": {

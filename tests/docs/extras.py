@@ -1,9 +1,12 @@
 """Setup before blocks of a page, and checks after the last one."""
 
 import json
+import os
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -167,7 +170,29 @@ def check_moved(walk: Walk, _said: Said) -> None:
                 assert [next(deliveries).body for _ in bodies] == bodies
 
 
+def restart_with_file(walk: Walk) -> None:
+    """Start the broker again as the page does: only with the file that it has written."""
+    walk.broker.terminate()
+    environment = {
+        name: value
+        for name, value in (os.environ | walk.environment).items()
+        if name not in ("PHPMQ_TCP__LISTEN", "PHPMQ_ADMIN__LISTEN")
+    }
+    command = [sys.executable, "-m", "phpmq_lite", "serve", "--config", "config.toml"]
+    broker = walk.helpers.enter_context(
+        subprocess.Popen(
+            command, cwd=walk.folder, env=environment, stdout=subprocess.PIPE, text=True
+        )
+    )
+    walk.helpers.callback(broker.terminate)
+    lines = iter(broker.stdout or ())
+    listening = [next(line for line in lines if "listening" in line) for _ in range(3)]
+    assert [line.split()[:2] for line in listening].count(["listening", "phpmq"]) == 2
+    assert any("listening admin https://0.0.0.0:" in line for line in listening)
+
+
 EXTRAS: Final = {
+    "docs/operate/another-machine.md": Extra({"serve --config": restart_with_file}),
     "README.md": Extra(after=check_readme),
     "docs/operate/operations.md": Extra(
         {

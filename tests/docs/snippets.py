@@ -170,6 +170,7 @@ class Walk:
             "PATH": f"{self.folder / BIN}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "CURL_HOME": str(self.folder / BIN),
+            "XDG_CONFIG_HOME": str(self.folder / ".config"),  # of the contexts
             "PHPMQ_DATA": str(self.broker.data),
             "PHPMQ_TCP__LISTEN": self.broker.phpmq[0],
             "PHPMQ_TCP__LEGACY_LISTEN": self.broker.phpmq[1],

@@ -16,7 +16,11 @@ RUN = [page for page in PAGES if any(commands_of(block) for block in blocks(page
 
 
 @pytest.mark.sample(
-    "README.md", "docs/guides/php.md", "docs/concepts/ttl.md", "docs/start/tutorial.md"
+    "README.md",
+    "docs/guides/php.md",
+    "docs/concepts/ttl.md",
+    "docs/operate/another-machine.md",
+    "docs/start/tutorial.md",
 )
 @pytest.mark.acceptance
 @pytest.mark.parametrize("page", RUN)

@@ -27,6 +27,7 @@ def listener(address: str, transport: str = "tcp") -> dict[str, Any]:
         (listener("[::]:9100"), "[::1]", "phpmq://[::1]:9100"),
         (listener("0.0.0.0:9200"), "mq.example", "phpmq://mq.example:9200"),
         (listener("[::]:9200"), "[2001:db8::1]", "phpmq://[2001:db8::1]:9200"),
+        (listener("0.0.0.0:9200", "tls"), "localhost", "phpmqs://localhost:9200"),
         (listener("10.0.0.5:9100", "tls"), "mq.example", "phpmqs://10.0.0.5:9100"),
         (listener("unix:/run/mq.sock", "unix"), "localhost", "unix:/run/mq.sock"),
     ],
