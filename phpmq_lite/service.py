@@ -641,6 +641,8 @@ class Service:
     async def _prepare_login(self, writer: StoreWriter) -> None:
         """If there are no users, create the first one, or a token with which a browser does."""
         password, self._first_password = self._first_password, None
+        if self._context is not None:  # a standby may have read older accounts
+            self._context.auth.accounts.is_loaded = False
         if await writer.run(lambda store: store.has_users()):
             self._setup_token.spend()
         elif password is not None:

@@ -24,7 +24,7 @@ from phpmq_lite.admin.auth.request_source import (
     is_program,
     known_hosts,
 )
-from phpmq_lite.admin.auth.services import MINUTE_MS, AuthServices
+from phpmq_lite.admin.auth.services import MINUTE_MS, STANDBY_ACCOUNTS_MS, AuthServices
 from phpmq_lite.admin.auth.sessions import BASE_PATH
 from phpmq_lite.admin.auth.setup_token import SetupToken
 from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of
@@ -34,10 +34,15 @@ from phpmq_lite.admin.base.input import check_path
 from phpmq_lite.admin.base.problems import Problem, forget_frames, problem_of
 from phpmq_lite.admin.base.request_body import check_length, release_memory
 from phpmq_lite.admin.base.request_headers import check_encoding, media_type_of
-from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
+from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Role, Route
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.connection_limits import connection_of
-from phpmq_lite.admin.monitoring.health import HEALTH_PATHS, check_started, is_started
+from phpmq_lite.admin.monitoring.health import (
+    HEALTH_PATHS,
+    check_started,
+    is_relaying,
+    is_started,
+)
 from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
 from phpmq_lite.admin.views import rendering
 from phpmq_lite.admin.views.rendering import send_response
@@ -269,15 +274,17 @@ def _log_failure(event: str, request: web.Request) -> None:
 async def _identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Identify the caller; health checks do not require an account."""
     context = context_of(request)
-    if is_started(request):
+    connection, path = connection_of(request), request.path.removeprefix(context.urls.base_path)
+    is_standby = not is_started(request)
+    is_named = path not in HEALTH_PATHS or middleware.bearer_of(request) is not None
+    if not is_standby or (is_named and is_relaying(request)):
         try:
-            await context.auth.load(context.now_ms())
+            await context.auth.load(context.now_ms(), STANDBY_ACCOUNTS_MS if is_standby else None)
         except StorageError as error:
             if not is_quiet("accounts_not_read"):
                 _log.error("accounts_not_read", reason=str(error))
     identity = middleware.find_identity(request)
     set_identity(request, identity)
-    connection, path = connection_of(request), request.path.removeprefix(context.urls.base_path)
     if connection is not None and path not in HEALTH_PATHS:
         has_login = identity.kind != "nobody"
         caller = identity.actor if has_login else address_key(address_of(request))
@@ -299,7 +306,7 @@ def _guarded(route: Route) -> Handler:
 
 
 def _check_request(request: web.Request, route: Route) -> None:
-    if not route.is_early:
+    if not (route.is_early or (route.role is Role.METRICS and is_relaying(request))):
         check_started(request)
     middleware.check_role(request, route)
     check_path(request)

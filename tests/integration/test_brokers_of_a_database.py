@@ -57,8 +57,11 @@ def wait_for_role(broker: BrokerProcess, role: str) -> None:
         raise AssertionError(f"not {role}: {answer}\n{log}") from error
 
 
-def get(broker: BrokerProcess, path: str, data: bytes | None = None) -> tuple[int, str]:
+def get(
+    broker: BrokerProcess, path: str, data: bytes | None = None, token: str = ""
+) -> tuple[int, str]:
     headers = {"Content-Type": "application/json"}
+    headers |= {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(broker.admin[0].rstrip("/") + path, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -145,3 +148,32 @@ def test_standby_ends_at_once_and_pages_show_a_replica_while_no_broker_is_active
         assert second.process.wait(10) == 0
         nodes.start(lost)
         nodes.wait_for_quorum()
+
+
+def test_standby_answers_metrics_and_each_check_for_a_valid_token(
+    nodes: ReplicatedPostgres, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        first = start_active(stack, nodes, tmp_path / "first")
+        second = start(stack, nodes, tmp_path / "second")
+        wait_for_role(second, "standby")
+
+        def token(*command: str) -> str:
+            line = [sys.executable, "-m", "phpmq_lite", "token", *command]
+            line += ["--data", str(tmp_path / "first")]
+            return subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout[:-1]
+
+        viewer = token("create", "viewer")
+        scrape = token("create", "prometheus", "--role", "metrics")
+        status, text = get(second, "/metrics", token=scrape)
+        assert (status, "phpmq_store_active 0.0\n" in text) == (200, True), text
+        assert "phpmq_store_active 1.0\n" in get(first, "/metrics", token=scrape)[1]
+        assert "role: standby of" in get(second, "/readyz", token=viewer)[1]
+        assert get(second, "/metrics", token="phpmq_unknown")[0] == 401
+        later = token("create", "later", "--role", "metrics")
+        wait_until(lambda: get(second, "/metrics", token=later)[0] == 200)
+        token("revoke", "prometheus", "--yes")
+        first.kill()
+        wait_for_role(second, "ready")
+        assert get(second, "/metrics", token=scrape)[0] == 401
+        assert get(second, "/metrics", token=later)[0] == 200

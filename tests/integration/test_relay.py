@@ -473,7 +473,7 @@ async def test_relayed_connections_are_in_the_metrics_and_on_the_page(tmp_path: 
                 assert "through broker-2" in (await me.get("/clients")).text
                 text = (await me.get("/metrics")).text
                 assert "phpmq_relayed_connections 1.0" in text
-                (row,) = (await me.get("/api/v1/clients")).text.split("\n")
+                (row,) = (await me.get("/api/v1/clients")).text.splitlines()
                 assert '"relay": "broker-2"' in row
             (one,) = brokers.clients()
             async with HttpUser(brokers.active.admin_url) as me:

@@ -23,6 +23,7 @@ HOW: Final = (
 SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
 MINUTE_MS: Final = 60_000
+STANDBY_ACCOUNTS_MS: Final = 5_000  # how long a standby uses accounts that the active broker changes
 ADDRESSES: Final = 1_000  # maximum number of audit rows per minute; further addresses share a row
 _OTHER_ADDRESSES: Final = "many"
 
@@ -102,12 +103,19 @@ class AuthServices:
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     refused_logins: RefusedLogins = field(default_factory=RefusedLogins)
     refusals: RefusedLogins = field(default_factory=RefusedLogins)  # of any other action
+    loaded_at_ms: int = 0
 
-    async def load(self, now_ms: int) -> None:
-        """Load the accounts on the first call; raise StorageError if the database is unreadable."""
-        if not self.accounts.is_loaded:
+    async def load(self, now_ms: int, max_age_ms: int | None = None) -> None:
+        """Load the accounts on the first call, and if they are older than ``max_age_ms``.
+
+        Raises:
+            StorageError: the database cannot be read.
+        """
+        is_old = max_age_ms is not None and now_ms > self.loaded_at_ms + max_age_ms
+        if is_old or not self.accounts.is_loaded:
             for address in await self.accounts.load(now_ms):
                 self.throttle.add_login(address, now_ms / 1_000)
+            self.loaded_at_ms = now_ms
 
     async def create_first_user(self, now_ms: int, password: str) -> None:
         """Create the first user, an administrator, for ``admin.initial_password_file``."""

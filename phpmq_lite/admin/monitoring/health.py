@@ -152,6 +152,11 @@ def is_started(request: web.Request) -> bool:
     return context.is_ready() or context.engine.summary().is_draining
 
 
+def is_relaying(request: web.Request) -> bool:
+    """Return whether this broker is a standby, which itself answers metrics and health checks."""
+    return context_of(request).engine.summary().is_relaying
+
+
 def check_started(request: web.Request) -> None:
     """Refuse a request until startup is complete.
 
