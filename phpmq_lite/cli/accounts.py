@@ -13,6 +13,7 @@ from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
+    SPARE,
     Column,
     Row,
     columns,
@@ -46,8 +47,9 @@ def _format_account(row: Row) -> Mapping[str, Any]:
 
 
 ROLES: Final = ("viewer", "operator", "admin")
-USER_COLUMNS: Final = columns(
-    "name", "role", "queues", created_at="CREATED (UTC)", last_login_at="LAST LOGIN (UTC)"
+USER_COLUMNS: Final = (
+    *columns("name", "role", "queues"),
+    *columns(created_at="CREATED (UTC)", last_login_at="LAST LOGIN (UTC)", fit=SPARE),
 )
 
 _name = click.argument("name")
@@ -133,10 +135,10 @@ def _read_password(file: Path | None) -> str:
     return password
 
 
-TOKEN_COLUMNS: Final = columns(
-    "name", "role", "queues", "created_by",
-    expires_at="EXPIRES (UTC)", last_used_at="LAST USED (UTC)",
-)  # fmt: skip
+TOKEN_COLUMNS: Final = (
+    *columns("name", "role", "queues"),
+    *columns("created_by", expires_at="EXPIRES (UTC)", last_used_at="LAST USED (UTC)", fit=SPARE),
+)
 
 
 @click.group()

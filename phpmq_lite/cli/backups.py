@@ -15,6 +15,7 @@ from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.database import print_checks, require_file
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
+    SPARE,
     Column,
     confirm,
     number_columns,
@@ -44,7 +45,8 @@ from phpmq_lite.storage.sqlite.integrity.wal_check import check_wal
 _POLL_S: Final = 1.0
 _COLUMNS: Final = (
     Column("id", "ID"),
-    *number_columns("bytes", messages="LIVE", settled="SETTLED", last_offset="LAST OFFSET"),
+    *number_columns("bytes", messages="LIVE"),
+    *number_columns(settled="SETTLED", last_offset="LAST OFFSET", fit=SPARE),
     Column("path", "FOLDER"),
 )
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
-from phpmq_lite.cli.output import columns, output_option, print_message, write_rows
+from phpmq_lite.cli.output import SPARE, columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import (
     EXISTING_FILE,
     FOLDER,
@@ -96,8 +96,9 @@ def current_context() -> BrokerContext | None:
 
 
 COLUMNS: Final = (
-    *columns("name", "in_use", "where", connect="PHPMQ"),
-    *columns("token_file", "tls_ca"),
+    *columns("name", "in_use", "where"),
+    *columns(connect="PHPMQ", fit=SPARE),
+    *columns("token_file", "tls_ca", fit=SPARE),
 )
 
 

@@ -18,6 +18,7 @@ from phpmq_lite.cli.messages import (
     report_bulk_job,
 )
 from phpmq_lite.cli.output import (
+    SPARE,
     Column,
     columns,
     format_message_count,
@@ -29,12 +30,15 @@ from phpmq_lite.cli.parameters import duration, messages_per_second
 from phpmq_lite.logs import escape
 
 DEAD_LETTER_COLUMNS: Final = (
-    *columns("queue", origin="FROM", reason="REASON"),
+    *columns("queue", fit=SPARE),
+    *columns(origin="FROM", reason="REASON"),
     Column("count", "COUNT", is_number=True),
 )
 CAUSE_COLUMNS: Final = (
     Column("count", "COUNT", is_number=True),
-    *columns(origin="FROM", urn="URN", reason="REASON", cause="CAUSE"),
+    *columns(origin="FROM"),
+    *columns(urn="URN", reason="REASON", fit=SPARE),
+    *columns(cause="CAUSE"),
 )
 PLAN_COLUMNS: Final = (
     *columns(what="WOULD BE", name="QUEUE OR REASON"),

@@ -175,7 +175,7 @@ MESSAGE_COLUMNS: Final = (
     Column("deliveries", "DELIVERIES", is_number=True, fit=ColumnOverflow.SPARE),
     Column("size", "SIZE", is_number=True, fit=ColumnOverflow.SPARE),
     Column("reason", "REASON", fit=ColumnOverflow.SPARE),
-    Column("preview", "BODY", fit=ColumnOverflow.REST),
+    Column("preview", "BODY", fit=ColumnOverflow.REST, below=60),
 )
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")

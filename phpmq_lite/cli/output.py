@@ -1,6 +1,5 @@
 """Output of commands: tables, JSON and CSV on stdout, messages and questions on stderr."""
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,9 @@ Row = Mapping[str, Any]
 
 FORMATS: Final = ("table", "json", "jsonl", "csv")
 _REST_WIDTH: Final = 16  # SPARE columns are hidden before a REST column becomes narrower than this
+_TEXT_WIDTH: Final = 24  # SPARE columns are hidden before a text of several words becomes narrower
 _GAP: Final = 2  # number of spaces between columns
+_ANY_WIDTH: Final = 10_000  # the width of tables without a terminal
 
 
 class ColumnOverflow(Enum):
@@ -31,24 +32,35 @@ class ColumnOverflow(Enum):
     REST = "the column gets the remaining width and one line"
 
 
+SPARE: Final = ColumnOverflow.SPARE
+
+
 class Column(NamedTuple):
-    """A column of a list; ``is_number`` and ``fit`` determine how tables display it."""
+    """A column of a list; ``is_number`` and ``fit`` determine how tables display it.
+
+    If a terminal has no room for ``below`` letters of the text, it is on a line below each row.
+    """
 
     key: str
     title: str
     is_number: bool = False
     fit: ColumnOverflow = ColumnOverflow.WRAPPED
+    below: int = 0
 
 
-def columns(*keys: str, **titles: str) -> tuple[Column, ...]:
+def columns(
+    *keys: str, fit: ColumnOverflow = ColumnOverflow.WRAPPED, **titles: str
+) -> tuple[Column, ...]:
     """Return a column for each of ``keys``, titled with the key, and for each of ``titles``."""
     named = {key: key.replace("_", " ").upper() for key in keys} | titles
-    return tuple(Column(key, title) for key, title in named.items())
+    return tuple(Column(key, title, fit=fit) for key, title in named.items())
 
 
-def number_columns(*keys: str, **titles: str) -> tuple[Column, ...]:
+def number_columns(
+    *keys: str, fit: ColumnOverflow = ColumnOverflow.WRAPPED, **titles: str
+) -> tuple[Column, ...]:
     """Return the same columns as ``columns``, but for numbers."""
-    return tuple(one._replace(is_number=True) for one in columns(*keys, **titles))
+    return tuple(one._replace(is_number=True) for one in columns(*keys, fit=fit, **titles))
 
 
 def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
@@ -94,12 +106,11 @@ def write_rows(
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    from phpmq_lite.admin.base.responses import csv_cell
+    from phpmq_lite.admin.base.responses import csv_line
 
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow([column.key for column in columns])
-    for row in rows:
-        out.writerow([csv_cell(row.get(column.key)) for column in columns])
+    keys: list[Any] = [column.key for column in columns]
+    for cells in (keys, *([row.get(key) for key in keys] for row in rows)):
+        sys.stdout.write(csv_line(cells).removesuffix("\r\n") + "\n")
 
 
 def write_record(found: Row, style: str | None) -> None:
@@ -123,13 +134,40 @@ def _flatten(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
 
 
 def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    below = next((each for each in columns if each.below), None)
+    if below is None or _excess(_measure(rows, _fit_columns(rows, columns))) <= 0:
+        print_table(make_table(rows, columns))
+        return
+    fitting = _fit_columns(rows, [each for each in columns if each is not below])
+    whole = [each._replace(fit=ColumnOverflow.WHOLE) for each in fitting]
+    console = Console(file=sys.stdout)
+    with console.capture() as captured:
+        console.print(make_table(rows, whole), width=_ANY_WIDTH, crop=False)
+    head, *lines = captured.get().splitlines()
+    click.echo(head)
+    for line, row in zip(lines, rows, strict=True):
+        click.echo(line)
+        text = f"  {format_cell(row.get(below.key))}"
+        console.print(Text(text), no_wrap=True, overflow="ellipsis")
+
+
+def make_table(rows: Sequence[Row], columns: Sequence[Column], title: str | None = None) -> "Table":
+    """Return a table of the columns that fit on the terminal, with unbroken words if they fit."""
     from rich.table import Table
     from rich.text import Text
 
-    texts = {each.key: [format_cell(row.get(each.key)) for row in rows] for each in columns}
-    columns = _fit_columns(columns, texts)
+    columns = _fit_columns(rows, columns)
+    sizes = _measure(rows, columns)
+    excess = _excess(sizes)
+    for key, (width, least) in sorted(sizes.items(), key=lambda one: one[1][1] - one[1][0]):
+        cut = max(0, min(width - least, excess))
+        sizes[key], excess = (width - cut, least), excess - cut
     has_rest = sys.stdout.isatty() and any(each.fit is ColumnOverflow.REST for each in columns)
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=has_rest)
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=has_rest, title=title,
+                  title_justify="left")  # fmt: skip
     for column in columns:
         is_rest = column.fit is ColumnOverflow.REST
         table.add_column(
@@ -138,40 +176,57 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
             no_wrap=is_rest or column.is_number or column.fit is ColumnOverflow.WHOLE,
             overflow="fold" if column.fit is ColumnOverflow.WRAPPED else "ellipsis",
             ratio=1 if is_rest else None,
+            width=None if is_rest or excess > 0 else sizes[column.key][0],
         )
-    for row in zip(*(texts[column.key] for column in columns), strict=True):
-        table.add_row(*map(Text, row))
-    print_table(table)
+    for row in rows:
+        table.add_row(*(Text(format_cell(row.get(column.key))) for column in columns))
+    return table
 
 
-def _fit_columns(columns: Sequence[Column], texts: Mapping[str, Sequence[str]]) -> Sequence[Column]:
-    """Return the columns that fit on the terminal, after dropping SPARE columns in order."""
-    if not sys.stdout.isatty():
-        return columns
+def _measure(rows: Sequence[Row], columns: Sequence[Column]) -> dict[str, tuple[int, int]]:
+    """Return the width of each column, and that at which only words of it are wrapped."""
     from rich.cells import cell_len
+
+    sizes = {}
+    for one in columns:
+        texts = [one.title, *(format_cell(row.get(one.key)) for row in rows)]
+        width = max(map(cell_len, texts))
+        if one.fit is ColumnOverflow.REST:
+            width = max(_REST_WIDTH, min(width, one.below))
+        is_text = one.fit is ColumnOverflow.WRAPPED and not one.is_number
+        words = " ".join(texts).split() if is_text else []
+        sizes[one.key] = (width, max(map(cell_len, words), default=width))
+    return sizes
+
+
+def _excess(sizes: Mapping[str, tuple[int, int]]) -> int:
+    """Return by how many letters a table with these columns is too wide for the terminal."""
     from rich.console import Console
 
-    left = list(columns)
-    widths = {
-        each.key: _REST_WIDTH
-        if each.fit is ColumnOverflow.REST
-        else max(map(cell_len, (each.title, *texts[each.key])))
-        for each in columns
+    room = Console().width if sys.stdout.isatty() else _ANY_WIDTH
+    return sum(width + _GAP for width, _ in sizes.values()) - _GAP - room
+
+
+def _fit_columns(rows: Sequence[Row], columns: Sequence[Column]) -> Sequence[Column]:
+    """Return the columns that fit on the terminal, after dropping SPARE columns in order.
+
+    A text of several words is wrapped instead, but not to less than ``_TEXT_WIDTH``.
+    """
+    sizes = {
+        key: (max(least, min(width, _TEXT_WIDTH)), least)
+        for key, (width, least) in _measure(rows, columns).items()
     }
-    room = Console().width + _GAP
     for column in columns:
-        if sum(widths[each.key] + _GAP for each in left) <= room:
-            break
-        if column.fit is ColumnOverflow.SPARE:
-            left.remove(column)
-    return left
+        if column.fit is ColumnOverflow.SPARE and _excess(sizes) > 0:
+            del sizes[column.key]
+    return [each for each in columns if each.key in sizes]
 
 
 def print_table(table: "Table") -> None:
     """Print a table as wide as the terminal, or at its full width if the output is redirected."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 10_000
+    width = None if sys.stdout.isatty() else _ANY_WIDTH
     Console(file=sys.stdout, width=width).print(table, soft_wrap=not width)
 
 

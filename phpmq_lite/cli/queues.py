@@ -11,10 +11,11 @@ from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.live_events import tail
 from phpmq_lite.cli.output import (
+    SPARE,
     Column,
     confirm,
-    format_cell,
     format_message_count,
+    make_table,
     number_columns,
     output_option,
     print_message,
@@ -22,13 +23,14 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.logs import escape
 from phpmq_lite.queue_settings import DEFINITIONS
 
 QUEUE_COLUMNS: Final = (
     Column("name", "QUEUE"),
-    *number_columns("ready", "dispatched", "dead", "bytes", oldest_age_s="OLDEST (s)"),
-    *number_columns(published_per_s="IN/s", acked_per_s="OUT/s", consumers="CONSUMERS"),
+    *number_columns("ready", "dispatched", "dead"),
+    *number_columns("bytes", oldest_age_s="OLDEST (s)", fit=SPARE),
+    *number_columns(published_per_s="IN/s", acked_per_s="OUT/s", fit=SPARE),
+    *number_columns("consumers"),
 )
 
 _DIGITS: Final = 20  # maximum number of digits in a number; SQLite integers have at most 19
@@ -230,18 +232,10 @@ def top(admin: AdminClient, once: bool, every_s: float) -> None:
 
 
 def _top_table(admin: AdminClient) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
     stats = admin.get("/stats")
     rows = list(admin.list("/queues", _BUSIEST, sort="-in"))
     title = (
         f"{stats['ready']:,} ready · {stats['dispatched']:,} dispatched · {stats['dead']:,} dead"
         f" · in {stats['published_per_s']:,.0f}/s · out {stats['acked_per_s']:,.0f}/s"
     )
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    for column in QUEUE_COLUMNS:
-        table.add_column(column.title, justify="right" if column.is_number else "left")
-    for row in rows:
-        table.add_row(*(Text(escape(format_cell(row.get(column.key)))) for column in QUEUE_COLUMNS))
-    return table
+    return make_table(rows, QUEUE_COLUMNS, title)

@@ -31,7 +31,8 @@ from phpmq_lite.storage.sqlite.standby.lag import read_standby
 _RESTORE_S: Final = 86_400.0  # a large replica, over a slow network
 _COLUMNS: Final = (
     *outputs.columns("replica", is_running="RUNNING"),
-    *outputs.number_columns("lag_s", "lag_bytes", "lag_messages", "backlog_bytes"),
+    *outputs.number_columns("lag_s"),
+    *outputs.number_columns("lag_bytes", "lag_messages", "backlog_bytes", fit=outputs.SPARE),
     *outputs.columns("problem"),
 )
 

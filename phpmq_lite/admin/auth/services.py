@@ -23,7 +23,9 @@ HOW: Final = (
 SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
 MINUTE_MS: Final = 60_000
-STANDBY_ACCOUNTS_MS: Final = 5_000  # how long a standby uses accounts that the active broker changes
+STANDBY_ACCOUNTS_MS: Final = (
+    5_000  # how long a standby uses accounts that the active broker changes
+)
 ADDRESSES: Final = 1_000  # maximum number of audit rows per minute; further addresses share a row
 _OTHER_ADDRESSES: Final = "many"
 

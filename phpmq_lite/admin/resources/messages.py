@@ -22,7 +22,7 @@ from phpmq_lite.admin.base.input import (
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.search_query import traces_search
 from phpmq_lite.admin.views import trace_view
-from phpmq_lite.admin.views.bodies import as_content, preview
+from phpmq_lite.admin.views.bodies import as_content, preview_envelope
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import Body, MessageRow
@@ -77,7 +77,10 @@ class MessageView(ResponseModel):
     origin_reason: str | None = Field(
         validation_alias="source_reason", description="reason for dead-lettering; null if none"
     )
-    preview: str = Field(description="beginning of the body on one line; in hex if not UTF-8")
+    preview: str = Field(
+        description="an envelope's URN and data, or else the beginning of the body, on one line; "
+        "in hex if not UTF-8"
+    )
 
     @classmethod
     def of_row(cls, row: MessageRow) -> Self:
@@ -86,7 +89,7 @@ class MessageView(ResponseModel):
             row,
             state=State(row.state).name.lower(),
             holder=row.consumer_address if row.state == State.DISPATCHED else None,
-            preview="".join(piece.text for piece in preview(row.preview, row.size)),
+            preview="".join(one.text for one in preview_envelope(row.preview, row.size)),
         )
 
 

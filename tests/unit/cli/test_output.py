@@ -1,5 +1,6 @@
 """Lists on standard output, in each format."""
 
+import csv
 import io
 import json
 import sys
@@ -9,8 +10,13 @@ from typing import Any
 import pytest
 from click import unstyle
 
+from phpmq_lite.admin.base.responses import csv_line
+from phpmq_lite.cli.accounts import TOKEN_COLUMNS, USER_COLUMNS
+from phpmq_lite.cli.dead_letters import CAUSE_COLUMNS, DEAD_LETTER_COLUMNS
+from phpmq_lite.cli.messages import MESSAGE_COLUMNS
 from phpmq_lite.cli.output import Column, ColumnOverflow, write_record, write_rows
 from phpmq_lite.cli.progress import progress_bar
+from phpmq_lite.cli.queues import QUEUE_COLUMNS
 
 Write = Callable[..., tuple[str, str]]
 OnTerminal = Callable[..., list[str]]
@@ -44,6 +50,15 @@ def test_lines_are_written_when_there_is_no_terminal(written: Write) -> None:
 
 def test_csv_has_the_columns_and_no_formula(written: Write) -> None:
     assert written(ROWS, "csv")[0] == "name,ready\norders,12408\n'=cmd\x1b[2J,\n"
+
+
+@pytest.mark.parametrize("sign", "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+def test_csv_cell_is_no_formula_in_any_export(written: Write, sign: str) -> None:
+    cell = f"{sign}cmd"
+    out, _ = written([{"name": cell, "ready": 1}], "csv")
+    assert list(csv.reader(io.StringIO(out, newline="")))[1] == [f"'{cell}", "1"]
+    line = csv_line([cell, 1])  # of the API and the pages
+    assert list(csv.reader(io.StringIO(line, newline=""))) == [[f"'{cell}", "1"]]
 
 
 def test_table_aligns_numbers_and_escapes(written: Write) -> None:
@@ -141,6 +156,60 @@ def test_terminal_breaks_long_texts_and_no_numbers(on_terminal: OnTerminal) -> N
     lines = on_terminal(60, found, columns)
     assert "".join(line[34:49].strip() for line in lines[1:]) == name
     assert "1,234,567" in lines[1]
+
+
+NAME = "billing.invoices.reminders"  # 26 letters
+MESSAGE = {
+    "id": "0" * 32, "queue": NAME, "state": "ready", "deliveries": 1, "size": 142,
+    "preview": 'urn:babel:invoices:reminded {"invoice": 1042, "days": 14}',
+}  # fmt: skip
+LONG_CAUSE = "data.total: 12 is not a number between 0 and 10 (schema of version 2)"
+URN = "urn:babel:invoices:reminded"
+TABLES = {
+    "messages": (MESSAGE_COLUMNS, MESSAGE),
+    "queues": (
+        QUEUE_COLUMNS,
+        dict.fromkeys([one.key for one in QUEUE_COLUMNS], 12_345) | {"name": NAME},
+    ),
+    "dead": (
+        DEAD_LETTER_COLUMNS,
+        {"queue": f"{NAME}.dlq", "origin": NAME, "reason": "max_deliveries", "count": 35},
+    ),
+    "causes": (
+        CAUSE_COLUMNS,
+        {"count": 35, "origin": NAME, "urn": URN, "reason": "schema_invalid", "cause": LONG_CAUSE},
+    ),
+    "users": (
+        USER_COLUMNS,
+        {"name": NAME, "role": "operator", "queues": f"{NAME}, mail.*",
+         "created_at": "2026-11-29 14:00:00", "last_login_at": "2026-11-29 14:00:00"},
+    ),
+    "tokens": (
+        TOKEN_COLUMNS,
+        {"name": NAME, "role": "operator", "queues": "all", "created_by": NAME,
+         "expires_at": "2026-11-29 14:00:00", "last_used_at": "2026-11-29 14:00:00"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("kind", TABLES)
+def test_table_keeps_names_whole_when_a_terminal_is_narrow(
+    on_terminal: OnTerminal, kind: str, width: int
+) -> None:
+    columns, row = TABLES[kind]
+    lines = on_terminal(width, [row, row], list(columns))
+    assert max(map(len, lines)) <= width
+    assert len([line for line in lines if NAME in line]) >= 2
+    assert len(lines) <= (9 if kind == "causes" else 5)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_message_list_shows_urn_and_data(on_terminal: OnTerminal, width: int) -> None:
+    short = MESSAGE | {"queue": "orders", "preview": "hello"}
+    lines = on_terminal(width, [MESSAGE, short], list(MESSAGE_COLUMNS))
+    assert any(str(MESSAGE["preview"]) in line for line in lines)
+    assert on_terminal(width, [short], list(MESSAGE_COLUMNS))[1].endswith("hello")
 
 
 @pytest.mark.parametrize("total", [5_000, None])
