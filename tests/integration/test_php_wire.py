@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,6 +209,51 @@ async def test_publish_says_at_once_that_an_address_is_wrong(
         pytest.raises(PhpError, match=rf"NotConnected: .*{re.escape(sentence)}"),
     ):
         await do(php, "publish", BODY, "orders")
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("mq.example", "the address must be HOST:PORT, such as 127.0.0.1:9100"),
+        ("127.0.0.1:99999", "the port is 99999; it must be 1 to 65535"),
+        ("nobody.invalid:9100", "the name nobody.invalid is unknown; check the address"),
+    ],
+)
+async def test_reserve_says_at_once_that_an_address_is_wrong(address: str, sentence: str) -> None:
+    """A worker waits only for what a broker that starts can mend."""
+    for call in ("reserve", "reserveBytes"):
+        with (
+            PhpClient(address) as php,
+            pytest.raises(PhpError, match=rf"NotConnected: .*{re.escape(sentence)}"),
+        ):
+            await asyncio.wait_for(do(php, call, "orders", 3600.0), 30)
+
+
+async def test_publish_says_at_once_that_a_socket_does_not_exist(tmp_path: Path) -> None:
+    said = "No such file or directory.; no broker listens there: start it, or correct the path"
+    with (
+        PhpClient(f"unix:{tmp_path}/none", timeout=3600.0) as php,
+        pytest.raises(PhpError, match=f"NotConnected: .*{said}"),
+    ):
+        await asyncio.wait_for(do(php, "publish", BODY, "orders"), 30)
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "answers HTTP, as the admin does; correct the port"),
+        (b"-ERR unknown command\r\n", "is not a PHPMQ broker: it sent 2d45525220756e6b; correct"),
+    ],
+    ids=["admin", "redis"],
+)
+async def test_publish_says_at_once_that_the_port_is_of_another_program(
+    broker: ScriptedBroker, reply: bytes, sentence: str
+) -> None:
+    broker.script = lambda peer, _frame: peer.transport.write(reply)
+    async with php_at(broker, timeout=3600.0) as php:
+        with pytest.raises(PhpError, match=f"NotConnected: .*{sentence}"):
+            await asyncio.wait_for(do(php, "publish", BODY, "orders"), 30)
+    assert len(broker.peers) == 1
 
 
 @pytest.mark.parametrize(
@@ -470,6 +516,124 @@ async def test_publish_sends_its_bytes_under_a_new_key_each_time(broker: Scripte
     assert (first.queue, second.queue) == ("orders", "home")
     assert first.content == second.content == BODY
     assert first.key != second.key
+
+
+async def test_publish_takes_a_ttl_or_a_delay(broker: ScriptedBroker) -> None:
+    async with php_at(broker) as php:
+        await do(php, "publish", BODY, "orders", 60)
+        await do(php, "publish", BODY, "orders", 0, 5)
+        sent = [await broker.next(Publish) for _ in range(2)]
+        assert [(frame.queue, frame.ttl_s) for frame in sent] == [
+            ("orders", 60),
+            ("orders.retry", 5),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("queue", "ttl", "delay", "sentence"),
+    [
+        ("orders", 60, 5, "the delay (5 s) excludes a ttl (60 s); omit one of them"),
+        ("orders.retry", 0, 5, "publish to the queue without .retry"),
+        ("orders", -1, 0, "ttl is -1 s and delay 0 s; each must be 0 to 3153600000"),
+        ("q" * 250, 0, 5, "a queue name must have 1 to 255 bytes"),
+    ],
+)
+async def test_delay_that_cannot_be_is_refused(
+    broker: ScriptedBroker, queue: str, ttl: int, delay: int, sentence: str
+) -> None:
+    async with php_at(broker) as php:
+        for call in ("publish", "publishBytes"):
+            with pytest.raises(PhpError, match=f"PhpmqException: .*{re.escape(sentence)}"):
+                await do(php, call, BODY, queue, ttl, delay)
+    assert broker.peers == []
+
+
+async def test_large_message_that_ends_connections_is_not_sent_again_and_again(
+    broker: ScriptedBroker,
+) -> None:
+    """A broker closes when it reads the size of a message above its limit, and says nothing."""
+    large = body(data='{"text":"%s"}' % ("x" * 70_000))
+    broker.script = lambda peer, frame: peer.cut() if isinstance(frame, Publish) else None
+    said = f"lost 3 times while this message of {len(large)} bytes .* broker's limits.max_content"
+    async with php_at(broker, timeout=3600.0) as php:
+        with pytest.raises(PhpError, match=f"ConnectionLost: .*{said}"):
+            await asyncio.wait_for(do(php, "publish", large, "orders"), 30)
+    assert [type(frame) for frame in received(broker)] == [Publish] * 3
+
+
+async def test_large_message_waits_for_a_broker_behind_a_proxy(broker: ScriptedBroker) -> None:
+    """A proxy accepts connections while its broker restarts, and closes them without reading."""
+    large = body(data='{"text":"%s"}' % ("x" * 70_000))
+    ended: list[ScriptedPeer] = []
+
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Publish) and frame.content == large and not ended:
+            ended.append(peer)
+            broker.on_connect = lambda new: new.cut() if len(broker.peers) < 6 else None
+            peer.cut()
+        else:
+            broker.store(peer, frame)
+
+    broker.script = script
+    async with php_at(broker, timeout=30.0) as php:
+        await do(php, "publish", BODY, "orders")  # since then, lost connections are temporary
+        await do(php, "publish", large, "orders")
+    assert [len(frame.content) for frame in received(broker) if isinstance(frame, Publish)] == [
+        len(BODY), len(large), len(large)
+    ]  # fmt: skip
+
+
+# -- bytes without an envelope
+
+
+async def test_bytes_are_published_reserved_and_settled(broker: ScriptedBroker) -> None:
+    content = bytes(range(256))
+    broker.script = dispatching(broker, ID, content, ttl_s=3600)
+    async with php_at(broker) as php:
+        await do(php, "publishBytes", content, "orders", 60, 0, "order-1042")
+        assert await broker.next(Publish) == Publish("orders", content, 60, b"order-1042")
+        for call, end in (
+            (("ackBytes",), [Acknowledge("orders", ID)]),
+            (("requeueBytes", 0), [Requeue("orders", ID, 3600)]),
+            (("deadLetterBytes",), [DeadLetter("orders", ID)]),
+            (
+                ("requeueBytes", 5),
+                [Publish("orders.retry", content, 5, ID + b":copy"), Acknowledge("orders", ID)],
+            ),
+        ):
+            taken = await asyncio.to_thread(php.take, "orders", "reserveBytes")
+            assert (taken.body, taken.message_id) == (content, ID.decode())
+            await do(php, call[0], taken.handle, *call[1:])
+            await do(php, "close")
+            await broker.peer.half_closed.wait()
+            assert received(broker)[1:-1] == end
+
+
+async def test_bytes_are_repeated_under_their_key_after_a_lost_connection(
+    broker: ScriptedBroker,
+) -> None:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if len(broker.peers) == 1:
+            peer.cut()
+        else:
+            broker.store(peer, frame)
+
+    broker.script = script
+    async with php_at(broker) as php:
+        await do(php, "publishBytes", b"{}", "orders")
+    first, again = received(broker)
+    assert first == again
+
+
+async def test_bytes_that_are_refused_name_the_reason(broker: ScriptedBroker) -> None:
+    broker.script = lambda peer, frame: peer.answer(frame, "queue is full")
+    async with php_at(broker, maxContent=4) as php:
+        with pytest.raises(PhpError, match=r"PublishRefused: orders: queue is full"):
+            await do(php, "publishBytes", b"1234", "orders")
+        with pytest.raises(PhpError, match=r"the limit is 4 \(maxContent; .*limits\.max_content\)"):
+            await do(php, "publishBytes", b"12345", "orders")
+        with pytest.raises(PhpError, match=r"the key is 65 bytes long; it must be 1 to 64"):
+            await do(php, "publishBytes", b"1234", "orders", 0, 0, "k" * 65)
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"hello", body(data="[1]"), body(trace_id='""')])

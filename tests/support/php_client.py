@@ -76,15 +76,17 @@ class PhpClient:
             raise PhpError(answer["error"].rpartition("\\")[2], answer["message"])
         return answer["value"]
 
-    def reserve(self, queue: str, timeout_s: float = 10.0) -> Reserved | None:
-        found = self.call("reserve", queue, timeout_s)
+    def reserve(
+        self, queue: str, timeout_s: float = 10.0, call: str = "reserve"
+    ) -> Reserved | None:
+        found = self.call(call, queue, timeout_s)
         if found is None:
             return None
         body = base64.b64decode(found["body"])
         return Reserved(found["handle"], found["id"], found["ttl"], body, found["envelope"])
 
-    def take(self, queue: str) -> Reserved:
-        found = self.reserve(queue)
+    def take(self, queue: str, call: str = "reserve") -> Reserved:
+        found = self.reserve(queue, call=call)
         assert found is not None
         return found
 

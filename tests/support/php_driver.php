@@ -16,6 +16,10 @@ set_error_handler(function (int $level, string $message, string $file, int $line
 });
 
 $transport = new PhpmqTransport(...json_decode($argv[2], true));
+$client = function () use ($argv): Phpmq\Client {
+    static $made = null;
+    return $made ??= new Phpmq\Client(...array_diff_key(json_decode($argv[2], true), ['defaultQueue' => 0]));
+};
 $messages = new ArrayObject(); // by handle
 enum Suit: string
 {
@@ -40,7 +44,8 @@ $odd = function (string $kind): mixed {
     };
 };
 $calls = [
-    'publish' => fn (string $body, ?string $queue) => $transport->publish(base64_decode($body), $queue),
+    'publish' => fn (string $body, ?string $queue, int $ttl = 0, int $delay = 0) =>
+        $transport->publish(base64_decode($body), $queue, ttl: $ttl, delay: $delay),
     'reserve' => function (string $queue, float $timeout) use ($transport, $messages): ?array {
         $message = $transport->reserve($queue, $timeout);
         if ($message === null) {
@@ -60,7 +65,22 @@ $calls = [
         $transport->release($messages[$handle], base64_decode($body), $delay),
     'deadLetter' => fn (int $handle, string $body) =>
         $transport->deadLetter($messages[$handle], base64_decode($body)),
-    'close' => fn () => $transport->close(),
+    'close' => fn () => [$transport->close(), $client()->close()] && null,
+    'publishBytes' => fn (string $body, mixed ...$more) => $client()->publish(base64_decode($body), ...$more),
+    'reserveBytes' => function (string $queue, float $timeout) use ($client, $messages): ?array {
+        $message = $client()->reserve($queue, $timeout);
+        if ($message === null) {
+            return null;
+        }
+        $messages[] = $message;
+        return [
+            'handle' => count($messages) - 1, 'id' => $message->id, 'ttl' => $message->remainingTtl(),
+            'body' => base64_encode($message->content), 'envelope' => null,
+        ];
+    },
+    'ackBytes' => fn (int $handle) => $client()->ack($messages[$handle]),
+    'requeueBytes' => fn (int $handle, int $delay) => $client()->requeue($messages[$handle], $delay),
+    'deadLetterBytes' => fn (int $handle) => $client()->deadLetter($messages[$handle]),
     'problem' => fn (string $body) => Envelope::problem(base64_decode($body)),
     'make' => fn (mixed ...$arguments) => base64_encode(Envelope::make(...$arguments)),
     'makeWith' => function (string $kind) use ($odd): string { // what JSON cannot carry to PHP

@@ -27,6 +27,7 @@ class ScriptedPeer(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         self._broker.peers.append(self)
         self._broker.arrived.set()
+        self._broker.on_connect(self)
 
     def data_received(self, data: bytes) -> None:
         for frame in self.side.receive(data):
@@ -83,6 +84,7 @@ class ScriptedBroker:
         self.frames: asyncio.Queue[tuple[ScriptedPeer, ClientFrame]] = asyncio.Queue()
         self.stored: dict[bytes, bytes] = {}  # key -> body
         self.script: Callable[[ScriptedPeer, ClientFrame], None] = self.store
+        self.on_connect: Callable[[ScriptedPeer], None] = lambda _peer: None
         self.keeps_open = False  # when a client has closed its side
         self._path = path
         self._tls = tls

@@ -290,7 +290,9 @@ final class Connection
             return false;
         }
         if (preg_match('/^H01(003|007)(0[234])$/D', substr($this->in, 0, 8), $header) !== 1) {
-            throw $this->lost('not a PHPMQ broker: ' . bin2hex(substr($this->in, 0, 8)));
+            $what = str_starts_with($this->in, 'HTTP/')
+                ? 'answers HTTP, as the admin does' : 'is not a PHPMQ broker: it sent ' . bin2hex(substr($this->in, 0, 8));
+            throw new NotConnected("$this->address $what; correct the port, such as 9100", mayStart: true);
         }
         $packets = [];
         $at = 8;
@@ -329,7 +331,7 @@ final class Connection
         $ttl = (int) ($packets[self::TTL] ?? 0);
         unset($this->held[$queue][$id]); // the message was requeued and is dispatched again
         if (isset($this->dispatched[$queue])) { // otherwise, it crossed a pause and is back in its queue
-            $this->dispatched[$queue][] = new Reservation($id, $content, $ttl, self::now(), $this->pid);
+            $this->dispatched[$queue][] = new Reservation($id, $content, $ttl, self::now(), $this->pid, $queue);
         }
     }
 }

@@ -81,6 +81,9 @@ final class Dialer
             );
         }
         [, $scheme, $host, $port] = $found;
+        if ((int) $port < 1 || (int) $port > 65_535) {
+            $this->fail("the port is $port; it must be 1 to 65535", isPermanent: true);
+        }
         $ip = $this->race($this->addresses($host), $port, $stream);
         $this->setOptions($stream);
         Descriptor::closeOnExec($stream);
@@ -229,28 +232,33 @@ final class Dialer
     private function fail(string $otherwise, bool $isPermanent = false): never
     {
         $why = $isPermanent ? $otherwise : $this->why ?? ($otherwise !== '' ? $otherwise : 'no connection');
-        $remedy = $isPermanent ? '' : self::remedy($why);
+        [$remedy, $mayStart] = $isPermanent ? ['', false] : self::remedy($why);
         $why = preg_replace(['/^stream_socket_\w+\(\): /', '/\s+/'], ['', ' '], $why . $remedy);
         throw $isPermanent || $remedy !== ''
-            ? new NotConnected("$this->address: $why") : new ConnectionLost("$this->address: $why");
+            ? new NotConnected("$this->address: $why", $mayStart) : new ConnectionLost("$this->address: $why");
     }
 
-    /** Returns what to do about an error that another attempt would meet, too, or an empty string. */
-    private static function remedy(string $why): string
+    /** @return array{string, bool} what to do if another attempt would fail, too; whether a worker waits for it */
+    private static function remedy(string $why): array
     {
         $remedies = [
             'certificate verify failed' => "name the certificate authority with tls: ['cafile' => FILE]",
             'cafile stream' => "correct the file in tls: ['cafile' => FILE], which must contain PEM certificates",
+            'Unable to set' => "correct local_cert and local_pk in tls, which must be PEM files of one certificate",
             'did not match expected' => "connect with a name of the certificate, or pass tls: ['peer_name' => NAME]",
             'wrong version number' => self::NO_TLS,
+            'Permission denied' => 'let the user of this process open that socket',
+        ];
+        $startable = [ // once a broker has been started there
             'ended the TLS handshake' => self::NO_TLS,
             'Connection refused' => 'no broker listens there: start it, or correct the port',
+            'No such file or directory' => 'no broker listens there: start it, or correct the path',
         ];
-        foreach ($remedies as $part => $remedy) {
+        foreach ($remedies + $startable as $part => $remedy) {
             if (str_contains($why, $part)) {
-                return "; $remedy";
+                return ["; $remedy", isset($startable[$part])];
             }
         }
-        return '';
+        return ['', false];
     }
 }
