@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import ssl as tls
 import threading
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
@@ -10,6 +11,7 @@ from typing import Any, Final, Self, cast
 
 from phpmq_lite.client.address import parse_address
 from phpmq_lite.client.session import (
+    PROBE_S,
     AnswerCallback,
     Backoff,
     ClientBase,
@@ -157,6 +159,8 @@ class Client(ClientBase):
             if self._ssl is not None:
                 security["server_hostname"] = self._server_hostname or target.host
             connected = await self._dialer.connect_async()
+            if self.session.pending.suspect() is not None:
+                await _check_stays_open(connected)
             _, link = await loop.create_connection(
                 lambda: _Connection(self), sock=connected, **security
             )
@@ -397,6 +401,19 @@ class Client(ClientBase):
         self.session.lost()
         if self._ended is None:
             self._ready.clear()
+
+
+async def _check_stays_open(connected: socket.socket) -> None:
+    """Close the socket and raise ConnectionError if the peer closes it within ``PROBE_S``."""
+    with suppress(TimeoutError):
+        try:
+            async with asyncio.timeout(PROBE_S):
+                if not await asyncio.get_running_loop().sock_recv(connected, 1):
+                    raise ConnectionError("the broker has closed the connection")
+        except OSError as error:
+            if not isinstance(error, TimeoutError):
+                connected.close()
+            raise
 
 
 class Consumer:

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from phpmq_lite.client.address import BrokerAddress, parse_address
 from phpmq_lite.client.session import (
+    PROBE_S,
     AnswerCallback,
     Backoff,
     ClientBase,
@@ -54,8 +56,12 @@ def open_stream(
     ssl: tls.SSLContext | None,
     server_hostname: str | None,
     timeout_s: float | None,
+    *,
+    is_probed: bool = False,
 ) -> "BufferedSocket":
     """Return a socket connected to a broker, over ``dialer`` unless it is a Unix socket.
+
+    With ``is_probed``, the connection must stay open for ``PROBE_S``.
 
     Raises:
         OSError: the broker did not answer in time, or TLS failed.
@@ -72,9 +78,11 @@ def open_stream(
     else:
         plain = dialer.connect(timeout_s)
         prepare(plain)
-    if ssl is None:
-        return BufferedSocket(plain)
     try:
+        if is_probed:
+            _check_stays_open(plain)
+        if ssl is None:
+            return BufferedSocket(plain)
         left_s = _seconds_left(deadline)
         plain.settimeout(left_s if left_s is None else max(left_s, 0.001))
         return BufferedSocket(
@@ -83,6 +91,14 @@ def open_stream(
     except BaseException:
         plain.close()
         raise
+
+
+def _check_stays_open(plain: socket.socket) -> None:
+    """Raise ConnectionError if the peer closes the connection within ``PROBE_S``."""
+    plain.settimeout(PROBE_S)
+    with suppress(TimeoutError):
+        if not plain.recv(1, socket.MSG_PEEK):
+            raise ConnectionError("the broker has closed the connection")
 
 
 class BufferedSocket:
@@ -293,9 +309,11 @@ class BlockingClient(ClientBase):
 
     def _connect(self, timeout_s: float | None) -> None:
         """Connect while other threads wait; the caller holds the lock."""
+        is_probed = self.session.pending.suspect() is not None
         stream = self._unlocked(
-            open_stream, self.target, self._dialer, self._ssl, self._server_hostname, timeout_s
-        )
+            partial(open_stream, is_probed=is_probed),
+            self.target, self._dialer, self._ssl, self._server_hostname, timeout_s,
+        )  # fmt: skip
         if self._ended is not None:  # closed by another thread meanwhile
             stream.close()
             self.raise_if_ended()

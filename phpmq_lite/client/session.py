@@ -78,12 +78,19 @@ class UnansweredPublish:
     sent: int = 0
 
 
+_LARGE_BYTES: Final = 65_536  # a larger body may be above the broker's limits.max_content
+_LARGE_SENDS: Final = 3  # limit of ``max_sends`` for such a body
+PROBE_S: Final = 0.2  # a proxy whose broker is away closes new connections within this time
+
+
 class PendingPublishes:
     """Unanswered publish requests by queue and key, in the order in which they were made.
 
     The broker stores each key only once, so all requests can be repeated on the next connection.
     The client gives up on a publish after ``max_sends`` connections in a row have ended without an
-    answer to any publish, because that publish may be why the broker closes connections.
+    answer to any publish, because that publish may be why the broker closes connections: it closes
+    one as soon as it reads the size of a body above its limit.  The largest body is therefore given
+    up after three if it has more than 64 KiB.
     """
 
     def __init__(self, max_sends: int = 10) -> None:
@@ -133,12 +140,30 @@ class PendingPublishes:
             self._has_answers = False
             for entry in self._waiting.values():
                 entry.sent = 0
-        hopeless = [entry for entry in self._waiting.values() if entry.sent >= self._max_sends]
-        for entry in hopeless:
+        suspect = self.suspect()
+        for entry in list(self._waiting.values()):
+            if entry.sent < (_LARGE_SENDS if entry is suspect else self._max_sends):
+                continue
             del self._waiting[entry.queue, entry.key]
             detail = f"{entry.sent} connections ended before the broker answered a publish"
+            if entry is suspect:
+                detail += (
+                    f" of {len(entry.content)} bytes; if that is above the broker's "
+                    "limits.max_content, raise the limit, or make the body smaller"
+                )
             entry.answer(ConnectionLostError(detail))
         return list(self._waiting.values())
+
+    def suspect(self) -> UnansweredPublish | None:
+        """Return the largest publish if it was sent and may be above the broker's limit.
+
+        The next connection must stay open for ``PROBE_S`` before it is sent again, so that only
+        ends that it may have caused are counted.
+        """
+        largest = max(self._waiting.values(), key=lambda entry: len(entry.content), default=None)
+        if largest is None or not largest.sent or len(largest.content) <= _LARGE_BYTES:
+            return None
+        return largest
 
     def fail(self, detail: str) -> None:
         """Fail all unanswered publish requests, because the client will not connect again."""

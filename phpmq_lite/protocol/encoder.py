@@ -138,9 +138,9 @@ class ClientEncoder:
     ) -> bytes:
         """Return a 001; if it has a ``key``, the broker answers with a 007."""
         size = len(content)
-        if size > self._limits.max_content:
-            limit = self._limits.max_content
-            raise LocalProtocolError(f"content is {size} bytes; the limit is {limit}")
+        if size > (limit := self._limits.max_content):
+            problem = f"content is {size} bytes; the limit is {limit} (limits.max_content)"
+            raise LocalProtocolError(problem)
         parts = [
             b"H0100103" if key is None else b"H0100104",
             self._queues.get(queue) or self._queue(queue),

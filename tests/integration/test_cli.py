@@ -111,7 +111,17 @@ def test_publish_refuses_content_above_the_limit(run: Run, queue: str, tmp_path:
     config = tmp_path / "limits.toml"
     config.write_text("[limits]\nmax_content = 3\n")
     refused = run("publish", queue, "--config", str(config), "--body", "four", code=1)
-    assert refused.stderr == "Error: content is 4 bytes; the limit is 3\n"
+    assert refused.stderr == "Error: content is 4 bytes; the limit is 3 (limits.max_content)\n"
+
+
+def test_publish_names_the_limit_that_ends_its_connections(tmp_path: Path) -> None:
+    """The address of a listener does not tell the limit."""
+    with broker_process(tmp_path / "data", "--set", "limits.max_content=100000") as broker:
+        where = ["publish", "orders", "-", "--url", f"phpmq://{broker.phpmq[0]}"]
+        done = CliRunner().invoke(root_command, where, input=b"x" * 200_000)
+    assert done.exit_code == 1
+    assert "3 connections ended before the broker answered" in done.stderr
+    assert "of 200000 bytes; if that is above the broker's limits.max_content" in done.stderr
 
 
 def test_publish_reports_a_broker_that_does_not_answer(tmp_path: Path) -> None:

@@ -280,6 +280,50 @@ async def test_publish_fails_if_it_ends_every_connection(
             await client.publish_confirmed("orders", b"too long for this broker")
 
 
+async def test_large_publish_that_ends_connections_is_given_up_and_names_the_limit(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """Another large body, and small ones after it, are stored."""
+    sizes = {70_000: 0, 80_000: 0, 1: 0}
+
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Publish):
+            sizes[len(frame.content)] += 1
+        if isinstance(frame, Publish) and len(frame.content) == 80_000:
+            peer.cut()
+        else:
+            broker.store(peer, frame)
+
+    broker.script = script
+    async with client:
+        said = r"3 connections .* of 80000 bytes; .* limits\.max_content, raise the limit"
+        with pytest.raises(ConnectionLostError, match=said):
+            await client.publish_confirmed("orders", b"x" * 80_000)
+        await client.publish_confirmed("orders", b"x" * 70_000)
+        await client.publish_confirmed("orders", b"x")
+    assert sizes == {70_000: 1, 80_000: 3, 1: 1}
+
+
+async def test_large_publish_waits_for_a_broker_behind_a_proxy(
+    broker: ScriptedBroker, client: Any
+) -> None:
+    """A proxy accepts connections while its broker restarts, and closes them without reading."""
+    cut: list[ScriptedPeer] = []
+
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if not cut:
+            cut.append(peer)
+            broker.on_connect = lambda new: new.cut() if len(broker.peers) < 8 else None
+            peer.cut()
+        else:
+            broker.store(peer, frame)
+
+    broker.script = script
+    async with client:
+        await client.publish_confirmed("orders", b"x" * 70_000)
+    assert len(broker.peers) == 8
+
+
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail ESMTP\r\n"])
 async def test_client_ends_when_the_peer_does_not_speak_phpmq(
     broker: ScriptedBroker, client: Any, greeting: bytes

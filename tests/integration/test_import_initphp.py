@@ -14,7 +14,7 @@ from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.dead_letter_record import read_block
-from tests.support.fork_server import BrokerProcess
+from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import take_all, take_contents
 from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 
@@ -184,6 +184,19 @@ def test_row_that_cannot_be_stored_is_named_and_the_rest_is_imported(
     done = run(broker, database)
     assert done.exit_code == 1
     assert "jobs row 2 for aaa" in done.stderr
+    assert done.stderr.endswith("2 stored\nError: messages that could not be stored: 1\n")
+
+
+def test_row_above_the_brokers_limit_is_named_and_the_rest_is_imported(
+    tmp_path: Path, database: Path
+) -> None:
+    for body in (payload(1), b"x" * 200_000, payload(2)):
+        add_job(database, "orders", body)
+    with broker_process(tmp_path / "data", "--set", "limits.max_content=100000") as broker:
+        done = run(broker, database)
+    assert done.exit_code == 1
+    assert "jobs row 2 for orders: 3 connections ended" in done.stderr
+    assert "of 200000 bytes; if that is above the broker's limits.max_content" in done.stderr
     assert done.stderr.endswith("2 stored\nError: messages that could not be stored: 1\n")
 
 

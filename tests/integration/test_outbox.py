@@ -74,7 +74,11 @@ def test_relay_publishes_committed_rows_byte_for_byte(
 @pytest.mark.parametrize(
     ("change", "name", "reason"),
     [
-        ("body = zeroblob(9000000)", "{queue}", "content is 9000000 bytes; the limit is 8388608"),
+        (
+            "body = zeroblob(9000000)",
+            "{queue}",
+            "content is 9000000 bytes; the limit is 8388608 (limits.max_content)",
+        ),
         ("queue = ''", "", "a queue name must have 1 to 255 bytes, not 0"),
     ],
     ids=["large", "no queue"],
@@ -95,6 +99,20 @@ def test_refused_row_stays_and_status_shows_it(
     (row,) = map(json.loads, run("status", "--database", str(database)).stdout.splitlines())
     assert (row["queue"], row["waiting"], row["failing"]) == (target, 1, 1)
     assert row["error"] == reason
+
+
+def test_row_above_the_brokers_limit_is_named_and_the_others_are_published(
+    tmp_path: Path, database: Path
+) -> None:
+    sell(database, "orders", 1, 2, 3)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE phpmq_outbox SET body = zeroblob(200000) WHERE seq = 2")
+    flags = ("--set", "limits.max_content=100000", "--admin", "127.0.0.1:0")
+    with broker_process(tmp_path / "data", *flags) as broker:
+        done = relay(broker, database)
+        assert done.exit_code == 1
+        assert "of 200000 bytes; if that is above the broker's limits.max_content" in done.stderr
+        assert stored(broker, "orders") == [1, 3]
 
 
 def test_paused_queue_keeps_its_rows_and_its_order(

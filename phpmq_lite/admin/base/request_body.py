@@ -205,7 +205,8 @@ def _late(hold: MemoryReservation) -> Problem:
 
 def _too_large(request: web.Request) -> Problem:
     return Problem(
-        413, "too_large", "The body is larger than this address accepts. Nothing was stored.",
+        413, "too_large", "The body is larger than this address accepts"
+        f"{' (limits.max_content)' * request[ROUTE].has_content}. Nothing was stored.",
         bound=f"{body_limit(request)} bytes",
     )  # fmt: skip
 

@@ -181,8 +181,9 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
     limit = int(context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
-            413, "too_large", f"Message {number} is {len(body)} bytes; the limit is {limit}. "
-            "Nothing was stored.", field=f"{number}.content", bound=f"{limit} bytes",
+            413, "too_large", f"Message {number} is {len(body)} bytes; the limit is {limit} "
+            "(limits.max_content). Nothing was stored.", field=f"{number}.content",
+            bound=f"{limit} bytes",
         )  # fmt: skip
     return read.queue, (body, read.ttl_s)
 

@@ -170,8 +170,8 @@ def check_size(context: Context, body: bytes, field: str) -> None:
     limit = int(context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
-            413, "too_large", f"{field} is {len(body)} bytes; the limit is {limit}.",
-            field=field, bound=f"{limit} bytes",
+            413, "too_large", f"{field} is {len(body)} bytes; the limit is {limit} "
+            "(limits.max_content).", field=field, bound=f"{limit} bytes",
         )  # fmt: skip
 
 

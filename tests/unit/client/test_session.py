@@ -1,5 +1,6 @@
 """Client state across connections, tested against the broker's side without sockets."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -294,6 +295,22 @@ def test_publish_is_given_up_when_connection_after_connection_ends() -> None:
     assert [entry.key for entry in pending.to_repeat()] == [b"b"]
     [error] = answers
     assert isinstance(error, ConnectionLostError)
+
+
+def test_largest_publish_is_given_up_first_if_it_may_be_too_large() -> None:
+    answers: dict[int, object] = {}
+    pending = PendingPublishes()
+    for size in (1, 70_000, 80_000, 65_536):
+        pending.add("orders", b"x" * size, 0, b"%d" % size, partial(answers.setdefault, size))
+    given_up = []
+    for _ in range(6):
+        for entry in pending.to_repeat():
+            entry.sent += 1
+        given_up.append(sorted(answers))
+    assert given_up == [[], [], [], [80_000], [70_000, 80_000], [70_000, 80_000]]
+    assert "of 80000 bytes; if that is above the broker's limits.max_content" in str(
+        answers[80_000]
+    )
 
 
 def test_publish_is_not_given_up_while_the_broker_answers_others() -> None:
