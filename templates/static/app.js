@@ -7,7 +7,7 @@
    data-key="r", "g q"  key that activates the element in the focused row, otherwise on the page
    data-message="ID"  the id that the key y copies */
 
-import { choice, choose, cycleTheme } from "./choices.js";
+import { choice, choose, cycleTheme, showInZone } from "./choices.js";
 import { added, all, main, number, one, setText, stored, toast } from "./dom.js";
 import { filterTail, toggleHold } from "./live.js";
 
@@ -63,6 +63,7 @@ async function openConfirm(link) {
   if (!section) return location.assign(link.href); // let the page itself show the error
   const dialog = added("dialog", "dialog");
   dialog.append(document.importNode(section, true));
+  showInZone(dialog);
   for (const next of all("input[name=next]", dialog)) next.value = location.pathname + location.search;
   dialog.addEventListener("close", () => { dialog.remove(); link.focus(); });
   dialog.showModal();

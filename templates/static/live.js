@@ -8,7 +8,7 @@
      data-field="KEY", data-link="KEY", data-time="KEY"; the row gets the class row.kind
    data-tail-filter, data-tail-missed, data-tail-empty  input, "213 not shown", shown while empty */
 
-import { choice } from "./choices.js";
+import { showInZone } from "./choices.js";
 import { all, main, number, one, setText } from "./dom.js";
 
 const POLL_MS = 5000;
@@ -146,11 +146,9 @@ function tailRow(row) {
     if (/^\/(?!\/)/.test(path)) link.href = path;
   }
   for (const time of all("[data-time]", node)) {
-    const at = new Date(Number(row[time.dataset.time]) || 0);
-    const iso = time.dateTime = at.toISOString();
-    time.title = `${at.toLocaleString()} · ${iso}`;
-    time.textContent = choice("times") === "local" ? at.toLocaleTimeString() : iso.slice(11, 23);
+    time.dateTime = new Date(Number(row[time.dataset.time]) || 0).toISOString();
   }
+  showInZone(node);
   return node;
 }
 

@@ -1,12 +1,16 @@
 """Chromium, and brokers whose pages it opens."""
 
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
 
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.sqlite.integrity.seal import seal
 from tests.browser.filled import PASSWORD, Site, site_of
 from tests.browser.tabs import (
     CHROMIUM,
@@ -18,6 +22,8 @@ from tests.browser.tabs import (
     open_tab,
     set_look,
 )
+
+AGED_MS: Final = 2 * 3_600_000
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,6 +54,28 @@ async def still_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     """Run one broker like that of ``site`` for all tests of a file that do not change it."""
     async with site_of(tmp_path_factory.mktemp("still") / "data") as made:
         yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def aged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Restart a broker whose first five settled messages were settled two hours before the rest.
+
+    The roll-ups still count the five in the minute of the first start; only the list has them two
+    hours earlier.
+    """
+    data = tmp_path_factory.mktemp("aged") / "data"
+    async with site_of(data):
+        pass
+    with closing(sqlite3.connect(data / "phpmq.db")) as database, database:
+        database.execute(
+            "UPDATE history SET settled_at = settled_at - ?"
+            " WHERE seq IN (SELECT seq FROM history ORDER BY offset LIMIT 5)",
+            (AGED_MS,),
+        )
+    with closing(DataFolder.open(data)) as folder:
+        seal(folder)  # the seal of the stop no longer matches
+    async with site_of(data, is_filled=False) as site:
+        yield site
 
 
 @pytest_asyncio.fixture(loop_scope="session")

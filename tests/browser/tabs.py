@@ -85,13 +85,19 @@ async def set_look(page: Any, *, width: int = 1280, scheme: Scheme = "light") ->
 
 
 async def open_tab(
-    chromium: Any, *, width: int = 1280, scheme: Scheme = "light", scripts: bool = True
+    chromium: Any,
+    *,
+    width: int = 1280,
+    scheme: Scheme = "light",
+    scripts: bool = True,
+    zone: str | None = None,
 ) -> Tab:
     """Open a tab; return it with a list of its console and script errors, CSP reports, dialogs."""
     context = await chromium.new_context(
         viewport={"width": width, "height": 800},
         color_scheme=scheme,
         java_script_enabled=scripts,
+        timezone_id=zone,
         reduced_motion="reduce",  # axe must not measure a colour in transition
     )
     page = await context.new_page()

@@ -1,18 +1,12 @@
 """The chart of the history as a brush: without the script, for pointer and keyboard."""
 
 import re
-import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import closing
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import pytest_asyncio
 
-from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.sqlite.integrity.seal import seal
-from tests.browser.filled import Site, site_of
+from tests.browser.filled import Site
 from tests.browser.tabs import Browse, barriers_in_both_themes, leave_one_of_a_kind
 
 playwright = pytest.importorskip("playwright.async_api")
@@ -23,28 +17,6 @@ PATH = "/history?span=24h"
 SLICES = "#brush svg a"
 SETTLED = SLICES + ":has(title:text-matches('[1-9][0-9]* (settled|acked)$'))"
 ROWS = "main table.messages tbody tr"
-
-
-@pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def aged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Restart a broker whose first five settled messages were settled two hours before the rest.
-
-    The roll-ups still count the five in the minute of the first start; only the list has them two
-    hours earlier.
-    """
-    data = tmp_path_factory.mktemp("aged") / "data"
-    async with site_of(data):
-        pass
-    with closing(sqlite3.connect(data / "phpmq.db")) as database, database:
-        database.execute(
-            "UPDATE history SET settled_at = settled_at - ?"
-            " WHERE seq IN (SELECT seq FROM history ORDER BY offset LIMIT 5)",
-            (HOURS_MS,),
-        )
-    with closing(DataFolder.open(data)) as folder:
-        seal(folder)  # the seal of the stop no longer matches
-    async with site_of(data, is_filled=False) as site:
-        yield site
 
 
 def query_of(page: Any) -> dict[str, str]:

@@ -119,16 +119,11 @@ def _found_at_start(start: Start) -> list[SystemFact]:
 # -- the system page
 
 
-def process_facts(status: BrokerStatus, now_ms: int) -> list[SystemFact]:
+def process_facts(status: BrokerStatus) -> list[SystemFact]:
     """Return facts about the broker's process."""
     lag, commit = status.loop_lag_ms, status.commits.last_ms
     return [
-        SystemFact(
-            "Started",
-            "",
-            formats.format_time(status.started_at, now_ms).title,
-            at_ms=status.started_at,
-        ),
+        SystemFact("Started", "", at_ms=status.started_at),
         SystemFact(
             "Last commit",
             f"{commit:.1f} ms",

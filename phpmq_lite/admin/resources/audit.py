@@ -202,6 +202,7 @@ async def _values(request: web.Request, query: AuditQuery, listed: AuditListPage
     chosen = query.model_dump(mode="json", exclude={"format", "limit", "cursor"}, exclude_none=True)
     return {
         "chosen": chosen,
+        "times": {key: _ms(at) for key in ("since", "upto") if (at := getattr(query, key))},
         "listed": listed,
         "rows": describe_rows(listed.rows, {queue.name for queue in status_of(request).queues}),
         "actions": _actions(request),

@@ -167,14 +167,13 @@ async def show_system(request: web.Request) -> web.StreamResponse:
 
 async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
     context, status = context_of(request), status_of(request)
-    now_ms = context.now_ms()
     stored, disk = await _measured(context)
     reached = limits.list_limits(context, status)
     return {
         "clock": await _clock(request) if status.clock_doubt_ms else None,
         "may_decide": _is_for_all(request, Role.OPERATOR),
         "checks": await run_checks(context, status),
-        "times": system_view.process_facts(status, now_ms),
+        "times": system_view.process_facts(status),
         "versions": system_view.version_facts(context.version, status.store),
         "listeners": system_view.listener_facts(context.settings, status),
         "certificates": await read_certificates(context.settings),

@@ -196,7 +196,7 @@ def _about(
     said = [
         f"{formats.format_number(count)} {key}" for key, count in zip(outcomes, sums, strict=True)
     ]
-    text = f"{len(columns)} steps; times are in UTC. {', '.join(said)}."
+    text = f"{len(columns)} steps. {', '.join(said)}."
     most = max(range(len(columns)), key=lambda at: sum(picked[at] or ()))
     if any(sums):
         text += f" Highest count in {columns[most].title}."
