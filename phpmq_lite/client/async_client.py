@@ -182,9 +182,11 @@ class Client(ClientBase):
         while True:
             await asyncio.sleep(self._backoff.next_s())
             try:
-                return await self._connect()
+                link = await self._connect()
             except OSError:
                 continue  # the broker is still unavailable, so try again later
+            self._away.connected()
+            return link
 
     def _end(self, detail: str) -> None:
         """End the client; all waiting calls fail."""

@@ -320,6 +320,7 @@ class BlockingClient(ClientBase):
         self._stream = stream
         self._opened_at = time.monotonic()
         stream.buffer(self.session.connected())
+        self._away.connected()
 
     def _reconnect(self, deadline: float | None) -> None:
         """Try once to reconnect; after a failure, this or another call tries again."""
@@ -345,7 +346,7 @@ class BlockingClient(ClientBase):
             self._stream.close()
             self._stream = None
         self.session.lost()
-        self._connection_ended(time.monotonic() - self._opened_at)
+        self._connection_ended(time.monotonic() - self._opened_at, error)
         if not self._reconnects:
             self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
             self.raise_if_ended()

@@ -424,6 +424,27 @@ class ConnectionOptions:
     backoff: Backoff | None
 
 
+class AwayLog:
+    """Logs once that a broker is away, and once that it is back."""
+
+    def __init__(self, target: "BrokerAddress") -> None:
+        self._target = target
+        self._is_away = False
+
+    def lost(self, error: OSError | None = None) -> None:
+        """Log that a connection which worked was lost, unless it is known."""
+        if not self._is_away:
+            reason = "" if error is None else f" ({os_reason(error)})"
+            _log.warning("the connection to %s is lost%s; trying again", self._target, reason)
+        self._is_away = True
+
+    def connected(self) -> None:
+        """Log that the broker is back, if it was away."""
+        if self._is_away:
+            _log.warning("connected to %s again", self._target)
+        self._is_away = False
+
+
 class ClientBase:
     """Base class of the asyncio and blocking clients, with their common state; performs no I/O."""
 
@@ -438,6 +459,7 @@ class ClientBase:
         self.is_closing = False
         self._was_answered = False  # since then, lost connections are taken as temporary
         self._silent_ends = 0
+        self._away = AwayLog(options.address)
         reset_after_fork(self)
 
     def forked(self) -> None:
@@ -469,12 +491,14 @@ class ClientBase:
         reason = tls_reason(error, plain) or os_reason(error)
         return ConnectionLostError(f"cannot connect to {self.target}: {reason}")
 
-    def _connection_ended(self, connected_s: float) -> None:
+    def _connection_ended(self, connected_s: float, error: OSError | None = None) -> None:
         """Reset the delay if the connection was successful; log a warning if none ever was."""
         if self.session.has_received or connected_s > _STABLE_S:
             self._backoff.reset()
         if self.session.has_received or connected_s > _QUICK_S:
             self._was_answered = True
+            if self._reconnects and not self.is_closing:
+                self._away.lost(error)
         if self._was_answered:
             return
         self._silent_ends += 1

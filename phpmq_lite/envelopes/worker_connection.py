@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Final
 
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
-from phpmq_lite.client.session import Backoff, ConsumedQueue, Delivery, storing_once
+from phpmq_lite.client.session import AwayLog, Backoff, ConsumedQueue, Delivery, storing_once
 from phpmq_lite.errors import ConnectionLostError
 from phpmq_lite.forks import reset_after_fork
 
@@ -71,12 +71,15 @@ class WorkerConnection:
         self._windows: dict[str, ConsumedQueue] = {}
         self._next_connect_at = 0.0  # do not reconnect before this monotonic time
         self._connecting = threading.Lock()
+        self._away = AwayLog(client.target)
+        self._was_connected = False
         self._first_generation = 0  # messages of earlier connections belong to the parent process
         reset_after_fork(self)
 
     def forked(self) -> None:
         """Leave the connection and its messages to the parent process; the next call reconnects."""
         self._windows.clear()
+        self._was_connected = False
         self._connecting = threading.Lock()
         self._first_generation = self.client.session.generation + 1
 
@@ -97,6 +100,8 @@ class WorkerConnection:
     def _connect(self, until: float) -> None:
         if self.client.is_connected:  # another thread has connected meanwhile
             return
+        if self._was_connected:
+            self._away.lost()
         self._forget_windows()
         wait_s, left_s = self._next_connect_at - time.monotonic(), until - time.monotonic()
         if wait_s > left_s:
@@ -106,6 +111,8 @@ class WorkerConnection:
             self._sleep(wait_s)
         self._next_connect_at = time.monotonic() + self._backoff.next_s()
         self.client.open()
+        self._away.connected()
+        self._was_connected = True
 
     def _forget_windows(self) -> None:
         """Forget the messages held on a lost connection, because the broker has requeued them."""

@@ -1,5 +1,8 @@
 """A worker's connection to a real broker that stops and restarts."""
 
+import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite import connect, connect_blocking
 from phpmq_lite.client.blocking_client import client_from_url
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
@@ -69,6 +73,64 @@ def test_publish_continues_when_the_broker_is_back(
         assert delivery.body == expected
         link.settle(delivery, Settlement.ACK)
     assert link.receive("q", 0.2) is None
+
+
+def away_lines(text: str, broker: BrokerProcess) -> list[str]:
+    """Return what is said about the connection, without the reason of the loss."""
+    target = f"127.0.0.1:{broker.port}"
+    known = (f"the connection to {target} is lost", f"connected to {target} again")
+    return [one for line in text.splitlines() for one in known if one in line]
+
+
+def test_worker_says_once_that_the_broker_is_away_and_that_it_is_back(
+    broker: BrokerProcess, link: WorkerConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    for body in (b"1", b"2"):
+        link.publish("q", body)
+        link.settle(taken(link), Settlement.ACK)
+        broker.kill()
+        for _ in range(3):
+            with pytest.raises(ConnectionLostError):
+                link.receive("q", 0.1)
+        broker.start()
+    link.publish("q", b"3")
+    assert len(lines := away_lines(caplog.text, broker)) == 4
+    assert lines[:2] == lines[2:] == sorted(lines[:2], reverse=True)
+
+
+def test_consume_says_once_that_the_broker_is_away_and_that_it_is_back(
+    broker: BrokerProcess,
+) -> None:
+    command = [sys.executable, "-m", "phpmq_lite", "consume", "q", "--create", "-n", "2"]
+    url = f"phpmq://127.0.0.1:{broker.port}"
+    with subprocess.Popen(
+        [*command, "--url", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with connect_blocking("127.0.0.1", broker.port) as client:
+            client.publish_confirmed("q", b"1")
+        assert process.stdout.readline() == "1\n"
+        broker.kill()
+        assert " is lost" in process.stderr.readline()
+        broker.start()
+        assert process.stderr.readline() == f"connected to 127.0.0.1:{broker.port} again\n"
+        with connect_blocking("127.0.0.1", broker.port) as client:
+            client.publish_confirmed("q", b"2")
+        # Of the two, the first was not acknowledged yet: the last ones are settled together.
+        assert process.stdout.readline() in ("1\n", "2\n")
+        assert away_lines(process.stderr.read(), broker) == []
+
+
+async def test_asyncio_client_says_once_that_the_broker_is_away_and_that_it_is_back(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect("127.0.0.1", broker.port) as client:
+        await client.publish_confirmed("q", b"1")
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.start)
+        await client.publish_confirmed("q", b"2")
+    assert len(away_lines(caplog.text, broker)) == 2
 
 
 def test_take_ends_in_time_while_the_broker_is_away(broker: BrokerProcess) -> None:
