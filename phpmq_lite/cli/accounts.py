@@ -52,6 +52,12 @@ USER_COLUMNS: Final = (
     *columns(created_at="CREATED (UTC)", last_login_at="LAST LOGIN (UTC)", fit=SPARE),
 )
 
+FIRST_USER: Final = (
+    "This is the first user. Until now, everyone on this machine is admin without a login; from now"
+    " on, everyone must log in, and programs that use the HTTP API need a token. Commands in the"
+    " account of the broker do not. To go back: phpmq-lite user delete NAME."
+)
+
 _name = click.argument("name")
 _password_file = click.option(
     "--password-file",
@@ -62,7 +68,7 @@ _password_file = click.option(
 
 @click.group()
 def user() -> None:
-    """List, create and delete users; set their passwords."""
+    """List, create and delete users; set their roles and passwords."""
 
 
 @user.command("list")
@@ -90,8 +96,10 @@ def create_user(
     password_file: Path | None,
 ) -> None:
     """Create a user who can log in."""
-    if role is None:
-        role = "viewer" if admin.get("/users")["items"] else "admin"
+    is_first = not admin.get("/users")["items"]
+    if is_first:
+        print_message(FIRST_USER)
+    role = role or ("admin" if is_first else "viewer")
     password = _read_password(password_file)
     made = {"name": name, "password": password, "role": role, "queues": list(queues)}
     admin.post("/users", made)
@@ -109,15 +117,36 @@ def set_password(admin: AdminClient, name: str, password_file: Path | None) -> N
     print_message(f"set the password for {name}")
 
 
+@user.command("set-role")
+@_name
+@click.argument("role", metavar="viewer|operator|admin")
+@admin_client_options
+def set_role(admin: AdminClient, name: str, role: str) -> None:
+    """Change a user's role and end all their sessions."""
+    path = f"/users/{encode_name(name)}"
+    if admin.get(path)["role"] == role:
+        print_message(f"nothing was changed: {name} is {role} already")
+        return
+    admin.call("PATCH", path, {"role": role})
+    print_message(f"{name} is now {role}, and must log in again")
+
+
 @user.command("delete")
 @_name
 @yes_option
 @admin_client_options
 def delete_user(admin: AdminClient, name: str, yes: bool) -> None:
-    """Delete a user and end all their sessions."""
-    confirm(f"Delete the user {name}?", is_yes=yes)
+    """Delete a user and end all their sessions.
+
+    The only user can be deleted only by a command in the account of the broker (--data).
+    """
+    is_only = [one["name"] for one in admin.get("/users")["items"]] == [name]
+    only = " Then everyone on this machine is admin without a login." if is_only else ""
+    confirm(f"Delete the user {name}?{only}", is_yes=yes)
     admin.call("DELETE", f"/users/{encode_name(name)}", {})
     print_message(f"deleted the user {name}")
+    if is_only:
+        print_message("no users exist: everyone on this machine is admin without a login")
 
 
 def _read_password(file: Path | None) -> str:

@@ -65,7 +65,7 @@ SECTIONS: Final = {  # section of the help text -> commands
         "import": ("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
-        "user": ("accounts", "List, create and delete users; set their passwords."),
+        "user": ("accounts", "List, create and delete users; set their roles and passwords."),
         "token": ("accounts", "List, create and revoke API tokens."),
         "context": ("contexts", "Name brokers and choose which one commands use."),
     },

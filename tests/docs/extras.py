@@ -191,7 +191,14 @@ def restart_with_file(walk: Walk) -> None:
     assert any("listening admin https://0.0.0.0:" in line for line in listening)
 
 
+def first_user(walk: Walk) -> None:
+    command = [sys.executable, "-m", "phpmq_lite", "user", "create", "anna", "--password-file", "-"]
+    command += ["--data", str(walk.broker.data)]
+    subprocess.run(command, input=b"correct horse battery", check=True)
+
+
 EXTRAS: Final = {
+    "docs/operate/security.md": Extra({"user delete anna": first_user}),
     "docs/operate/another-machine.md": Extra({"serve --config": restart_with_file}),
     "README.md": Extra(after=check_readme),
     "docs/operate/operations.md": Extra(

@@ -186,15 +186,16 @@ class Accounts:
             if self._by_id.get(user.user_id) is user and user.password == old:
                 await self._store(None, [SetPassword(password, user.user_id)], done)
 
-    async def remove_user(self, entry: AuditEntry, user: User) -> None:
-        """Remove a user and end all their sessions.
+    async def remove_user(self, entry: AuditEntry, user: User, *, is_opening: bool = False) -> None:
+        """Remove a user and end all their sessions; with ``is_opening``, even the only user.
 
         Raises:
             Problem: 409 if no admin would remain, 404 if the user has been removed.
         """
         async with self._changing:
             self._check_there(user)
-            self._check_admin_left(user)
+            if not is_opening or len(self.users) > 1:
+                self._check_admin_left(user)
 
             def done() -> None:
                 del self.users[user.name], self._by_id[user.user_id]
@@ -212,8 +213,9 @@ class Accounts:
         others = (one for one in self.users.values() if one is not user)
         if user.role == "admin" and not any(one.role == "admin" for one in others):
             raise Problem(
-                409, "last_admin", f"{user.name!r} is the only admin; create another admin first."
-            )
+                409, "last_admin", f"{user.name!r} is the only admin, and one must remain. Make "
+                "another user admin first: `phpmq-lite user set-role NAME admin`.",
+            )  # fmt: skip
 
     # -- tokens
 

@@ -235,10 +235,16 @@ async def change_own_password(request: web.Request, old: str, new: str) -> User:
 
 
 async def remove_user(request: web.Request, user: User, reason: str = "") -> None:
-    """Remove a user and end all their sessions."""
+    """Remove a user and end all their sessions.
+
+    Who can read the data folder may remove even the only user: then nobody needs a login again.
+    """
     check_may_manage(request)
-    entry = audit_entry(request, target=user.name, reason=reason)
-    await context_of(request).auth.accounts.remove_user(entry, user)
+    entry, auth = audit_entry(request, target=user.name, reason=reason), context_of(request).auth
+    is_opening = identity_of(request) is CONTROL
+    await auth.accounts.remove_user(entry, user, is_opening=is_opening)
+    if not auth.accounts.users:
+        auth.setup.make()
 
 
 def user_of(request: web.Request) -> User:

@@ -51,17 +51,26 @@ class UserView(ResponseModel):
     last_login_at: int | None = Field(description="time of the last login, Unix ms; null if never")
 
 
+class NewUserView(UserView):
+    """A user who was just created."""
+
+    is_first: bool = Field(
+        description="whether this is the only user: until now, this machine needed no login"
+    )
+
+
 async def find_users(request: web.Request, _query: FormatQuery) -> list[User]:
     """List the users."""
     known = context_of(request).auth.accounts.users.values()
     return users.visible_accounts(request, known)
 
 
-async def create_user(request: web.Request, asked: UserInput) -> UserView:
-    """Create a user."""
+async def create_user(request: web.Request, asked: UserInput) -> NewUserView:
+    """Create a user. After the first one, requests of this machine need a login or a token, too."""
     password = asked.password.get_secret_value()
     user = await users.add_user(request, asked.name, password, asked.role, asked.queues)
-    return UserView.of(user)
+    known = context_of(request).auth.accounts.users
+    return NewUserView.of(user, is_first=len(known) == 1)
 
 
 async def find_user(request: web.Request, _query: None) -> User:
