@@ -111,7 +111,8 @@ func checkQueue(queue string) error {
 	}
 	isControl := func(r rune) bool { return unicode.IsControl(r) && r != '\n' }
 	if len(queue) < 1 || len(queue) > longest || !utf8.ValidString(queue) || strings.IndexFunc(queue, isControl) >= 0 {
-		return fmt.Errorf("a queue name must have 1 to 255 bytes of UTF-8 (259 with .dlq) and no control characters, unlike %q", queue)
+		return fmt.Errorf("a queue name must have 1 to 255 bytes of UTF-8 (259 with .dlq) and no control characters; "+
+			"this one has %d bytes: %.40q", len(queue), queue)
 	}
 	return nil
 }
@@ -151,6 +152,7 @@ func (c *consumer) open(queue string) []byte {
 
 type waiting struct {
 	bytes []byte
+	size  int // of the content
 	done  chan error
 }
 
@@ -223,7 +225,7 @@ func (c *Client) Publish(queue string, content []byte, ttl int64, key string) er
 		key = hex.EncodeToString(random)
 	}
 	sent := waiting{frame(publish, packet{queuePacket, queue}, packet{contentPacket, string(content)},
-		packet{ttlPacket, strconv.FormatInt(ttl, 10)}, packet{idPacket, key}), make(chan error, 1)}
+		packet{ttlPacket, strconv.FormatInt(ttl, 10)}, packet{idPacket, key}), len(content), make(chan error, 1)}
 	c.mutex.Lock()
 	if _, isKnown := c.publishes[key]; c.isClosed || isKnown {
 		c.mutex.Unlock()
@@ -311,6 +313,19 @@ func (c *Client) fail(err error) bool {
 	return count > 0
 }
 
+// largest returns the number of bytes of the largest unconfirmed message.
+func (c *Client) largest() int {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	size := 0
+	for _, sent := range c.publishes {
+		if sent.size > size {
+			size = sent.size
+		}
+	}
+	return size
+}
+
 // settle sends 004, 005 or 006 now, or first on the next connection if not connected.
 func (c *Client) settle(bytes []byte) {
 	c.mutex.Lock()
@@ -349,7 +364,8 @@ func (c *Client) run() {
 				c.mutex.Unlock()
 			} else if silent >= silentEnds && !c.wasConnected {
 				err = fmt.Errorf("%s ended %d connections without an answer (%w); it may not allow this address "+
-					"(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a lower limits.max_content", c.address, silent, err)
+					"(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a limits.max_content below the %d bytes of a message",
+					c.address, silent, err, c.largest())
 			}
 		}
 		select {

@@ -71,8 +71,8 @@ function order(type, packet) {
 function checkedQueue(queue) {
     const size = Buffer.byteLength(queue);
     if (size < 1 || size > (queue.endsWith('.dlq') ? 259 : 255) || /[\x00-\x09\x0b-\x1f\x7f-\x9f]/.test(queue)) {
-        throw new RangeError('a queue name must have 1 to 255 bytes (259 with .dlq) and no control characters, '
-            + `unlike ${JSON.stringify(queue)}`);
+        throw new RangeError('a queue name must have 1 to 255 bytes (259 with .dlq) and no control characters; this one '
+            + `has ${size} bytes: ${JSON.stringify(queue.slice(0, 40))}`);
     }
     return queue;
 }
@@ -228,7 +228,7 @@ export class Client {
     #wasConnected = false; // so that a broker that restarts is waited for
     #silentEnds = 0; // connections in a row that ended without a byte, before any broker has answered
     #input = Buffer.alloc(0); // received bytes of an incomplete frame
-    #publishes = new Map(); // unconfirmed publishes: key -> { bytes, resolve, reject, timer }
+    #publishes = new Map(); // unconfirmed publishes: key -> { bytes, size, resolve, reject, timer }
     #consumers = new Map(); // queue -> { credit, waiting: Message[], wake }
     #unsent = []; // settlements to send on the next connection
     #isConnecting = false;
@@ -273,7 +273,7 @@ export class Client {
                 this.#publishes.delete(key);
                 reject(new Error(`no receipt within ${this.timeout} s; the message may be stored`));
             }, this.timeout * 1000);
-            this.#publishes.set(key, { bytes, resolve, reject, timer });
+            this.#publishes.set(key, { bytes, size: Buffer.byteLength(content), resolve, reject, timer });
             this.#write(bytes);
         });
     }
@@ -337,6 +337,10 @@ export class Client {
         return publishes.length > 0;
     }
 
+    #largest() {
+        return Math.max(0, ...[...this.#publishes.values()].map(({ size }) => size));
+    }
+
     // -- the connection
 
     #write(bytes) {
@@ -381,8 +385,8 @@ export class Client {
             if (!this.#wasConnected && ++this.#silentEnds >= SILENT_ENDS) {
                 console.error(
                     `phpmq: ${this.#host}:${this.#port} ended ${this.#silentEnds} connections without an answer; it may not `
-                    + 'allow this address (tcp.allow), need a client certificate (tcp.tls_client_ca), or have a lower '
-                    + 'limits.max_content',
+                    + 'allow this address (tcp.allow), need a client certificate (tcp.tls_client_ca), or have a '
+                    + `limits.max_content below the ${this.#largest()} bytes of a message`,
                 );
             }
             this.#lost();

@@ -126,7 +126,7 @@ class AdminClient(NamedTuple):
         # aiohttp sends a file object in chunks, but bytes in one piece.
         content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         plain = f"http{base[5:]}" if base.startswith("https:") else None
-        tls = tls_context(self.tls_ca) if plain else True
+        tls = tls_for(self.tls_ca) if plain else True
         connector: aiohttp.BaseConnector = (
             aiohttp.UnixConnector(path=str(self.socket))
             if self.socket
@@ -339,9 +339,7 @@ def read_token(path: Path) -> str:
         raise CommandError(f"the token in {path} {error}") from None
 
 
-def tls_context(
-    ca: Path | None, cert: Path | None = None, key: Path | None = None
-) -> ssl.SSLContext:
+def tls_for(ca: Path | None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
     """Return the TLS context that trusts ``ca``, or else the system.
 
     Raises:

@@ -16,7 +16,7 @@ from phpmq_lite.cli.admin_client import (
     AdminClient,
     context_in_use,
     find_admin_client,
-    tls_context,
+    tls_for,
     url_options,
 )
 from phpmq_lite.cli.contexts import BrokerContext
@@ -65,7 +65,7 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
             )
             tls = None
             if tls_ca or tls_cert or found.startswith("phpmqs:"):
-                tls = tls_context(ca, tls_cert or kept.tls_cert, tls_key or kept.tls_key)
+                tls = tls_for(ca, tls_cert or kept.tls_cert, tls_key or kept.tls_key)
             return client_from_url(
                 found,
                 ssl=tls,

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import ECONNREFUSED
 from itertools import count
+from socket import gaierror
 from typing import TYPE_CHECKING, Final
 
 from phpmq_lite.client.address import BrokerAddress
@@ -100,6 +102,10 @@ class PendingPublishes:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def largest(self) -> int:
+        """Return the number of bytes of the largest unanswered message."""
+        return max((len(entry.content) for entry in self._waiting.values()), default=0)
 
     def add(
         self, queue: str, content: bytes, ttl_s: int, key: bytes, answer: AnswerCallback
@@ -284,6 +290,11 @@ class ClientSession:
             return None
         if self.opening.startswith(ALERT):
             return tls_needed(peer)
+        if self.opening.startswith(b"HTTP/"):
+            return (
+                f"{peer} does not speak PHPMQ: it answers in HTTP, as the port of the admin does; "
+                "use the port of PHPMQ, such as 9100"
+            )
         if error.code == TOO_LARGE and error.detail.startswith(f"packet {CONTENT:02} "):
             return (
                 f"{peer} sent a message that is too large for this client: {error.detail}. Set the "
@@ -489,6 +500,10 @@ class ClientBase:
     def _connect_error(self, error: OSError) -> ConnectionLostError:
         plain = None if self._ssl is None else f"phpmq://{self.target} (in Python, no ssl)"
         reason = tls_reason(error, plain) or os_reason(error)
+        if isinstance(error, gaierror):
+            reason = f"the name {self.target.host} is unknown ({reason}); check the address"
+        elif reason == os.strerror(ECONNREFUSED):
+            reason += "; no broker listens there: start it, or correct the port"
         return ConnectionLostError(f"cannot connect to {self.target}: {reason}")
 
     def _connection_ended(self, connected_s: float, error: OSError | None = None) -> None:
@@ -505,8 +520,9 @@ class ClientBase:
         if self._silent_ends == _SILENT_ENDS:
             _log.warning(
                 "%s ended %d connections without an answer; it may not allow this address "
-                "(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a lower "
-                "limits.max_content",
+                "(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a "
+                "limits.max_content below the %d bytes of a message",
                 self.target,
                 self._silent_ends,
+                self.session.pending.largest(),
             )

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, Requeue
+from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process, broker_with_all_listeners
 from tests.support.php_client import ROOT
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
@@ -141,6 +142,20 @@ def test_client_refuses_an_invalid_queue_name(
         assert "a queue name must have 1 to 255" in program.run(
             command, broker.phpmq[0], wrong, "1", code=1
         )
+
+
+def test_client_speaks_tls(
+    program: Program, tmp_path: Path, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = CertificateAuthority(tmp_path).make("server")
+    for name in ("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE"):
+        monkeypatch.setenv(name, str(cert))
+    flags = ("--set", f"tcp.tls_cert={cert}", "--set", f"tcp.tls_key={key}")
+    with broker_process(tmp_path / "data", *flags) as broker:
+        for host in ("localhost", "127.0.0.1"):
+            address = f"tls://{host}:{broker.port}"
+            assert program.run("publish", address, queue, "x" * 100_000) == "stored\n"
+            assert program.run("consume", address, queue) == "x" * 100_000 + "\n"
 
 
 async def test_consumer_continues_after_a_restart_of_the_broker(

@@ -231,7 +231,8 @@ final class Client
         if (!$isText || !self::fits($queue)) {
             throw new PhpmqException(
                 'a queue name must have 1 to 255 bytes of UTF-8 (up to 259 if it ends in .dlq) and no '
-                . 'control characters except line feeds'
+                . 'control characters except line feeds; this one has ' . strlen($queue) . ' bytes: '
+                . json_encode(substr($queue, 0, 40), JSON_INVALID_UTF8_SUBSTITUTE | JSON_UNESCAPED_UNICODE)
             );
         }
     }

@@ -126,9 +126,10 @@ def _is_for_people(request: web.Request, route: Route) -> bool:
 def _no_login(request: web.Request) -> Problem:
     challenge = {"WWW-Authenticate": 'Bearer realm="phpmq-lite"'}
     if bearer_of(request) is not None:
-        return Problem(
-            401, "bad_token", "The token is unknown, revoked or expired.", headers=challenge
+        text = (
+            "The token is unknown, revoked or expired; `phpmq-lite token create` makes a new one."
         )
+        return Problem(401, "bad_token", text, headers=challenge)
     return Problem(
         401, "login",
         "You are not logged in, or your session has ended. Nothing was changed. Please log in.",
