@@ -67,7 +67,7 @@ def backup() -> None:
 @set_option
 @output_option
 def create(admin: AdminClient, copy_to: Path | None, output: str | None) -> None:
-    """Create a backup, a complete copy of the database at one point in time.
+    """Create a backup: the whole database at one point in time.
 
     A running broker creates it without interruption; if the broker is stopped, this command does.
     The copy is checked before it counts as a backup. Backups in excess of backups.keep are removed,

@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
 from phpmq_lite.cli.errors import CommandError, explain_rename
@@ -123,7 +124,7 @@ def backlog(admin: AdminClient, queue: str | None, warning: int, critical: int) 
 @threshold_options(_ages, "5m", "1h")
 @admin_client_options
 def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
-    """Check the age of the oldest ready message in QUEUE or in all queues."""
+    """Check the age of the oldest message in QUEUE or anywhere."""
     rows = [row for row in _queues(admin, queue) if row["oldest_age_s"] is not None]
     found = max(rows, key=lambda row: row["oldest_age_s"], default=None)
     if found is None:
@@ -146,7 +147,10 @@ def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> N
 def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
     """Check how many consumers QUEUE has."""
     count = _queues(admin, queue)[0]["consumers"]
-    report_check(OK if count >= minimum else CRITICAL, f"{count:,} consumers of {escape(queue)}")
+    report_check(
+        OK if count >= minimum else CRITICAL,
+        f"{count_of(count, 'consumer', 'consumers')} of {escape(queue)}",
+    )
 
 
 @check.command("dead-letters")
@@ -154,10 +158,10 @@ def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
 @threshold_options(_counts, 1, 100)
 @admin_client_options
 def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
-    """Check the number of dead letters for QUEUE or for all queues."""
+    """Check the number of dead letters, of QUEUE or of all."""
     counted = admin.get("/stats") if queue is None else _queues(admin, queue)[0]
     count = counted["dead"]  # this total counts messages in a shared dead-letter queue only once
-    report_check(level_of(count, warning, critical), f"{count:,} dead letters")
+    report_check(level_of(count, warning, critical), count_of(count, "dead letter", "dead letters"))
 
 
 @check.command()

@@ -1,6 +1,7 @@
 """The ``docs`` command: opens the documentation, shows a page in the terminal, or searches it."""
 
 import os
+import sys
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def docs(
     """Open the broker's documentation.
 
     PAGE is a page such as guides/admin, or its last part, admin. An anchor may follow, as in
-    admin#keyboard. Over SSH without a display, the page is shown in the terminal, as with --text.
+    admin#keyboard. Without a display, as over SSH, the page is shown in the terminal.
     """
     name, mark, anchor = page.partition("#")
     pages = Documentation(docs_folder(), Urls("", {}).docs)
@@ -55,7 +56,9 @@ def docs(
         hint = f"Did you mean {close[0]}?" if close else "Find one with: docs --search WORDS"
         raise CommandError(f"there is no page {name!r}. {hint}", NOT_FOUND)
     has_display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if text or not (print_url or has_display or "SSH_CONNECTION" not in os.environ):
+    is_terminal = sys.platform == "linux" and sys.stdout.isatty()
+    is_headless = not has_display and (is_terminal or "SSH_CONNECTION" in os.environ)
+    if text or (is_headless and not print_url):
         _show(docs_folder() / f"{found}.md")
         return
     admin = find_admin_client(settings_args, url, token_file, tls_ca)

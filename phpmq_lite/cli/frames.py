@@ -25,7 +25,7 @@ def frame() -> None:
 @output_option
 @click.pass_context
 def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -> None:
-    """Explain the packets, revision and framing in a byte stream, and the broker's reaction.
+    """Explain the frames in a byte stream, and the broker's reaction.
 
     FILE contains the bytes sent in one direction of a connection, from its start. Exits with
     1 if a byte is invalid. For example: echo 483031303032303250… | phpmq-lite frame explain

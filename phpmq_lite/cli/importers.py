@@ -245,7 +245,7 @@ def beanstalkd_command(
     dry_run: bool,
     output: str | None,
 ) -> None:
-    """Copy jobs from a running beanstalkd server, or move them with --move.
+    """Copy jobs from a running beanstalkd; --move moves them.
 
     Ready jobs go to the queue named after the tube, most urgent first, then oldest; delayed jobs go
     to QUEUE.retry with their remaining delay, buried jobs to QUEUE.dlq. Reserved jobs are skipped.

@@ -128,7 +128,7 @@ class RootGroup(click.Group):
         module = import_module(f"phpmq_lite.cli.{entry.module}")
         command: click.Command = getattr(module, attribute)
         if command.epilog is None and (page := DOCS.get(cmd_name)):
-            command.epilog = f"Documentation: phpmq-lite docs {page}"
+            command.epilog = f"\b\nDocumentation: phpmq-lite docs {page}"  # never wrapped
         return command
 
     def resolve_command(

@@ -324,7 +324,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], dispatched: bool, **bulk: A
 @bulk_options
 @admin_client_options
 def restore(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
-    """Restore deleted messages to their place in the queue, as new messages."""
+    """Restore deleted messages to their places, as new messages."""
     act_on_messages(admin, "restore", ids, ttl_s=ttl_s, **bulk)
 
 

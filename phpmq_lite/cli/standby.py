@@ -137,7 +137,7 @@ def promote(
     output: str | None,
     settings_args: SettingsArguments,
 ) -> None:
-    """Restore REPLICA to the data folder, to take over from a lost broker.
+    """Restore REPLICA to the data folder, to replace a lost broker.
 
     REPLICA is what `standby init` printed, or a target folder with only one replica. The result is
     verified, gets a new history id and message numbers that were never used, and is replicated to a

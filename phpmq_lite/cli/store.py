@@ -79,7 +79,7 @@ def copy(
 @startup_override_options
 @settings_options
 def release(source: str, settings_args: SettingsArguments) -> None:
-    """Allow brokers to start on SOURCE again, because its copy is not used.
+    """Allow brokers to start on SOURCE again; its copy is not used.
 
     If the copy was complete, new messages are numbered from 1,000,000 above the last number and the
     history gets a new id, as after a restore: a broker may have continued both in the copy.

@@ -114,7 +114,8 @@ def _read_file(path: Path) -> dict[str, object]:
         reason = error if isinstance(error, OSError) else f"it {error}"
         raise SettingsError(f"cannot read settings from {path}: {reason}") from None
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+        hint = ". Keep the settings of a section below one heading" if "twice" in str(error) else ""
+        raise SettingsError(f"{path} is not valid TOML: {error}{hint}") from None
     found = _flatten(tree)
     for name in found:
         try:

@@ -106,7 +106,7 @@ def _described(path: str, context: click.Context, shared: set[Option]) -> str:
     if others := [_flag(option) for option in options if option in shared]:
         parts.append(f"Also: {', '.join(others)}.\n")
     if command.epilog and command is not root_command:
-        parts.append(f"{command.epilog}\n")
+        parts.append(f"{command.epilog.removeprefix(chr(8)).strip()}\n")
     return "\n".join(parts)
 
 

@@ -1,7 +1,9 @@
 """The routes of the documentation: access, redirects and headers."""
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import click
@@ -9,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from phpmq_lite.cli.admin_client import AdminClient
-from phpmq_lite.cli.main import root_command
+from phpmq_lite.cli.main import COMMANDS, DOCS, root_command
+from tests.docs.snippets import in_terminal
 from tests.docs.test_docs_at_broker import MOVED
 from tests.support.cli_runner import invoke
 from tests.support.http_users import HttpUser, broker_fixture
@@ -165,6 +168,33 @@ def test_command_shows_the_page_over_ssh_without_a_display(
     assert opened == (["http://mq.example/docs/concepts/ttl"] if shown == "browser" else [])
     assert ("Time to live" in said) == (shown == "text")
     assert (said == "http://mq.example/docs/concepts/ttl\n") == (shown == "address")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a display is optional on Linux")
+def test_command_shows_the_page_on_a_terminal_without_a_display(tmp_path: Path) -> None:
+    """A browser was said to be open, because ``xdg-open`` fails after it was started."""
+    kept = {name: value for name, value in os.environ.items() if "DISPLAY" not in name}
+    command = [sys.executable, "-m", "phpmq_lite", "docs", "ttl"]
+    code, said = in_terminal(command, tmp_path, kept)
+    assert (code, "Time to live" in said, "opened" in said) == (0, True, False), said
+
+
+@pytest.mark.parametrize("command", [name for name in DOCS if name in COMMANDS])
+def test_help_names_the_page_on_one_line_that_can_be_pasted(command: str) -> None:
+    found = CliRunner(env={"COLUMNS": "60"}).invoke(root_command, [command, "--help"])
+    assert found.stdout.endswith(f"Documentation: phpmq-lite docs {DOCS[command]}\n")
+
+
+def test_help_of_groups_cuts_no_sentence_on_a_terminal_of_80_columns() -> None:
+    groups = [name for name in COMMANDS if isinstance(command_of(name), click.Group)]
+    assert len(groups) > 10
+    for name in groups:
+        found = CliRunner().invoke(root_command, [name, "--help"], terminal_width=80)
+        assert "..." not in found.stdout.partition("Commands:")[2], found.stdout
+
+
+def command_of(name: str) -> click.Command | None:
+    return root_command.get_command(click.Context(root_command), name)
 
 
 def test_help_ends_with_the_page_about_the_command() -> None:

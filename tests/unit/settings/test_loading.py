@@ -109,6 +109,15 @@ def test_file_may_have_empty_sections(tmp_path: Path) -> None:
     assert settings.load(config=write_file(tmp_path, "[tcp]\n")).settings == settings.Settings()
 
 
+@pytest.mark.parametrize(
+    "text", ["[tcp]\n[admin]\n[tcp]\n", "[tcp]\nlisten = []\n\n[tcp]\nlisten = []"]
+)
+def test_section_that_was_pasted_below_its_own_is_explained(tmp_path: Path, text: str) -> None:
+    said = refusal(config=write_file(tmp_path, text))
+    assert "('tcp',) twice (at line " in said
+    assert said.endswith("). Keep the settings of a section below one heading")
+
+
 def test_broken_or_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     path = write_file(tmp_path, "[tcp")
     assert refusal(config=path).startswith(f"{path} is not valid TOML: ")
