@@ -363,6 +363,7 @@ class Broker:
         state = self.state
         queue = state.queues.get(name) or state.registry.get_or_create(name, connection.creator)
         if queue is None:
+            state.registry.note_limited("publishes_refused", name)
             return self._refuse(connection, name, key, "too many queues", None)
         if key is not None:
             seq = self.publish_keys.find(queue.queue_id, key, state.now.steady_ms)
@@ -495,16 +496,18 @@ class Broker:
         if stop is not None and stop.is_bare:
             return CommandResult.PARK
         queue = self.state.registry.get_or_create(name, connection.creator)
-        if queue is not None:
-            inspection: EnvelopeInspection | None = None
-            if queue.validates:
-                inspection = validation.validate(self.state, queue, body, validated)
-                if inspection is None:
-                    return CommandResult.VALIDATE
-            if connection.parked is not None:  # waiting for this queue or its dead-letter queue
-                connection.parked.parked.discard(connection)
-            connection.published += 1
-            transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)
+        if queue is None:
+            self.state.registry.note_limited("publishes_refused", name)
+            return self._refuse(connection, name, None, "too many queues", None)
+        inspection: EnvelopeInspection | None = None
+        if queue.validates:
+            inspection = validation.validate(self.state, queue, body, validated)
+            if inspection is None:
+                return CommandResult.VALIDATE
+        if connection.parked is not None:  # waiting for this queue or its dead-letter queue
+            connection.parked.parked.discard(connection)
+        connection.published += 1
+        transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)
         return CommandResult.DONE
 
     def consume(self, connection: Connection, name: str, count: int) -> CommandResult:
@@ -514,6 +517,7 @@ class Broker:
         """
         queue = self.state.registry.get_or_create(name, connection.creator)
         if queue is None:
+            self.state.registry.note_limited("consumers_refused", name)
             return CommandResult.CLOSE
         former = connection.consumers.get(queue.queue_id)
         if former is not None:

@@ -36,6 +36,9 @@ class QueueRegistry:
         self.removed: dict[str, QueueRow] = {}  # kept because the history refers to these rows
         self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
         self.next_queue_id = 1
+        self.limited: dict[
+            str, tuple[int, str]
+        ] = {}  # what limits.max_queues did: times, last name
         self._limits = limits
         self._defaults = defaults
         self._has_inspector = has_inspector  # if False, contents are never inspected
@@ -46,6 +49,10 @@ class QueueRegistry:
         own, total, limit = self.created[creator], self.created.total(), self._limits.queues
         is_full = len(self.removed) >= REMOVED_QUEUES * limit
         return not is_full and has_room(own, total, more, limit)
+
+    def note_limited(self, effect: str, name: str) -> None:
+        """Count something that happened because the queue ``name`` could not be created."""
+        self.limited[effect] = (self.limited.get(effect, (0, ""))[0] + 1, name)
 
     def counts_with_origin(self, name: str) -> bool:
         """Return whether ``name`` is an existing queue's ``.dlq`` and thus not counted itself."""

@@ -295,6 +295,7 @@ def expire(state: BrokerState, message: Message) -> None:
         name = on_expire.removeprefix("forward:")
         target = state.registry.get_or_create(name, queue.row.created_by)
         if target is None:
+            state.registry.note_limited("dead_lettered_not_forwarded", name)
             dead_letter(state, message, NOT_FORWARDED)
             return
         if target is not queue:

@@ -236,7 +236,7 @@ class FrameProcessor:
         elif self._is_forced:
             piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
             result = core.force_publish(connection, *piece)
-            if result is CommandResult.VALIDATE:
+            if result in (CommandResult.VALIDATE, CommandResult.CLOSE):
                 return self._must_stop(core, connection, frame, result)
             self._is_forced = False
             if result is CommandResult.PARK:

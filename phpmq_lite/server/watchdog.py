@@ -25,6 +25,7 @@ from phpmq_lite.storage.store_writer import StoreWriter
 
 _INTERVAL_S: Final = 1.0
 _DEAD_CHECKS: Final = 15  # checks after which dead peers are looked for
+_LIMIT_CHECKS: Final = 60  # checks between two lines about the limit of queues
 _log = get_logger(__name__)
 
 
@@ -44,6 +45,9 @@ class SessionMonitor:
         self._brake = brake
         self._checks = 0
         self._report_at_s = LATE_S  # the age of a batch at which the next line is logged
+        self._limited: dict[
+            str, tuple[int, int]
+        ] = {}  # what was logged of each, and at which check
 
     async def run(self) -> None:
         """Check all sessions once a second."""
@@ -74,6 +78,7 @@ class SessionMonitor:
             if reason is not None:
                 session.abort(reason)
         self._report_late_batch()
+        self._report_queue_limit()
         if self._brake is not None:
             self._brake.check(self._sessions, resident_bytes())
         self._front.figures.inspector.end_idle(now_s)
@@ -83,6 +88,19 @@ class SessionMonitor:
                 session.end(SILENT)
         if self._front.engine is not None:
             self._front.rates.sample(self._front.engine.core.state.by_id, now_s)
+
+    def _report_queue_limit(self) -> None:
+        """Log what the limit of queues has caused, each kind at most once a minute."""
+        if self._front.engine is None:
+            return
+        state = self._front.engine.core.state
+        for event, (times, name) in state.registry.limited.items():
+            logged, check = self._limited.get(event, (0, -_LIMIT_CHECKS))
+            if times != logged and self._checks >= check + _LIMIT_CHECKS:
+                self._limited[event] = times, self._checks
+                _log.warning(event, count=times - (logged if logged < times else 0), queue=name,
+                             limit=state.limits.queues, setting="limits.max_queues",
+                             remedy="remove empty queues, or raise the limit")  # fmt: skip
 
     def _report_late_batch(self) -> None:
         """Log that a batch has no answer, each time its age has doubled, and the answer."""

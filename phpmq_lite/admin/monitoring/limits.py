@@ -120,7 +120,8 @@ def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsag
         setting="limits.max_content", unit="bytes",
     )  # fmt: skip
     yield LimitUsage(
-        "max_queues", "Queues", most.max_queues, "publishing to a new queue is refused",
+        "max_queues", "Queues", most.max_queues,
+        "publishing to a new queue is refused, and a forward to one becomes a dead letter",
         status.queue_count, refused.get("too many queues", 0), "limits.max_queues",
     )  # fmt: skip
     yield LimitUsage(

@@ -92,7 +92,7 @@ def _found_at_start(start: Start) -> list[SystemFact]:
         ("Returned", report.returned, "message",
          "held by consumers; returned to their positions", ""),
         ("Expired while stopped", report.expired, "message",
-         "handled as each queue specifies", ""),
+         "expired, forwarded or dead-lettered, as each queue specifies", ""),
     ):  # fmt: skip
         if count:
             found.append(SystemFact(name, count_of(count, what, f"{what}s"), note, level))

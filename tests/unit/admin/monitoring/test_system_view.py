@@ -53,6 +53,8 @@ def test_report_has_all_that_was_found() -> None:
         "Startup time": "250 ms",
     }
     assert described.expired == [("orders", 5), ("mail", 2)]
+    (late,) = (fact for fact in described.facts if fact.name == "Expired while stopped")
+    assert late.note == "expired, forwarded or dead-lettered, as each queue specifies"
 
 
 def test_first_start_was_down_for_no_time() -> None:
