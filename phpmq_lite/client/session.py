@@ -91,8 +91,8 @@ class PendingPublishes:
     The broker stores each key only once, so all requests can be repeated on the next connection.
     The client gives up on a publish after ``max_sends`` connections in a row have ended without an
     answer to any publish, because that publish may be why the broker closes connections: it closes
-    one as soon as it reads the size of a body above its limit.  For the largest body, if it has more
-    than 64 KiB, three such connections are therefore enough.
+    one as soon as it reads the size of a body above its limit.  For the largest body, if it has
+    more than 64 KiB, three such connections are therefore enough.
     """
 
     def __init__(self, max_sends: int = 10) -> None:
