@@ -289,6 +289,8 @@ class LiveFeeds:
             _drop_dead(running)
             if any(not stream.reason for stream in running.streams):
                 return
+            if running.task is not None:  # a stream that has ended may not have left yet
+                running.task.cancel()
         self._feeds.pop(key, None)
         if (kept := self.states.pop(key, None)) is not None:
             kept.stop()

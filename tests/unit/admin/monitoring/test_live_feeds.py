@@ -151,6 +151,24 @@ async def test_nothing_is_evaluated_after_the_last_stream_has_left(hub: LiveFeed
     assert hub.streams == 0
 
 
+async def test_feed_that_was_dropped_is_no_longer_evaluated(hub: LiveFeeds) -> None:
+    """Its stream has not left yet, and would take the events of the feed that follows it."""
+    source, alive = Source(), [True]
+    stream = hub.open("k", source, "s", "anna", None, lambda: alive[0])
+    assert stream is not None
+    await stream.next()
+    alive[0] = False
+    hub.drop_unwatched("k")
+    await asyncio.sleep(0)
+    count = source.count
+    await asyncio.sleep(0.01)
+    assert source.count == count
+    next_stream = opened(hub, source)
+    hub.leave("k", stream)
+    assert await next_stream.next() is not None
+    hub.leave("k", next_stream)
+
+
 async def test_first_event_comes_even_if_a_feed_has_nothing(hub: LiveFeeds) -> None:
     source = Source()
     source.data = {"rows": [], "missed": 0}
