@@ -1,6 +1,7 @@
 """Live streams, polls and waits over real HTTP, with a real broker and real clients."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -430,6 +431,16 @@ async def test_page_shows_past_events_without_scripts(browser: LivePages, client
     _, filtered = await browser.get("/queues/orders/tail?kind=ack")
     assert '<li class="ack"' in filtered
     assert '<li class="publish"' not in filtered
+
+
+async def test_page_shows_messages_of_one_millisecond_newest_first(
+    browser: LivePages, client: Client
+) -> None:
+    await client.publish_many("orders", [b"{}"] * 50)
+    _, text = await browser.get("/queues/orders/tail")
+    numbers = [int(each) for each in re.findall(r'data-row="publish\.(\d+)\.', text)]
+    assert len(numbers) == 50
+    assert numbers == sorted(numbers, reverse=True)
 
 
 async def test_rows_have_the_same_id_on_page_and_stream(

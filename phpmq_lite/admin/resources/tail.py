@@ -382,7 +382,7 @@ async def _stored_events(context: Context, queue: QueueStatus) -> list[TailEvent
         *(_event_of_row(row, queue.queue_id) for row in stored
           if row.kind != "dead_letter" or row.seq not in dead),
     ]  # fmt: skip
-    return sorted(found, key=lambda event: -event.at_ms)
+    return sorted(found, key=lambda event: (-event.at_ms, -event.seq))
 
 
 def _events_of_row(row: MessageRow) -> list[TailEvent]:
