@@ -86,6 +86,16 @@ async def test_used_selection_says_what_happened_before(site: HttpSite) -> None:
     assert "used before" not in page.text
     page = await site.submit(path, action="requeue", next="/queues/orders")
     assert "Nothing more was done, because this selection was used before: 3 messages" in page.text
+    assert "Undo" in page.text
+    job = (await site.ok("POST", "/bulk", {"token": made["token"], "action": "requeue"}))["job"]
+    undo = (await site.ok("GET", f"/bulk/{job}"))["undo"]
+    await site.ok("POST", f"/undo/{undo}")
+    page = await site.submit(path, action="requeue", next="/queues/orders")
+    assert "3 messages requeued. This was undone." in page.text
+    assert f"/undo/{undo}" not in page.text
+    text = await site.text(f"/bulk/{job}")
+    assert "Undone" in text
+    assert f"/undo/{undo}" not in text
     refused = await site.post(path, action="delete", next="/queues/orders")
     assert refused.status == 409
     assert "Nothing was done, because this selection was used before" in refused.text

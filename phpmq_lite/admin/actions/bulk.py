@@ -164,6 +164,9 @@ async def undo_action(request: web.Request, token: str) -> BulkJob:
     order = BulkWork(undo.action, options, undo.seqs, undo.target, undo=undo)
     job = await _start(context, entry, order)
     context.actions.undos.take(token)
+    for undone in context.actions.jobs.all:
+        if undone.undo == token:
+            undone.undo, undone.is_undone = None, True
     return job
 
 
@@ -194,6 +197,8 @@ def job_message(
 ) -> FlashMessage:
     """Return a flash message that describes a finished bulk job and contains its undo token."""
     text = flash_messages.describe_result(job.order.action, job.done, job.skipped)
+    if job.is_undone:
+        text = f"{text} This was undone."
     if is_earlier:
         text = f"Nothing more was done, because this selection was used before: {text}"
     if job.state is BulkJobState.STOPPED:

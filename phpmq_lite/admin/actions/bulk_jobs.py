@@ -62,6 +62,7 @@ class BulkJob:
     ended_at: int | None = None
     error: str | None = None
     undo: str | None = None  # undo token
+    is_undone: bool = False
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
