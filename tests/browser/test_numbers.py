@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.views.rendering import make_environment
 from tests.browser.filled import Site, log_in, site_of
 from tests.browser.production import PEOPLE, production
 from tests.browser.tabs import Browse, set_look
@@ -25,7 +26,9 @@ def eight_digits() -> Any:
     number = formats.format_number
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "format_number", lambda value: number(EIGHT_DIGITS))
+        make_environment.cache_clear()  # brokers share it, and it has the function
         yield
+    make_environment.cache_clear()
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
