@@ -161,6 +161,9 @@ async def test_frame_is_explained_from_the_page_of_a_connection(
     _, page = await browser.get(f"/frame?frame={consume}")
     assert "Dispatch messages" not in page
     assert "content, 1 of 3 bytes" in page
+    packets, meanings = re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.DOTALL)
+    assert packets.split("\n") == ["H0100202", "P0100" + "0" * 26 + "3M"]
+    assert meanings.split("\n") == ["consume, 2 packets", "content, 1 of 3 bytes"]
     consume += "7171503034" + "30" * 28 + "3135"
     _, page = await browser.get(f"/frame?frame={consume}&encoding=hex")
     assert "Dispatch messages from &#39;Mqq&#39;, at most 5 unacknowledged" in page
