@@ -44,7 +44,7 @@ from phpmq_lite.admin.monitoring.health import (
     is_started,
 )
 from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
-from phpmq_lite.admin.views import rendering
+from phpmq_lite.admin.views import refused_forms, rendering
 from phpmq_lite.admin.views.rendering import send_response
 from phpmq_lite.errors import StorageError
 from phpmq_lite.installation import templates_folder
@@ -240,6 +240,8 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
         return await handler(request)
     except web.HTTPRedirection as redirection:
         location = redirection.headers["Location"]
+        if request.headers.get("X-Dialog"):  # a script must go there itself to show the message
+            return web.Response(headers={"X-Location": location})
         return web.Response(status=redirection.status, headers={"Location": location})
     except Exception as error:
         problem = problem_of(error)
@@ -252,14 +254,21 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
         return await _problem_response(request, problem)
 
 
-async def _problem_response(request: web.Request, problem: Problem) -> web.Response:
+async def _problem_response(request: web.Request, problem: Problem) -> web.StreamResponse:
     context = context_of(request)
     path = request.path.removeprefix(context.urls.base_path)
     is_data = request.query.get("format", "html") != "html"
     if path.startswith("/api/") or is_data or media_type_of(request) == "application/json":
         return rendering.problem_json(request, problem)
     try:
-        return await rendering.problem_page(request, problem)
+        form = await refused_forms.typed_form(request)
+        if form is not None and problem.code == "login":
+            context.sessions.keep_form(context.sessions.open(request), form)
+        elif form is not None and (page := refused_forms.form_route(ROUTES, request[ROUTE])):
+            again = await refused_forms.ask_again(request, page, form, problem)
+            if again is not None:
+                return again
+        return await rendering.problem_page(request, problem, form)
     except Exception:  # rendering the error page failed as well
         _log_failure("problem_page_failed", request)
         return rendering.problem_json(request, problem)

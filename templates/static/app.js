@@ -65,9 +65,26 @@ async function openConfirm(link) {
   dialog.append(document.importNode(section, true));
   showInZone(dialog);
   for (const next of all("input[name=next]", dialog)) next.value = location.pathname + location.search;
+  dialog.addEventListener("submit", sendConfirm);
   dialog.addEventListener("close", () => { dialog.remove(); link.focus(); });
   dialog.showModal();
   one("[data-cancel]", dialog)?.focus();
+}
+
+// If the form is refused, the dialog stays, with what was typed and the reason.
+async function sendConfirm(event) {
+  const { target: form, submitter } = event;
+  if (!form.closest(".confirm")) return;
+  event.preventDefault();
+  submitter.disabled = true;
+  const body = new URLSearchParams(new FormData(form, submitter));
+  const answer = await fetch(form.action, { method: "POST", body, headers: { "X-Dialog": "yes" } }).catch(() => null);
+  const to = answer?.headers.get("X-Location");
+  if (to) return location.assign(to);
+  const section = answer && one("main section", new DOMParser().parseFromString(await answer.text(), "text/html"));
+  submitter.disabled = false;
+  if (!section) return toast("The broker did not answer. The action may still take effect.");
+  form.closest(".confirm").replaceWith(document.importNode(section, true));
 }
 
 /* -- lists: rows and checkboxes */

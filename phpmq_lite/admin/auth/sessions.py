@@ -29,6 +29,14 @@ class FlashMessage:
     link: tuple[str, str] | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class KeptForm:
+    """A form that was not accepted: its path, and the names and values of its fields."""
+
+    path: str
+    fields: tuple[tuple[str, str], ...]
+
+
 class BrowserSessions:
     """Manages session cookies, which contain random ids, and the CSRF tokens in forms.
 
@@ -39,6 +47,7 @@ class BrowserSessions:
     def __init__(self) -> None:
         self._secret = token_bytes(32)
         self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session id
+        self._forms: OrderedDict[str, KeptForm] = OrderedDict()  # the same; 64 KiB at most, each
 
     def open(self, request: web.Request) -> str:
         """Return the request's session id, or a new one if the request has none."""
@@ -94,6 +103,23 @@ class BrowserSessions:
         self._notes[session] = FlashMessage(message) if isinstance(message, str) else message
         if len(self._notes) > _NOTES:
             self._notes.popitem(last=False)
+
+    def keep_form(self, session: str, form: KeptForm) -> None:
+        """Store a form that a session sent after its login had ended, for the next login."""
+        self._forms[session] = form
+        if len(self._forms) > _NOTES:
+            self._forms.popitem(last=False)
+
+    def kept_form(self, request: web.Request) -> KeptForm | None:
+        """Return the form stored for this session, or None if there is none."""
+        return self._forms.get(cookie_of(request))
+
+    def move_form(self, request: web.Request, session: str) -> bool:
+        """Give the form stored for this session to the one that follows it; return whether any."""
+        form = self._forms.pop(cookie_of(request), None)
+        if form is not None:
+            self.keep_form(session, form)
+        return form is not None
 
     def take_message(self, request: web.Request) -> FlashMessage | None:
         """Remove and return this session's pending message; return None if there is none."""

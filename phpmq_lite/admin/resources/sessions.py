@@ -19,6 +19,7 @@ from phpmq_lite.admin.base.responses import ListPage, ResponseModel, redirect_wi
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
 from phpmq_lite.admin.resource import Api, Page, Resource, render_form
+from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.storage.read.accounts import LoginSession, User
 
 
@@ -26,6 +27,9 @@ async def show_login(request: web.Request) -> web.StreamResponse:
     """Show the login form."""
     goal = request.query.get("next", "")
     if identity_of(request).kind == "user":
+        kept = context_of(request).sessions.kept_form(request)
+        if kept is not None and not goal:
+            return await render_page(request, "kept.html", kept=kept)
         raise web.HTTPSeeOther(own_path_or(goal, _home(request)))
     return await _login_page(request, goal)
 
@@ -57,9 +61,13 @@ async def submit_login(request: web.Request) -> web.StreamResponse:
     except Problem as problem:
         await request_audit.count_refused_login(request, problem)
         return await _login_page(request, await read_form_field(request, "next"), name, problem)
-    response = redirect_with_session(await read_next_path(request, _home(request)))
+    context = context_of(request)
+    to = await read_next_path(request, _home(request))
+    if context.sessions.move_form(request, cookie):
+        to = context.urls.to("login")  # which shows the form
+    response = redirect_with_session(to)
     max_age_s = KEPT_MS // 1_000 if is_kept else None
-    context_of(request).sessions.set_session(request, response, cookie, max_age_s)
+    context.sessions.set_session(request, response, cookie, max_age_s)
     return response
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from time import monotonic
@@ -26,6 +26,12 @@ from phpmq_lite.admin.views.envelope_card import RowVerdicts, shorten
 from phpmq_lite.admin.views.trends import polyline
 
 T = TypeVar("T")
+# Fields that nobody types: a page needs them, but does not show them.
+HIDDEN_FIELDS: Final = frozenset(
+    "next id action upto q side etag version ttl_unit claim client kind do".split()
+)
+# What was typed into a form that was refused, and why; its page shows both.
+REFUSED: Final = web.RequestKey("refused", tuple[Mapping[str, str], Problem])
 
 PIECE_S: Final = 0.000_3  # maximum duration of one slice, about half as long as a commit
 
@@ -76,6 +82,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         points=polyline,
     )
     made.globals.update(
+        hidden_fields=HIDDEN_FIELDS,
         moment=formats.format_time,
         pieces=formats.split_hidden,
         preview=bodies.preview,
@@ -168,6 +175,7 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
     here = request.get(ROUTE_NAME, "")
     theme = read_cookie(request, _THEME_COOKIE)
     search = page_layout.url_or_none(urls, "messages")
+    entered, refused = request.get(REFUSED, ({}, None))
     return {
         "url": urls.to,
         "static": urls.static,
@@ -196,6 +204,8 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
         "request_id": request.get(REQUEST_ID, ""),
         "badge_of": RowVerdicts(request).of,
         "search_text": "",
+        "entered": entered,
+        "refused": refused,
         "is_bare": identity_of(request).kind == "nobody",
     }
 
@@ -208,13 +218,14 @@ def _own_path(request: web.Request) -> str:
     return base + request.path_qs.removeprefix(base)  # a proxy may have removed the base path
 
 
-async def problem_page(request: web.Request, problem: Problem) -> web.Response:
-    """Return an error as a page within the layout."""
+async def problem_page(request: web.Request, problem: Problem, kept: object) -> web.Response:
+    """Return an error as a page within the layout; ``kept`` is the refused form, if any."""
     response = await render_page(
         request,
         "error.html",
         status=problem.status,
         problem=problem,
+        kept=kept,
         help_url=_help_url(request, problem),
         is_change=request.method not in ("GET", "HEAD"),
         login_url=page_layout.url_or_none(context_of(request).urls, "login"),
