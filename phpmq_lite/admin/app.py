@@ -43,7 +43,7 @@ from phpmq_lite.admin.monitoring.health import (
     is_relaying,
     is_started,
 )
-from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
+from phpmq_lite.admin.routes import ROUTES, form_page, register_routes, route_paths
 from phpmq_lite.admin.views import refused_forms, rendering
 from phpmq_lite.admin.views.rendering import send_response
 from phpmq_lite.errors import StorageError
@@ -264,7 +264,7 @@ async def _problem_response(request: web.Request, problem: Problem) -> web.Strea
         form = await refused_forms.typed_form(request)
         if form is not None and problem.code == "login":
             context.sessions.keep_form(context.sessions.open(request), form)
-        elif form is not None and (page := refused_forms.form_route(ROUTES, request[ROUTE])):
+        elif form is not None and (page := form_page(request[ROUTE])) is not None:
             again = await refused_forms.ask_again(request, page, form, problem)
             if again is not None:
                 return again

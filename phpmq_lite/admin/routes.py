@@ -89,6 +89,13 @@ def route_paths() -> dict[str, str]:
     return {route.name: route.path for route in ROUTES}
 
 
+def form_page(route: Route) -> Route | None:
+    """Return the page on which an action is confirmed; an edited message shows itself again."""
+    path, names = route.path.removesuffix("/apply"), (f"{route.name}-form", "selection")
+    found = (one for one in ROUTES if (one.method, one.path) == ("GET", path))
+    return next((one for one in found if one.name in names and route.name != "message-edit"), None)
+
+
 def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route], Handler]) -> None:
     """Add all routes below the base path, and also at the root for proxies that strip that path."""
     for prefix in dict.fromkeys((base_path, "")):

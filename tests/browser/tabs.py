@@ -117,6 +117,14 @@ async def open_tab(
     return page, troubles
 
 
+async def show_html(browse: Browse, html: str) -> Any:
+    """Return a page of 400 px in a context of its own that shows this text."""
+    page = await browse(width=400, is_fresh=True)
+    await page.route("**/*", lambda route: route.fulfill(body=html, content_type="text/html"))
+    await page.goto("http://localhost/")
+    return page
+
+
 async def leave_one_of_a_kind(page: Any) -> None:
     """Remove from lists, tables and drawings the elements that repeat an earlier one, for axe.
 

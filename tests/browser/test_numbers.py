@@ -11,11 +11,21 @@ from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.views.rendering import make_environment
 from tests.browser.filled import Site, log_in, site_of
 from tests.browser.production import PEOPLE, production
-from tests.browser.tabs import Browse, set_look
+from tests.browser.tabs import Browse, set_look, show_html
 from tests.browser.tour import paths
 
 TEXTS: Final = (Path(__file__).parent / "texts.js").read_text(encoding="utf-8")
 WIDTHS: Final = (1280, 1180, 1024, 390)
+CROWDED: Final = """<!doctype html><main style="display: grid; grid-template-columns: 8rem 8rem">
+  <div style="overflow: clip; width: 30px">clipped</div>
+  <div style="overflow: hidden; width: 60px; text-overflow: ellipsis">shortened text</div>
+  <div style="width: 20px; white-space: nowrap">sticking out</div>
+  <div style="overflow-x: auto; width: 30px">scrolling</div>
+  <div style="overflow: hidden; width: 30px; text-overflow: ellipsis">123</div>
+  <div>7</div>
+  <p style="margin: 0"><span style="position: absolute">under</span>over</p>
+  <p class="sr" style="clip-path: inset(50%)">said</p>
+</main>"""
 EIGHT_DIGITS: Final = 12_345_678
 Toured = tuple[Site, dict[str, str]]  # paths by name
 
@@ -79,19 +89,7 @@ async def test_texts_of_a_busy_broker_do_not_overlap_with_numbers_of_eight_digit
 
 async def test_check_reports_crowded_texts(browse: Browse) -> None:
     """Each text of the second column is fine."""
-    page = await browse(width=400, is_fresh=True)
-    html = """<!doctype html><main style="display: grid; grid-template-columns: 8rem 8rem">
-      <div style="overflow: clip; width: 30px">clipped</div>
-      <div style="overflow: hidden; width: 60px; text-overflow: ellipsis">shortened text</div>
-      <div style="width: 20px; white-space: nowrap">sticking out</div>
-      <div style="overflow-x: auto; width: 30px">scrolling</div>
-      <div style="overflow: hidden; width: 30px; text-overflow: ellipsis">123</div>
-      <div>7</div>
-      <p style="margin: 0"><span style="position: absolute">under</span>over</p>
-      <p class="sr" style="clip-path: inset(50%)">said</p>
-    </main>"""
-    await page.route("**/*", lambda route: route.fulfill(body=html, content_type="text/html"))
-    await page.goto("http://localhost/")
+    page = await show_html(browse, CROWDED)
     wrong = await page.evaluate(TEXTS)
     assert [each.split(" by ")[0] for each in wrong] == [
         '"clipped" is cut off', '"sticking out" sticks out of div', '"12345678" is cut off',

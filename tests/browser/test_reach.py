@@ -11,7 +11,7 @@ from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.filled import Site, log_in
 from tests.browser.production import PEOPLE, production
-from tests.browser.tabs import Browse
+from tests.browser.tabs import Browse, show_html
 
 CONTROLS: Final = (Path(__file__).parent / "controls.js").read_text(encoding="utf-8")
 WIDTHS: Final = (1920, 1280, 1180, 1024, 768, 390)  # the widest shows every control
@@ -70,7 +70,6 @@ async def test_every_control_is_usable_at_each_width(
 
 async def test_check_reports_unusable_controls(browse: Browse) -> None:
     """Each control below but the last is unusable for a different reason."""
-    page = await browse(width=400, is_fresh=True)
     html = """<!doctype html><main>
       <div style="overflow: clip; width: 90px">
         <a href="/cut" style="margin-left: 60px">clipped</a></div>
@@ -81,8 +80,7 @@ async def test_check_reports_unusable_controls(browse: Browse) -> None:
       <div style="overflow-x: auto; width: 90px">
         <a href="/fine" style="margin-left: 99px">fine</a></div>
     </main>"""
-    await page.route("**/*", lambda route: route.fulfill(body=html, content_type="text/html"))
-    await page.goto("http://localhost/")
+    page = await show_html(browse, html)
     seen = await page.evaluate(CONTROLS, {"known": ["a /fine", "a /gone"]})
     assert seen["keys"] == ["a /fine"]
     found = [each.split(",")[0].split(" px")[0] for each in seen["wrong"]]

@@ -17,7 +17,8 @@ LOGIN: Final = web.RequestKey("login", LoginSession)  # present if a user is log
 BASE_PATH: Final = web.AppKey("base_path", str)
 _SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
-_NOTES: Final = 64  # maximum number of sessions with a pending message
+_NOTES: Final = 64  # maximum number of sessions with a pending message, or with a kept form
+KeptForm = tuple[str, list[tuple[str, str]]]  # path, names and values
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,14 +28,6 @@ class FlashMessage:
     text: str
     undo: str | None = None
     link: tuple[str, str] | None = None
-
-
-@dataclass(slots=True, frozen=True)
-class KeptForm:
-    """A form that was not accepted: its path, and the names and values of its fields."""
-
-    path: str
-    fields: tuple[tuple[str, str], ...]
 
 
 class BrowserSessions:
@@ -47,7 +40,7 @@ class BrowserSessions:
     def __init__(self) -> None:
         self._secret = token_bytes(32)
         self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session id
-        self._forms: OrderedDict[str, KeptForm] = OrderedDict()  # the same; 64 KiB at most, each
+        self.forms: OrderedDict[str, KeptForm] = OrderedDict()  # likewise; each at most 64 KiB
 
     def open(self, request: web.Request) -> str:
         """Return the request's session id, or a new one if the request has none."""
@@ -105,21 +98,10 @@ class BrowserSessions:
             self._notes.popitem(last=False)
 
     def keep_form(self, session: str, form: KeptForm) -> None:
-        """Store a form that a session sent after its login had ended, for the next login."""
-        self._forms[session] = form
-        if len(self._forms) > _NOTES:
-            self._forms.popitem(last=False)
-
-    def kept_form(self, request: web.Request) -> KeptForm | None:
-        """Return the form stored for this session, or None if there is none."""
-        return self._forms.get(cookie_of(request))
-
-    def move_form(self, request: web.Request, session: str) -> bool:
-        """Give the form stored for this session to the one that follows it; return whether any."""
-        form = self._forms.pop(cookie_of(request), None)
-        if form is not None:
-            self.keep_form(session, form)
-        return form is not None
+        """Store a form that was sent after a login had ended, until the next one."""
+        self.forms[session] = form
+        if len(self.forms) > _NOTES:
+            self.forms.popitem(last=False)
 
     def take_message(self, request: web.Request) -> FlashMessage | None:
         """Remove and return this session's pending message; return None if there is none."""

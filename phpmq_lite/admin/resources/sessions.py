@@ -8,7 +8,7 @@ from pydantic import Field
 from phpmq_lite.admin.auth import request_audit, users
 from phpmq_lite.admin.auth.accounts import KEPT_MS
 from phpmq_lite.admin.auth.passwords import SHORTEST
-from phpmq_lite.admin.auth.sessions import LOGIN
+from phpmq_lite.admin.auth.sessions import LOGIN, cookie_of
 from phpmq_lite.admin.auth.setup_token import FILE
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
@@ -27,7 +27,7 @@ async def show_login(request: web.Request) -> web.StreamResponse:
     """Show the login form."""
     goal = request.query.get("next", "")
     if identity_of(request).kind == "user":
-        kept = context_of(request).sessions.kept_form(request)
+        kept = context_of(request).sessions.forms.get(cookie_of(request))
         if kept is not None and not goal:
             return await render_page(request, "kept.html", kept=kept)
         raise web.HTTPSeeOther(own_path_or(goal, _home(request)))
@@ -63,7 +63,8 @@ async def submit_login(request: web.Request) -> web.StreamResponse:
         return await _login_page(request, await read_form_field(request, "next"), name, problem)
     context = context_of(request)
     to = await read_next_path(request, _home(request))
-    if context.sessions.move_form(request, cookie):
+    if (form := context.sessions.forms.pop(cookie_of(request), None)) is not None:
+        context.sessions.keep_form(cookie, form)
         to = context.urls.to("login")  # which shows the form
     response = redirect_with_session(to)
     max_age_s = KEPT_MS // 1_000 if is_kept else None

@@ -26,10 +26,6 @@ from phpmq_lite.admin.views.envelope_card import RowVerdicts, shorten
 from phpmq_lite.admin.views.trends import polyline
 
 T = TypeVar("T")
-# Fields that nobody types: a page needs them, but does not show them.
-HIDDEN_FIELDS: Final = frozenset(
-    "next id action upto q side etag version ttl_unit claim client kind do".split()
-)
 # What was typed into a form that was refused, and why; its page shows both.
 REFUSED: Final = web.RequestKey("refused", tuple[Mapping[str, str], Problem])
 
@@ -82,7 +78,6 @@ def make_environment(folder: Path) -> jinja2.Environment:
         points=polyline,
     )
     made.globals.update(
-        hidden_fields=HIDDEN_FIELDS,
         moment=formats.format_time,
         pieces=formats.split_hidden,
         preview=bodies.preview,
