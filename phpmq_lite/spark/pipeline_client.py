@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -285,7 +286,7 @@ class PipelineClient:
                 response = connection.getresponse()
             except (OSError, HTTPException) as error:
                 connection.close()
-                wait_s = next(gone, None)
+                wait_s = None if isinstance(error, SSLCertVerificationError) else next(gone, None)
                 is_unsent = isinstance(error, ConnectionRefusedError | socket.gaierror)
                 if wait_s is None or not (request.is_repeatable or is_unsent):
                     raise BrokerError(f"{self._url} did not respond: {error!r}") from error

@@ -105,7 +105,7 @@ MISTAKES: Final = [
     # token
     http("token that is missing", ("requires a login", "--token-file FILE", "token create"),
          "queue", "list", "--url", "http://127.0.0.1:{admin}"),
-    http("token that is unknown", ("token is unknown", "`phpmq-lite token create`"),
+    http("token that is unknown", ("token is unknown", "`phpmq-lite token create NAME`"),
          "queue", "list", "--url", "http://127.0.0.1:{admin}", "--token-file", "{wrong_token}"),
     # size
     Mistake("message above the client's limit", ("9000", "8388608", "limits.max_content"),
@@ -158,7 +158,9 @@ NODE: Final = """
 import { Client } from '%s/examples/node/phpmq.mjs';
 const [,, address, queue, size] = process.argv;
 try {
-    await new Client(address).publish(queue, 'x'.repeat(size));
+    const client = new Client(address);
+    await client.publish(queue, 'x'.repeat(size));
+    client.close();
 } catch (error) {
     console.error(error.message);
     process.exit(1);

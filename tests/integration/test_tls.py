@@ -11,6 +11,9 @@ import pytest
 
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.tls import ALERT, server_context
+from phpmq_lite.spark.errors import BrokerError
+from phpmq_lite.spark.pipeline_client import PipelineClient
+from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.testing import running_service
 from tests.support.certificates import Certificate, CertificateAuthority, openssl
 from tests.support.http_users import PASSWORD, BrokerFixture, HttpUser, broker_fixture
@@ -226,3 +229,14 @@ async def test_unsafe_certificate_or_key_refuses_the_start(
                 pass
     assert not (tmp_path / "data").exists()
     print(f"{len(tries)} unsafe settings, 0 started")  # noqa: T201
+
+
+async def test_spark_does_not_retry_a_certificate_that_is_not_trusted(
+    tmp_path: Path, authority: CertificateAuthority
+) -> None:
+    async with broker_fixture(tmp_path / "data", admin=admin_tls(authority)) as home:
+        waits: list[float] = []
+        client = PipelineClient(SourceConnection(url=home.url), waits.append)
+        with pytest.raises(BrokerError, match="certificate verify failed"):
+            await asyncio.to_thread(client.queues)
+    assert waits == []

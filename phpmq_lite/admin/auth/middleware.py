@@ -126,9 +126,7 @@ def _is_for_people(request: web.Request, route: Route) -> bool:
 def _no_login(request: web.Request) -> Problem:
     challenge = {"WWW-Authenticate": 'Bearer realm="phpmq-lite"'}
     if bearer_of(request) is not None:
-        text = (
-            "The token is unknown, revoked or expired; `phpmq-lite token create` makes a new one."
-        )
+        text = "The token is unknown, revoked or expired: run `phpmq-lite token create NAME`."
         return Problem(401, "bad_token", text, headers=challenge)
     return Problem(
         401, "login",
