@@ -131,7 +131,7 @@ async def check_form(request: web.Request, token: str) -> None:
             403,
             "stale_form",
             "This form does not belong to your session, or the broker has restarted since the page "
-            "was loaded. Nothing was changed. Reload the page and try again.",
+            "was loaded. Nothing was changed. Send it again, or reload the page.",
             field=CSRF_FIELD,
         )
 
