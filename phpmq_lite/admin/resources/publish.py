@@ -72,9 +72,7 @@ class ContentInput(StrictInput):
 class PublishInput(ContentInput):
     """A message to publish."""
 
-    delay_s: int = Field(
-        0, ge=0, le=TTL_MAX_S, description="seconds to wait in QUEUE.retry first; excludes ttl_s"
-    )
+    delay_s: int = Field(0, ge=0, le=TTL_MAX_S, description="wait in QUEUE.retry; excludes ttl_s")
 
 
 KEY_BYTES: Final = 64

@@ -192,10 +192,9 @@ def _checked(
         lengths = pc.binary_length(body)
         longest = pc.max(lengths).as_py() or 0
         if longest > content_max:
-            raise Problem(
-                413, "too_large", f"A body is {longest} bytes; the limit is {content_max} "
-                "(limits.max_content).", field="body", bound=f"{content_max} bytes",
-            )  # fmt: skip
+            raise Problem(413, "too_large", f"A body is {longest} bytes; the limit is "
+                          f"{content_max} (limits.max_content).", field="body",
+                          bound=f"{content_max} bytes")  # fmt: skip
         size += pc.sum(lengths).as_py() or 0
         queues |= set(pc.unique(queue).to_pylist())
         bounds = pc.min_max(ttl).as_py()
