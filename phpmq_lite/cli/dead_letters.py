@@ -142,7 +142,8 @@ def _groups(admin: AdminClient) -> list[dict[str, Any]]:
     """Return the dead letters grouped by cause; print a note if some were not counted."""
     found = admin.get("/dead/groups", deep="true")
     if found["looked"] < found["total"]:
-        print_message(f"counted the newest {found['looked']:,} of {found['total']:,} dead letters")
+        counted = f"{found['looked']:,} of {found['total']:,} dead letters"
+        print_message(f"counted {counted}, the newest of each queue")
     items: list[dict[str, Any]] = found["items"]
     return items
 

@@ -14,7 +14,7 @@ from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Reply
-from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings, home_of
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import MemoryLimiter, ReadBackpressure, memory_bound
@@ -44,7 +44,7 @@ class QueueStatus:
     name: str
     ready: int
     dispatched: int
-    dead: int  # number of messages in the dead-letter queue
+    dead: int  # number of messages in the dead-letter queue; 0 if the home queue counts them
     bytes: int  # total size of the bodies of live messages
     published_per_s: float
     dispatched_per_s: float
@@ -349,7 +349,11 @@ class BrokerHandle:
     def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
         """Return a queue's statistics, reusing the previous object if the queue was idle."""
         dead_letter_name = state.registry.dead_letter_name(queue)
-        records = None if queue.is_dead_letter_queue else state.queues.get(dead_letter_name)
+        home = state.queues.get(home_of(queue.name) or "")
+        is_counted = queue.is_dead_letter_queue or (
+            home is not None and state.registry.dead_letter_name(home) == dead_letter_name
+        )
+        records = None if is_counted else state.queues.get(dead_letter_name)
         dead = 0 if records is None else records.row.live_count
         rates = self.rates.of(queue, at_s)
         turns, row = queue.counters.activity, queue.row

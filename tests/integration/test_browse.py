@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import AsyncIterator
 from dataclasses import fields
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -255,11 +256,15 @@ async def test_grouping_of_many_dead_letters_is_limited(
         database.queue(name, queue_id, live=50)
         for _ in range(50):
             database.message(queue_id)
-    found = await DeadLetterGroups(reader._readers).groups(NOW_MS, looked=40)
+    with monkeypatch.context() as late:
+        late.setattr(dead_letter_groups, "monotonic", chain([0.0] * 5, repeat(100.0)).__next__)
+        found = await DeadLetterGroups(reader._readers).groups(NOW_MS)
     assert (found.scanned, found.total) == (40, 100)
     assert {group.queue for group in found.groups} == {"a.dlq", "b.dlq"}
     found = await DeadLetterGroups(reader._readers).groups(NOW_MS, limit_s=-1.0)
     assert found.scanned == 20
+    # Everything is read unless it takes more than 1.5 s: here, 100 ms for each slice.
+    monkeypatch.setattr(dead_letter_groups, "monotonic", count(step=0.1).__next__)
     assert (await DeadLetterGroups(reader._readers).groups(NOW_MS)).scanned == 100
 
 

@@ -347,7 +347,7 @@ def test_counts_include_the_number_of_scanned_records(
     assert rows(groups) == items
     assert asked == [{"deep": "true"}] * 2
     for said in (shown, groups):
-        assert said.stderr == "counted the newest 5 of 15,022 dead letters\n"
+        assert said.stderr == "counted 5 of 15,022 dead letters, the newest of each queue\n"
 
 
 @pytest.mark.parametrize("mark", ["\0", '"', "ä", "\\", "x"])

@@ -25,6 +25,11 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", main)))
 
 
+def attention_of(page: str) -> str:
+    """Return the text of the notices on the overview."""
+    return text_of("<main" + page.partition("attention-title")[2].partition("</section>")[0])
+
+
 async def put_summary(site: HttpSite, **changes: Any) -> None:
     """Store a summary, by default of this broker's history."""
     history = (await site.ok("GET", "/pipeline/history/bounds"))["history_id"]
@@ -159,6 +164,14 @@ async def test_claims_are_listed_and_released_with_a_confirmation(site: HttpSite
     assert (row["target"], row["count"], row["reason"], row["result"]) == (
         "nightly", 3, "the query is gone", "done",
     )  # fmt: skip
+
+
+async def test_claims_need_no_attention(site: HttpSite) -> None:
+    await site.publish_many("orders", 3)
+    await claim(site, "spark", "orders", 1)
+    assert "orders" not in attention_of((await site.get("/")).text)
+    await site.ok("POST", "/pipeline/claims/release", {"subscription": "spark"})
+    assert "3 ready messages and no consumer" in attention_of((await site.get("/")).text)
 
 
 async def test_forgotten_subscription_is_not_listed(site: HttpSite) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Any, Final
 
 from phpmq_lite.admin.base import formats
@@ -9,6 +10,7 @@ from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.search_query import verdict_search
 from phpmq_lite.admin.monitoring import system_view
+from phpmq_lite.admin.views import trends
 from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named, has_records
 from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
 from phpmq_lite.envelopes.validation import REASONS
@@ -21,6 +23,7 @@ EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause
 LATELY_MS: Final = 86_400_000  # recent dead letters and expiries are counted over this period
 NOTICES_MAX: Final = 200
 _HELD_LONG_MS: Final = 3_600_000  # used for queues without an acknowledgement timeout
+BEHIND_MIN: Final = 100  # a smaller growth of ready messages causes no notice
 _LOST: Final = ("Envelopes", "Dead letters")  # link texts in notices about unhandled messages
 STANDBY_LAG_S: Final = 60.0  # a longer lag causes a notice
 _DISK_WARN: Final = 0.85
@@ -49,6 +52,7 @@ class AttentionFacts:
     deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # counts, keyed by reason
     unread: Mapping[int, int] = field(default_factory=dict)  # expired without ever being dispatched
     held: Sequence[ConsumerLoad] = ()
+    growth: Mapping[int, int] = field(default_factory=dict)  # of ready messages in the last 5 min
     refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals, by reason
     disk_share: float = 0.0  # fraction of the disk in use
     wal_bytes: int = 0
@@ -68,14 +72,25 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
             who = f"Client {client.client}"
             text = f"{client.address} is not being read: {client.paused_reason}"
             found.append(Notice("warn", who, text, "clients", {}, "See clients"))
-    # For each queue, the consumer that has held a message for longest.
-    held = {one.queue_id: one for one in sorted(seen.held, key=lambda one: -one.since_ms)}
+    # For each queue, the consumer that has held a message for longest.  Claims have no timeout.
+    held = {
+        one.queue_id: one
+        for one in sorted(seen.held, key=lambda one: -one.since_ms)
+        if one.client is not None
+    }
+    since_ms = seen.now_ms - _HELD_LONG_MS
+    claimed = {o.queue_id for o in seen.held if o.client is None and o.since_ms > since_ms}
+    records = {queue.dead_letter_queue for queue in status.queues if queue.dead}
     named = dead_letter_queues_named(status.queues)
     for queue in status.queues:
         # Do not format notices beyond the limit; for 10,000 queues, that would take 40 ms.
         # Dead letters and retries are expected to wait.
         is_waiting = has_records(queue.name, named) or queue.name.endswith(RETRY)
-        found += _of_queue(queue, seen, is_waiting, only_bad=len(found) >= NOTICES_MAX)
+        is_consumed = bool(queue.consumers) or queue.queue_id in claimed
+        only_bad = len(found) >= NOTICES_MAX
+        found += _of_queue(queue, seen, is_waiting, is_consumed=is_consumed, only_bad=only_bad)
+        if not only_bad and (reasons := seen.deaths.get(queue.queue_id)):
+            found += _deaths(queue, reasons, has_records=queue.dead_letter_queue in records)
         if queue.queue_id in held:
             found += _of_holder(queue, held[queue.queue_id], seen.now_ms)
     # At each level, notices about messages that were not handled come before all others.
@@ -149,10 +164,10 @@ def _maintenance_notices(seen: AttentionFacts) -> Iterator[Notice]:
 
 
 def _of_queue(
-    queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, only_bad: bool
+    queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, is_consumed: bool, only_bad: bool
 ) -> Iterator[Notice]:
     """Yield notices about a queue; if ``is_waiting`` is True, waiting messages cause none."""
-    expires = queue.queue_id in seen.expiring and not queue.consumers
+    expires = queue.queue_id in seen.expiring and not is_consumed
     # If expired messages are forwarded or dead-lettered, they are not lost.
     is_losing = expires and queue.settings.on_expire == "history"
     if is_losing:
@@ -164,12 +179,15 @@ def _of_queue(
     yield from _over_limits(queue, seen)
     if only_bad:
         return
-    if queue.ready and not queue.consumers and not is_losing and not is_waiting:
+    if queue.ready and not is_consumed and not is_losing and not is_waiting:
         text = f"{count_of(queue.ready, 'ready message', 'ready messages')} and no consumer"
         yield _notice(queue, "warn", text, "See messages")
+    grown = 0 if queue.delivery_paused or is_waiting else seen.growth.get(queue.queue_id, 0)
+    if is_consumed and grown >= max(BEHIND_MIN, queue.ready / 10):
+        text = f"Falls behind: {formats.format_number(grown)} ready messages more than 5 min ago"
+        yield _notice(queue, "warn", text, "Charts", tab="charts")
     if paused := paused_sides(queue):
         yield _notice(queue, "warn", " and ".join(paused).capitalize(), "Resume")
-    yield from _deaths(queue, seen.deaths.get(queue.queue_id, {}))
     if queue.consumers and queue.name.endswith(RETRY):
         yield _notice(queue, "warn", retry_hint(queue), "Consumers", tab="consumers")
     if (unread := seen.unread.get(queue.queue_id)) and not is_waiting:
@@ -177,14 +195,16 @@ def _of_queue(
         yield _notice(queue, "warn", text, "History", tab="history", outcome="expired")
 
 
-def _deaths(queue: QueueStatus, reasons: Mapping[str, int]) -> Iterator[Notice]:
+def _deaths(
+    queue: QueueStatus, reasons: Mapping[str, int], *, has_records: bool
+) -> Iterator[Notice]:
     refused = {reason: count for reason, count in reasons.items() if reason in REASONS}
     others = {reason: count for reason, count in reasons.items() if reason not in REASONS}
     if refused:
         count, q = _at_least(sum(refused.values())), str(verdict_search(queue.name))
         text = f"{count} quarantined in the last 24 h: {_by_reason(refused)}"
         yield Notice("warn", queue.name, text, "messages", {"q": q}, "Envelopes")
-    if others and queue.dead:
+    if others and has_records:
         count = _at_least(sum(others.values()))
         text = f"{count} dead-lettered in the last 24 h: {_by_reason(others)}"
         yield _notice(queue, "warn", text, "Dead letters", tab="dead")
@@ -252,7 +272,8 @@ async def read_notices(
             expiring=await context.reader.expiring(now_ms + EXPIRY_NOTICE_MS),
             deaths=await signs.deaths(since_ms),
             unread=await signs.unread_expiries(since_ms),
-            held=await signs.held() if status.held else (),
+            held=await signs.held() if any(queue.dispatched for queue in status.queues) else (),
+            growth=_growth(context, status, now_ms // 1_000),
             refused=context.rollups.recently_refused(status.refused),
             disk_share=disk.used_share if status.store.has_file else 0.0,
             wal_bytes=disk.files["wal"],
@@ -260,6 +281,14 @@ async def read_notices(
             **_maintenance_facts(context, now_ms),
         ),
     )
+
+
+def _growth(context: Context, status: BrokerStatus, now_s: int) -> dict[int, int]:
+    beats = context.rollups.uptime()
+    behind = (queue for queue in status.queues if queue.ready >= BEHIND_MIN)
+    some = nlargest(NOTICES_MAX, behind, key=lambda queue: queue.ready)
+    ids = [queue.queue_id for queue in some]
+    return {key: trends.growth(context.rollups.points(key), beats, now_s) for key in ids}
 
 
 def _maintenance_facts(context: Context, now_ms: int) -> dict[str, Any]:

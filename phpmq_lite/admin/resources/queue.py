@@ -239,7 +239,7 @@ def _forecast(request: web.Request, queue: QueueStatus) -> str:
     context = context_of(request)
     points, beats = context.rollups.points(queue.queue_id), context.rollups.uptime()
     per_s = trends.slope(points, beats, context.now_ms() // 1_000)
-    return trends.forecast(queue.ready, per_s, queue.consumers)
+    return trends.forecast(queue, per_s)
 
 
 async def live_queue(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:

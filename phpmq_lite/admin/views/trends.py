@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, lt
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from phpmq_lite import histogram
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.rollups import (
     ALL,
     COUNTS,
@@ -255,18 +256,37 @@ def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> f
     return sum((x - mean_x) * (y - mean_y) for x, y in seen) / width
 
 
-def forecast(ready: int, per_s: float | None, consumers: int) -> str:
-    """Return a forecast such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``."""
-    if not ready:
+def growth(points: Iterable[Point], beats: Sequence[UptimeSpan], now_s: int) -> int:
+    """Return by how much a queue's ready messages have grown in each third of the last 5 min.
+
+    Returns 0 if they did not grow in one of them, or if the broker has not run for so long.
+    """
+    depth = {point.at_s: point.ready for point in points}
+    ends_s = [now_s - FORECAST_S * thirds // 3 for thirds in (3, 2, 1, 0)]
+    seen = [max((b.at_s for b in beats if b.at_s < end_s), default=None) for end_s in ends_s]
+    depths = [depth.get(at_s, 0) for at_s in seen if at_s is not None]
+    is_growing = len(depths) == len(ends_s) and all(map(lt, depths, depths[1:]))
+    return depths[-1] - depths[0] if is_growing else 0
+
+
+def forecast(queue: QueueStatus, per_s: float | None) -> str:
+    """Return a forecast such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``.
+
+    It follows from the rates that are shown beside it, if the last minutes (``per_s``) agree.
+    """
+    if not queue.ready:
         return ""
-    nobody = "" if consumers else ", no consumers"
-    if per_s is None:
-        return nobody.removeprefix(", ").capitalize()
-    if abs(per_s) * FORECAST_S < max(1.0, ready / 1_000):
-        return f"Steady{nobody}"
-    if per_s > 0:
-        return f"Grows by {_speed(per_s)}{nobody}"
-    return f"Empty in about {_about(ready / -per_s)}"
+    why = "delivery paused" if queue.delivery_paused else "" if queue.consumers else "no consumers"
+    rate, steady = queue.published_per_s - queue.acked_per_s, max(1.0, queue.ready / 1_000)
+    signs = set() if per_s is None else {_sign(x * FORECAST_S, steady) for x in (rate, per_s)}
+    text = "Steady" if signs == {0} else f"Grows by {_speed(rate)}" if signs == {1} else ""
+    if signs == {-1} and not queue.delivery_paused:
+        return f"Empty in about {_about(queue.ready / -rate)}"
+    return f"{text}, {why}" if text and why else text or why.capitalize()
+
+
+def _sign(value: float, steady: float) -> int:
+    return 0 if abs(value) < steady else 1 if value > 0 else -1
 
 
 def _speed(per_s: float) -> str:

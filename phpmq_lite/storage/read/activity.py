@@ -40,7 +40,7 @@ class ConsumerLoad(NamedTuple):
     """Messages from one queue that are held by one consumer."""
 
     queue_id: int
-    client: int | None
+    client: int | None  # None: claims of Spark
     messages: int
     size: int  # total body size in bytes
     since_ms: int  # Unix ms when the first of these messages was dispatched

@@ -14,9 +14,8 @@ from typing import Final, NamedTuple
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.read_pool import RowReader
 
-RECORDS_SCANNED: Final = 50_000  # maximum number of records read from all queues together
-LIMIT_S: Final = 0.04
-DEEP_LIMIT_S: Final = 1.5  # time limit if a longer search is requested
+LIMIT_S: Final = 1.5
+DEEP_LIMIT_S: Final = 10.0  # time limit if a longer search is requested
 SPANS: Final = 28  # number of bars in the chart
 SPAN_MS: Final = 6 * 3_600_000  # time span of one bar; all bars together cover seven days
 CAUSE_CHARACTERS: Final = 200
@@ -144,7 +143,6 @@ class DeadLetterGroups(RowReader):
         *,
         queues: frozenset[int] | None = None,
         names: Iterable[str] = (),
-        looked: int = RECORDS_SCANNED,
         limit_s: float = LIMIT_S,
     ) -> DeadLetterPage:
         """Group the newest records of ``queues``, or of all queues if None.
@@ -159,7 +157,7 @@ class DeadLetterGroups(RowReader):
         slice_ = _FIRST_SLICE  # read a few records of each queue first, then more
         began_s = monotonic()
         ends_s, seen = began_s + limit_s * _FIRST_ROUND_FACTOR, 0
-        while walks and seen < looked:  # take turns so that no queue is left out
+        while walks:  # take turns so that no queue is left out
             for queue_id, (name, before) in list(walks.items()):
                 slice_began_s = monotonic()
                 count, place = await self._slice(found, queue_id, name, before, now_ms, slice_)

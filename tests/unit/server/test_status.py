@@ -186,10 +186,22 @@ async def test_status_names_the_dead_letter_queue_and_counts_its_records(
         queue.name: (queue.dead_letter_queue, queue.dead) for queue in front.status().queues
     } == {
         "orders": ("orders.dlq", 1),
-        "orders.retry": ("orders.dlq", 1),
+        "orders.retry": ("orders.dlq", 0),  # counted at orders
         "mails.retry": ("mails.dlq", 0),
         "orders.dlq": ("orders.dlq.dlq", 0),
     }
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_dead_letters_count_at_a_retry_queue_only_without_its_home(
+    front: BrokerHandle, core: Broker, client: Connection, exists: bool
+) -> None:
+    for name in (*(["orders"] if exists else []), "orders.retry", "orders.dlq"):
+        core.publish(client, name, b"x", 0, None)
+    core.finish()
+    counts = {queue.name: queue.dead for queue in front.status().queues}
+    assert counts["orders.retry"] == (not exists)
+    assert sum(counts.values()) == 1
 
 
 async def test_status_is_a_snapshot(front: BrokerHandle, core: Broker) -> None:

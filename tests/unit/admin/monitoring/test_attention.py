@@ -100,6 +100,44 @@ def test_message_held_for_more_than_half_of_its_time_is_reported_with_its_holder
     assert notice.text == "Client 7 has held a message for 6 min; the message returns in 4 min"
 
 
+def test_claims_of_spark_are_a_consumer_and_no_alarm() -> None:
+    """A claim has no timeout, and a batch may take long."""
+    queue = queue_status("orders", 1, ready=5, settings=QueueSettings(ack_timeout_s=600))
+    expiring = {1: (5, NOW_MS + MINUTE_MS)}
+    claims = ConsumerLoad(1, None, 3, 30, NOW_MS - 50 * MINUTE_MS)
+    assert found(queue, seen=AttentionFacts(NOW_MS, held=[claims], expiring=expiring)) == []
+
+
+def test_claims_of_a_job_that_has_ended_are_no_consumer() -> None:
+    claims = ConsumerLoad(1, None, 3, 30, NOW_MS - 70 * MINUTE_MS)
+    queue = queue_status("orders", 1, ready=5)
+    [notice] = found(queue, seen=AttentionFacts(NOW_MS, held=[claims]))
+    assert notice.text == "5 ready messages and no consumer"
+
+
+def test_dead_letters_of_a_retry_queue_are_reported_though_its_home_counts_them() -> None:
+    retry = queue_status("orders.retry", 2, dead_letter_queue="orders.dlq")
+    home = queue_status("orders", 1, dead=3, dead_letter_queue="orders.dlq")
+    [notice] = found(home, retry, seen=AttentionFacts(NOW_MS, deaths={2: {"not_forwarded": 3}}))
+    assert (notice.who, notice.text) == (
+        "orders.retry", "3 dead-lettered in the last 24 h: not_forwarded 3",
+    )  # fmt: skip
+
+
+def test_queue_that_falls_behind_is_reported() -> None:
+    slow = queue_status("slow", 1, ready=5_000, consumers=2)
+    few = queue_status("few", 2, ready=5_000, consumers=2)
+    paused = queue_status("paused", 3, ready=5_000, consumers=1, delivery_paused=True)
+    unread = queue_status("unread", 4, ready=5_000)
+    seen = AttentionFacts(NOW_MS, growth={1: 1_200, 2: 99, 3: 1_200, 4: 1_200})
+    texts = {notice.who: notice.text for notice in found(slow, few, paused, unread, seen=seen)}
+    assert texts == {
+        "slow": "Falls behind: 1,200 ready messages more than 5 min ago",
+        "paused": "Delivery paused",
+        "unread": "5,000 ready messages and no consumer",
+    }
+
+
 def test_paused_sides_are_reported() -> None:
     paused = queue_status("orders", 1, delivery_paused=True, publishing_paused=True)
     assert [n.text for n in found(paused)] == ["Delivery paused and publishing paused"]

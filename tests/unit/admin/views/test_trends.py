@@ -8,6 +8,7 @@ from phpmq_lite.admin.views.trends import (
     SPARK_STEP_S,
     Trend,
     forecast,
+    growth,
     make_spark,
     make_trend,
     polyline,
@@ -15,6 +16,7 @@ from phpmq_lite.admin.views.trends import (
 )
 from phpmq_lite.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
+from tests.unit.admin.cases import queue_status
 
 HOUR = SPANS["1h"]
 NOW_S = 1_700_006_400  # on the hour
@@ -115,23 +117,71 @@ def test_slope_needs_three_points() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready", "per_s", "consumers", "expected"),
+    ("ready", "per_s", "rate", "consumers", "expected"),
     [
-        (0, -5.0, 1, ""),
-        (960, -4.0, 2, "Empty in about 4 min"),
-        (40, -4.0, 2, "Empty in about 10 s"),
-        (500_000, -2.0, 2, "Empty in about 3 d"),
-        (960, 12.4, 2, "Grows by 12/s"),
-        (960, 12.4, 0, "Grows by 12/s, no consumers"),
-        (30, 0.05, 1, "Grows by 3.0/min"),
-        (960, 0.001, 1, "Steady"),
-        (960, 0.0, 0, "Steady, no consumers"),
-        (960, None, 0, "No consumers"),
-        (960, None, 1, ""),
+        (0, -5.0, -5.0, 1, ""),
+        (960, -4.0, -4.0, 2, "Empty in about 4 min"),
+        (40, -4.0, -4.0, 2, "Empty in about 10 s"),
+        (500_000, -2.0, -2.0, 2, "Empty in about 3 d"),
+        (960, 12.4, 12.4, 2, "Grows by 12/s"),
+        (960, 12.4, 12.4, 0, "Grows by 12/s, no consumers"),
+        (30, 0.05, 0.05, 1, "Grows by 3.0/min"),
+        (960, 0.001, 0.001, 1, "Steady"),
+        (960, 0.0, 0.0, 0, "Steady, no consumers"),
+        (960, None, 5.0, 0, "No consumers"),
+        (960, None, 5.0, 1, ""),
+        # The rates shown beside the forecast decide; if the last minutes differ, it says nothing.
+        (960, -8.0, -4.0, 2, "Empty in about 4 min"),
+        (960, -4.0, 0.0, 2, ""),
+        (960, -4.0, 3.0, 2, ""),
+        (960, 0.0, 30.0, 2, ""),
+        (960, 4.0, 0.0, 0, "No consumers"),
     ],
 )
-def test_backlog_forecast(ready: int, per_s: float | None, consumers: int, expected: str) -> None:
-    assert forecast(ready, per_s, consumers) == expected
+def test_backlog_forecast(
+    ready: int, per_s: float | None, rate: float, consumers: int, expected: str
+) -> None:
+    queue = queue_status(
+        ready=ready, consumers=consumers, published_per_s=50.0 + rate, acked_per_s=50.0
+    )
+    assert forecast(queue, per_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("per_s", "rate", "expected"),
+    [
+        (-4.0, -4.0, "Delivery paused"),
+        (0.0, 0.0, "Steady, delivery paused"),
+        (3.0, 3.0, "Grows by 3.0/s, delivery paused"),
+        (None, 3.0, "Delivery paused"),
+    ],
+)
+def test_paused_queue_is_not_said_to_empty(per_s: float | None, rate: float, expected: str) -> None:
+    queue = queue_status(
+        ready=960, consumers=2, published_per_s=50 + rate, acked_per_s=50, delivery_paused=True
+    )
+    assert forecast(queue, per_s) == expected
+
+
+@pytest.mark.parametrize(("per_s", "expected"), [(4.0, 1_200), (-4.0, 0), (0.0, 0)])
+def test_growth_is_that_of_the_last_minutes(per_s: float, expected: int) -> None:
+    places = range(310, 0, -10)
+    points = [Point(NOW_S - at, 10, ready=round(3_000 + per_s * (310 - at))) for at in places]
+    assert growth(points, beats(*places), NOW_S) == expected
+
+
+def test_growth_counts_a_queue_that_was_empty() -> None:
+    points = [Point(NOW_S - at, 10, ready=700 - at) for at in range(280, 0, -10)]
+    assert growth(points, beats(*range(320, 0, -10)), NOW_S) == 690
+
+
+def test_burst_is_no_growth() -> None:
+    points = [Point(NOW_S - at, 10, ready=700) for at in (40, 30, 20, 10)]
+    assert growth(points, beats(*range(320, 0, -10)), NOW_S) == 0
+
+
+def test_growth_is_unknown_shortly_after_a_start() -> None:
+    assert growth([Point(NOW_S - 10, 10, ready=700)], beats(20, 10), NOW_S) == 0
 
 
 def test_spark_begins_after_the_last_gap() -> None:
