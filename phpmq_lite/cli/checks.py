@@ -147,10 +147,8 @@ def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> N
 def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
     """Check how many consumers QUEUE has."""
     count = _queues(admin, queue)[0]["consumers"]
-    report_check(
-        OK if count >= minimum else CRITICAL,
-        f"{count_of(count, 'consumer', 'consumers')} of {escape(queue)}",
-    )
+    found = f"{count_of(count, 'consumer', 'consumers')} of {escape(queue)}"
+    report_check(OK if count >= minimum else CRITICAL, found)
 
 
 @check.command("dead-letters")

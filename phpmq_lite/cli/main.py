@@ -185,14 +185,9 @@ def _print_version(ctx: click.Context, _option: click.Parameter, is_requested: b
     "65 damaged data, 74 unknown commit outcome, 78 invalid settings.",
 )
 @click.option(
-    "-V",
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
+    "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
     help="Show the version and exit.",
-)
+)  # fmt: skip
 def root_command() -> None:
     """PHPMQ Lite, a message broker that stores everything in SQLite."""
 

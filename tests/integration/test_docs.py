@@ -141,7 +141,7 @@ def test_command_lists_what_a_search_finds() -> None:
     assert found[:2] == ["operate/proxy: Behind a proxy", "  operate/proxy#caddy"]
     assert "flush_interval -1" in found[2]
     nothing = invoke("docs", "--search", "flush_interval saucer", code=3).stderr
-    assert nothing == "Error: no page has all of these words; try fewer or shorter ones\n"
+    assert nothing == "Error: no page has all these words; try fewer or shorter ones\n"
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,7 @@ def outline_of(text: str) -> tuple[DocHeading, ...]:
             count = used[slug] = used.get(slug, -1) + 1
             found.append((len(heading[1]), title, f"{slug}-{count}" if count else slug, []))
         elif found and not _TABLE_RULE.fullmatch(line):
-            cells = line.strip("| ").replace(" | ", " · ") if line.startswith("|") else line
-            found[-1][-1].append(cells)
+            found[-1][3].append(line.strip("| ").replace(" | ", " · ") if line[:1] == "|" else line)
     return tuple(DocHeading(*heading[:3], _plain(" ".join(heading[3]))) for heading in found)
 
 
@@ -196,8 +195,7 @@ class Documentation:
             same = [parts[at] for each, _, at in ranked if each == kind]
             same = same if kind else [part for part in same if part.level == 2]
             excerpts = [_excerpt(marked, part.text) for part in same[:_SHOWN_SECTIONS]]
-            match = DocMatch(name, parts[0].title, same, excerpts)
-            found.append((ranked[0], match))
+            found.append((ranked[0], DocMatch(name, parts[0].title, same, excerpts)))
         return [match for _, match in sorted(found, key=lambda one: one[0])]
 
     def render(self, name: str) -> Markup:
