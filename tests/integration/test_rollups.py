@@ -72,6 +72,40 @@ async def test_rollups_agree_with_what_is_stored_over_restarts(tmp_path: Path) -
     assert rolled_up(tmp_path, 2) == (4, 0, 4)
 
 
+async def test_forward_and_dead_letter_count_as_no_expiry_anywhere(tmp_path: Path) -> None:
+    """Each has a counter of its own; a queue for delays fired the alert PhpmqExpiredUnread."""
+    kinds = {"plain": "history", "delayed": "forward:later", "strict": "dead_letter"}
+    async with loaded_site(tmp_path) as site:
+        for queue, on_expire in kinds.items():
+            await site.create_queue(queue, on_expire=on_expire)
+            await site.publish(queue, "x", ttl_s=1)
+        await wait_until(
+            lambda: (totals(site, "plain").expired, totals(site, "delayed").forwarded,
+                     totals(site, "strict").dead) == (1, 1, 1)
+        )  # fmt: skip
+        metrics = await site.text("/metrics")
+        for queue in kinds:
+            expired, moved = int(queue == "plain"), int(queue == "delayed")
+            label = f'dispatched="never",queue="{queue}"'
+            assert f"phpmq_messages_expired_total{{{label}}} {expired}.0" in metrics
+            label = f'dispatched="yes",queue="{queue}"'
+            assert f"phpmq_messages_expired_total{{{label}}} 0.0" in metrics
+            assert f'phpmq_messages_forwarded_total{{queue="{queue}"}} {moved}.0' in metrics
+            listed = await site.ok("GET", f"/history?queue={queue}&outcome=expired")
+            assert len(listed["items"]) == expired
+        notices = (await site.get("/")).text
+        assert notices.count("without ever being dispatched") == 1
+    rows = stored_rows(
+        tmp_path,
+        "SELECT q.name, sum(r.expired), sum(r.dead) FROM rollup r JOIN queue q"
+        " ON q.queue_id = r.queue_id WHERE span_s = ? GROUP BY q.name ORDER BY q.name",
+        MINUTE_S,
+    )
+    assert {name: (expired, dead) for name, expired, dead in rows if name in kinds} == {
+        "plain": (1, 0), "delayed": (0, 0), "strict": (0, 1),
+    }  # fmt: skip
+
+
 async def test_histograms_count_every_message_once_over_restarts(tmp_path: Path) -> None:
     for _ in range(2):
         async with loaded_site(tmp_path) as site:
