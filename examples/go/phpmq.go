@@ -350,9 +350,14 @@ func (c *Client) write(bytes []byte) {
 func (c *Client) run() {
 	defer close(c.ended)
 	pause := 100 * time.Millisecond
+	isAway := false // so that a loss is logged once
 	for silent := 0; ; {
 		conn, err := c.dial()
 		if err == nil {
+			if isAway {
+				log.Printf("phpmq: connected to %s again", c.address)
+			}
+			isAway = false
 			began := time.Now()
 			var isBroker bool
 			if isBroker, err = c.serve(conn); isBroker {
@@ -372,7 +377,10 @@ func (c *Client) run() {
 		case <-c.stopped:
 			return
 		default:
-			if !c.tell(err) {
+			if isTold := c.tell(err); c.wasConnected && !isAway { // only this goroutine sets it
+				isAway = true
+				log.Printf("phpmq: the connection to %s is lost (%v); trying again", c.address, err)
+			} else if !isTold && !isAway {
 				log.Printf("phpmq: %v", err)
 			}
 		}

@@ -226,6 +226,7 @@ export class Client {
     #isConnected = false;
     #isClosed = false;
     #wasConnected = false; // so that a broker that restarts is waited for
+    #isAway = false; // so that a loss is told once
     #silentEnds = 0; // connections in a row that ended without a byte, before any broker has answered
     #input = Buffer.alloc(0); // received bytes of an incomplete frame
     #publishes = new Map(); // unconfirmed publishes: key -> { bytes, size, resolve, reject, timer }
@@ -363,7 +364,7 @@ export class Client {
             const sentence = remedy(error, this.#host, this.#port);
             const isPermanent = sentence !== undefined && error.code !== 'ECONNREFUSED' && !this.#wasConnected;
             const isTold = isPermanent && this.#fail(new NotConnected(sentence));
-            this.#isClosed || isTold || console.error(`phpmq: ${sentence ?? error.message}`);
+            this.#isClosed || isTold || this.#isAway || console.error(`phpmq: ${sentence ?? error.message}`);
             this.#lost();
         } finally {
             this.#isConnecting = false;
@@ -373,6 +374,10 @@ export class Client {
     #begin(socket) {
         this.#socket = socket;
         this.#isConnected = true;
+        if (this.#isAway) {
+            console.error(`phpmq: connected to ${this.#host}:${this.#port} again`);
+        }
+        this.#isAway = false;
         socket.removeAllListeners('error');
         const began = Date.now();
         socket.on('data', (bytes) => this.#receive(bytes));
@@ -382,6 +387,10 @@ export class Client {
         });
         socket.on('close', () => {
             this.#wasConnected ||= Date.now() - began > 500;
+            if (this.#wasConnected && !this.#isClosed && !this.#isAway) {
+                this.#isAway = true;
+                console.error(`phpmq: the connection to ${this.#host}:${this.#port} is lost; trying again`);
+            }
             if (!this.#wasConnected && ++this.#silentEnds >= SILENT_ENDS) {
                 console.error(
                     `phpmq: ${this.#host}:${this.#port} ended ${this.#silentEnds} connections without an answer; it may not `

@@ -44,9 +44,14 @@ final class Worker
 
     public function run(string $queue): void
     {
+        $isAway = false;
         for ($jobs = 0; !$this->isStopping && ($this->maxJobs === 0 || $jobs < $this->maxJobs);) {
             try {
                 $message = $this->transport->reserve($queue, $this->timeout);
+                if ($isAway) {
+                    $this->log('transport.back', ['queue' => $queue]);
+                }
+                $isAway = false;
                 if ($message === null && $this->stopsWhenEmpty) {
                     break;
                 }
@@ -55,7 +60,10 @@ final class Worker
                     $this->process($message);
                 }
             } catch (PhpmqException $error) { // the broker requeues the message
-                $this->log('transport.failed', ['queue' => $queue, 'error' => $error->getMessage()]);
+                if (!$isAway) {
+                    $this->log('transport.failed', ['queue' => $queue, 'error' => $error->getMessage()]);
+                }
+                $isAway = true; // logged once
                 usleep(100_000);
             }
         }

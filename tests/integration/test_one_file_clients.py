@@ -171,7 +171,13 @@ async def test_consumer_continues_after_a_restart_of_the_broker(
         late = await program.start("publish", broker.phpmq[0], queue, "after")
         await asyncio.to_thread(broker.start)
         assert await ended(late) == "stored\n"
-        assert await ended(process) == "after\n"
+        out, error = await asyncio.wait_for(process.communicate(), 60)
+        said = error.decode()
+        assert (process.returncode, out) == (0, b"after\n"), said
+        away, back = (f"phpmq: {one}" for one in (
+            f"the connection to {broker.phpmq[0]} is lost", f"connected to {broker.phpmq[0]} again"
+        ))  # fmt: skip
+        assert [said.count(away), said.count(back)] == [1, 1], said
 
 
 # -- a scripted broker
