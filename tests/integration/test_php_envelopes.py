@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite import connect_blocking
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes import worker_app as apps
 from phpmq_lite.envelopes.validation import validate
@@ -354,6 +355,23 @@ def test_client_reconnects_after_a_restart_of_the_broker(tmp_path: Path) -> None
         assert third.body == body(attempts="2")
         php.call("ack", third.handle)
         assert php.reserve("orders", 0.2) is None
+
+
+def test_php_worker_says_once_that_the_broker_is_away_and_that_it_is_back(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", "--admin", "none") as broker:
+        line = command("worker.php", "--timeout=1", broker.phpmq[0], "orders")
+        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as worker:
+            assert worker.stderr is not None
+            with connect_blocking("127.0.0.1", broker.port) as client:
+                client.publish_confirmed("orders", b"x")  # no envelope: the worker logs it
+            assert worker.stderr.readline()
+            broker.kill()
+            assert "transport.failed" in worker.stderr.readline()
+            broker.start()
+            assert json.loads(worker.stderr.readline()) == {
+                "event": "transport.back", "queue": "orders",
+            }  # fmt: skip
+            worker.terminate()
 
 
 def test_sigterm_ends_a_busy_worker(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
