@@ -252,7 +252,7 @@ class Places:
             go.mkdir()
             (go / "phpmq.go").write_text(source.replace("\nfunc main() {", "\nfunc program() {"))
             (go / "mistake.go").write_text(GO)
-            command = ["go", "build", "-o", self.folder / "mistake", "phpmq.go", "mistake.go"]
+            command = ["go", "build", "-o", f"{self.folder}/mistake", "phpmq.go", "mistake.go"]
             subprocess.run(command, cwd=go, check=True, timeout=100)
 
     def fill(self, mistake: Mistake, text: str) -> str:
