@@ -6,6 +6,7 @@ remembers the key. ``publish`` creates a new envelope on each call. To retry in 
 create the envelope once with ``make`` and pass it to ``publish_envelope`` on each attempt.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -129,7 +130,7 @@ class Producer:
     def __init__(
         self, client: BlockingClient | str = "127.0.0.1", *, queue: str = "default", **options: Any
     ) -> None:
-        """Publish over an open client, or over a new connection to an address.
+        """Publish over an open client, or over a new connection, which the first publish opens.
 
         Args:
             client: an open client, which the caller closes, or the address to connect to.
@@ -138,15 +139,22 @@ class Producer:
         """
         self.queue = queue
         self._is_owner = isinstance(client, str)
+        self._is_new = self._is_owner  # not yet opened: the first publish opens it
         self.client = connect_blocking(client, **options) if isinstance(client, str) else client
 
     def __enter__(self) -> Self:
         if self._is_owner:
             self.client.open()
+            self._is_new = False
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, unless the caller passed an open client."""
         if self._is_owner:
+            self._is_new = False
             self.client.close()
 
     def publish(
@@ -206,6 +214,8 @@ class Producer:
         """
         prepared = prepare_publish(envelope, queue, key)
         target, ttl = to_target(prepared.queue, ttl_s, delay_s)
+        if self._is_new:
+            self.__enter__()
         with storing_once() if key is not None else nullcontext():
             self.client.publish_confirmed(target, prepared.content, ttl, prepared.key)
         return prepared.meta_id
@@ -225,18 +235,26 @@ class AsyncProducer:
     def __init__(
         self, client: Client | str = "127.0.0.1", *, queue: str = "default", **options: Any
     ) -> None:
-        """Publish over an open client; if given an address instead, connect on ``async with``."""
+        """Publish over an open client, or over a new connection, which the first publish opens."""
         self.queue = queue
         self._is_owner = isinstance(client, str)
+        self._is_new = self._is_owner
+        self._opening = asyncio.Lock()  # tasks that publish first wait for each other
         self.client = connect_aio(client, **options) if isinstance(client, str) else client
 
     async def __aenter__(self) -> Self:
         if self._is_owner:
             await self.client.open()
+            self._is_new = False
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection, unless the caller passed an open client."""
         if self._is_owner:
+            self._is_new = False
             await self.client.close()
 
     async def publish(
@@ -267,6 +285,10 @@ class AsyncProducer:
         """Publish an existing envelope, like :meth:`Producer.publish_envelope`."""
         prepared = prepare_publish(envelope, queue, key)
         target, ttl = to_target(prepared.queue, ttl_s, delay_s)
+        if self._is_new:
+            async with self._opening:
+                if self._is_new:
+                    await self.__aenter__()
         with storing_once() if key is not None else nullcontext():
             await self.client.publish_confirmed(target, prepared.content, ttl, prepared.key)
         return prepared.meta_id

@@ -19,7 +19,13 @@ from phpmq_lite.client.session import Backoff
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
-from phpmq_lite.errors import KEY_CONFLICT, EnvelopeError, LocalProtocolError, PublishRefusedError
+from phpmq_lite.errors import (
+    KEY_CONFLICT,
+    ClientError,
+    EnvelopeError,
+    LocalProtocolError,
+    PublishRefusedError,
+)
 from phpmq_lite.protocol.frames import ClientFrame, Publish
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.fork_server import broker_process
@@ -65,6 +71,27 @@ async def test_blocking_producer_publishes_what_a_consumer_decodes(broker: Runni
     assert [envelope["data"] for envelope in envelopes] == [
         {"name": "Zoë", "n": n} for n in range(3)
     ]
+
+
+async def test_producer_with_an_address_opens_itself(broker: RunningBroker) -> None:
+    address = f"127.0.0.1:{broker.port}"
+
+    def publish() -> str:
+        orders = Producer(address, queue="orders")
+        try:
+            return orders.publish(URN, {})
+        finally:
+            orders.close()
+            with pytest.raises(ClientError, match="closed"):
+                orders.publish(URN, {})
+
+    ids = [await asyncio.to_thread(publish)]
+    orders = AsyncProducer(address, queue="orders")
+    ids += await asyncio.gather(*(orders.publish(URN, {}) for _ in range(3)))
+    await orders.close()
+    async with connect("127.0.0.1", broker.port) as client:
+        bodies = await take(client, "orders")
+    assert sorted(codec.decode(body)["meta"]["id"] for body in bodies) == sorted(ids)
 
 
 async def test_envelope_published_twice_is_stored_once(broker: RunningBroker) -> None:
