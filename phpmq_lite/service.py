@@ -733,8 +733,9 @@ async def _check_ports(settings: Settings) -> None:
     """Check that all ports are free, before a folder is created or a database is migrated.
 
     Raises:
-        StartRefusedError: a port is in use or unavailable; the message names the process if known.
+        StartRefusedError: ports are in use or unavailable; the message names all of them.
     """
+    problems: list[str] = []
     for name, endpoint in listen_addresses(settings):
         if endpoint.kind == "unix":
             continue
@@ -747,7 +748,9 @@ async def _check_ports(settings: Settings) -> None:
                     raise StartRefusedError(in_use_message(settings.data.absolute(), pid)) from None
             flag = _FLAGS.get(name, f"--set {name}")
             problem = await asyncio.to_thread(_port_problem, endpoint, error, flag)
-            raise StartRefusedError(f"{name}: {problem}") from error
+            problems.append(f"{name}: {problem}")
+    if problems:
+        raise StartRefusedError(" ".join(problems))
 
 
 def _warn_about_open_files(settings: Settings) -> None:

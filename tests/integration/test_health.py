@@ -93,8 +93,10 @@ async def test_standby_names_the_active_broker_to_those_that_it_does_not_relay(
     assert "--url" in answer["detail"]
     admin.engine.now = broker_status(
         is_ready=False,
-        step="standby of db1/phpmq: no quorum",
+        step="waiting for db1/phpmq: no quorum",
         store=replace(store, active_broker=""),
     )
     _, text = await admin.get("/api/v1/queues")
-    assert "no broker is active: standby of db1/phpmq: no quorum" in json.loads(text)["detail"]
+    detail = json.loads(text)["detail"]
+    assert "No broker is active, and this one is waiting to become active: waiting for" in detail
+    assert "standby" not in detail

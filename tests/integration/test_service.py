@@ -192,6 +192,20 @@ def test_broker_is_refused_if_a_port_is_in_use(tmp_path: Path) -> None:
     assert not (tmp_path / "two").exists()  # so no command expects a broker there
 
 
+def test_broker_names_all_ports_that_are_in_use(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "one", "--admin", "127.0.0.1:0") as broker:
+        admin = broker.admin[0].removeprefix("http://").removesuffix("/")
+        flags = ("--listen", broker.phpmq[0], "--admin", admin)
+        words, pid = start_error(tmp_path / "two", *flags), broker.pid
+    for name, address, flag in (
+        ("tcp.listen", broker.phpmq[0], "--listen"), ("admin.listen", admin, "--admin"),
+    ):  # fmt: skip
+        port = address.rpartition(":")[2]
+        assert f"{name}: port {port} is already in use by" in words
+        assert f"(pid {pid}). Choose another port with {flag}, or stop" in words
+    assert not (tmp_path / "two").exists()
+
+
 @pytest.mark.parametrize("problem", ["port", "socket", "certificate"])
 def test_refused_start_migrates_nothing(tmp_path: Path, problem: str) -> None:
     """An older version refuses a newer database, so a migration cannot be undone."""

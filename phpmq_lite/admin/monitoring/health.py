@@ -93,7 +93,8 @@ def _server(status: BrokerStatus) -> list[HealthCheck]:
     known, must = store.replicas_ready, store.replicas_required
     ready = "not read yet" if known is None else f"{known} can confirm, {must} must"
     wrong = "; ".join(one.text for one in system_view.replication_problems(store))
-    role = "active" if store.is_active else f"standby of {store.active_broker or 'no broker'}"
+    role = f"standby of {store.active_broker}" if store.active_broker else "not active yet"
+    role = "active" if store.is_active else role
     if store.standby_problem:
         role += f", which it could not replace: {store.standby_problem}"
     has_active = store.is_active or bool(store.active_broker)
@@ -173,7 +174,7 @@ def check_started(request: web.Request) -> None:
         text = f"This broker is a standby; the active one is on {store.active_broker}. Repeat this "
         text += "there, or with the admin address of any broker (--url): standbys relay it."
     else:
-        text = f"This broker is a standby, and no broker is active: {status.step}."
+        text = f"No broker is active, and this one is waiting to become active: {status.step}."
     raise Problem(503, code, text, headers=_RETRY)
 
 

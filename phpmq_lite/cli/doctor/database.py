@@ -49,7 +49,8 @@ def _running_broker(settings: Settings, pid: str) -> Finding:
         stats = admin.call("GET", "/stats", timeout_s=_TIMEOUT_S)
     except CommandError as error:
         if isinstance(error, BrokerUnavailableError) and error.code == REFUSED:
-            hint = "if it is starting, run doctor again soon; a standby waits for its turn"
+            turn = "; a standby waits for its turn" if settings.store.url else ""
+            hint = f"if it is starting, run doctor again soon{turn}"
             return warn("broker", f"pid {pid} is not ready: {error}", hint)
         return bad("broker", f"pid {pid} does not answer: {error}", "see the broker's log")
     return running_finding(stats, pid, settings)

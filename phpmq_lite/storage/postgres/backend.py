@@ -118,8 +118,10 @@ class PostgresBackend:
                 loop.call_soon_threadsafe(
                     lambda: self._relay_to(row.epoch, row.broker, is_released=row.is_released)
                 )
-            waiting = state.problem or "another broker is active"
-            tell(f"standby of {shown(self.conninfo)}: {waiting}")
+            is_standby = row is not None and not row.is_released
+            waiting = state.problem or ("another broker is active" if is_standby else "starting")
+            role = "standby of" if is_standby else "waiting for"
+            tell(f"{role} {shown(self.conninfo)}: {waiting}")
 
         standby = Standby(self.conninfo, self.writer.check, note)
         secret = await standby.read_secret(self._make_secret)

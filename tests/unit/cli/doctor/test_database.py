@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from phpmq_lite import __version__
+from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
 from phpmq_lite.cli.doctor import database
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
+from phpmq_lite.cli.errors import REFUSED
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.sqlite.integrity.stopped_database import StoppedDatabase
 
@@ -106,3 +108,17 @@ def test_last_backup_is_judged(age_ms: int | None, every_h: float, state: str, w
 def test_backup_on_the_disk_of_the_data_has_a_hint() -> None:
     found = database.backup_finding(FOLDER, HOUR_MS, 0, is_same=True)
     assert (found.state, "on the database's disk" in found.hint) == (OK, True)
+
+
+@pytest.mark.parametrize("store", ["", "postgresql://db1/phpmq"])
+def test_only_a_broker_that_can_be_one_is_called_a_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BrokerUnavailableError("The broker is starting.", REFUSED)
+
+    monkeypatch.setattr(AdminClient, "call", refuse)
+    settings = Settings(data=tmp_path, store={"url": store})  # type: ignore[arg-type]
+    (found,) = database.check_database(settings, "7")
+    assert (found.state, "The broker is starting." in found.found) == (WARN, True)
+    assert ("standby" in found.hint) == bool(store)
