@@ -160,7 +160,10 @@ def _read_password(file: Path | None) -> str:
             raise CommandError(f"the password in {file} {text}") from None
     if not is_terminal():
         raise CommandError("--password-file is required when standard input is not a terminal")
-    password: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    from phpmq_lite.admin.auth.passwords import SHORTEST
+
+    text = f"Password (at least {SHORTEST} characters)"
+    password: str = click.prompt(text, hide_input=True, confirmation_prompt=True, err=True)
     return password
 
 

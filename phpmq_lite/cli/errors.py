@@ -138,6 +138,10 @@ RENAMED: Final = {
     "--backoff-multiplier": "--backoff, or --app with connect(backoff=...)",
     "--set": "--config FILE, or PHPMQ_SECTION__NAME in the environment",
 }
+_NEVER: Final = {  # commands that never existed -> what to use
+    "import rabbitmq": "its consumers to empty the queues (`phpmq-lite docs guides/migrate`)",
+    "import redis": "`redis-cli --raw LRANGE LIST 0 -1 | tac | phpmq-lite publish QUEUE --lines`",
+}
 WORDS: Final = "phpmq_lite.words"  # the key for the process's arguments in the context's ``meta``
 
 
@@ -155,9 +159,9 @@ def explain_rename(error: click.UsageError) -> click.UsageError:
         keys = [*(f"{called} {word}" for word in words), called, f"{group} *"]
     else:
         return error
-    new = next((RENAMED[key] for key in keys if key in RENAMED), None)
+    new = next(((RENAMED | _NEVER)[key] for key in keys if key in RENAMED | _NEVER), None)
     if new is None:
         return error
-    if not new.startswith("--"):
+    if not new.startswith("--") and "`" not in new:
         new = f"`phpmq-lite {new}`"
     return click.UsageError(f"{error.message} Use {new} instead.", ctx=context)

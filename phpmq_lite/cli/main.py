@@ -181,8 +181,9 @@ def _print_version(ctx: click.Context, _option: click.Parameter, is_requested: b
 @click.command(
     cls=RootGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 success, 1 error, 2 usage, 3 not found, 4 refused, 5 timed out; "
-    "65 damaged data, 74 unknown commit outcome, 78 invalid settings.",
+    epilog="Output is a table on a terminal and JSON lines in a pipe, unless -o or the variable "
+    "PHPMQ_OUTPUT says otherwise.\n\nExit codes: 0 success, 1 error, 2 usage, 3 not found, "
+    "4 refused, 5 timed out; 65 damaged data, 74 unknown commit outcome, 78 invalid settings.",
 )
 @click.option(
     "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,

@@ -1,7 +1,6 @@
 """The ``message`` command group, the ``trace`` command, and bulk jobs."""
 
 import asyncio
-import json
 import sys
 import time
 from typing import Any, Final
@@ -20,6 +19,7 @@ from phpmq_lite.cli.output import (
     add_options,
     confirm,
     format_message_count,
+    output_format,
     output_option,
     print_message,
     write_record,
@@ -90,9 +90,19 @@ def act_on_messages(
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
         given |= _confirm_count(action, selection, is_yes=yes)  # only this case needs confirmation
     request = {"token": token, "action": action, "reason": reason} | given
-    job = follow_bulk_job(admin, admin.post("/bulk", request))
-    write_record(job, None)
+    _finish_job(admin, admin.post("/bulk", request))
+
+
+def _finish_job(admin: AdminClient, job: dict[str, Any]) -> None:
+    job = follow_bulk_job(admin, job)
+    _write_result(job)
     report_bulk_job(job)
+
+
+def _write_result(result: dict[str, Any]) -> None:
+    write_record(result, None)
+    if result["undo"]:
+        print_message(f"to undo it: phpmq-lite message undo {result['undo']}")
 
 
 def _act_on_each(
@@ -113,7 +123,7 @@ def _act_on_each(
                 raise CommandError(text, worst) from None
             print_message(f"Error: {text}")
         else:
-            write_record(done, None)
+            _write_result(done)
     if worst:
         click.get_current_context().exit(worst)
 
@@ -257,13 +267,14 @@ def list_(
 @click.argument("id", metavar="ID")
 @click.option("--body", is_flag=True, help="Print only the body, byte for byte.")
 @admin_client_options
-def show(admin: AdminClient, id: str, body: bool) -> None:
-    """Show one live or settled message as JSON, or print its body."""
+@output_option
+def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
+    """Show one live or settled message, by its id or a number such as 34, or print its body."""
     path = f"/messages/{quote(id, safe='')}"
     if body:
         asyncio.run(_copy_body(admin, f"{path}/body"))
     else:
-        click.echo(json.dumps(admin.get(path), indent=2))
+        write_record(admin.get(path), output_format(output, "json"))
 
 
 async def _copy_body(admin: AdminClient, path: str) -> None:
@@ -326,6 +337,14 @@ def delete(admin: AdminClient, ids: tuple[str, ...], dispatched: bool, **bulk: A
 def restore(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
     """Restore deleted messages to their places, as new messages."""
     act_on_messages(admin, "restore", ids, ttl_s=ttl_s, **bulk)
+
+
+@message.command()
+@click.argument("token")
+@admin_client_options
+def undo(admin: AdminClient, token: str) -> None:
+    """Undo an action; TOKEN is the field `undo` that the action printed."""
+    _finish_job(admin, admin.post(f"/undo/{quote(token, safe='')}"))
 
 
 message.add_command(wait)

@@ -1,6 +1,7 @@
 """Output of commands: tables, JSON and CSV on stdout, messages and questions on stderr."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -74,13 +75,16 @@ output_option: Final = click.option(
     "-o",
     "--output",
     type=click.Choice(FORMATS),
-    help="Output format.  [default: table on a terminal, else jsonl]",
+    help="Output format.  [default: PHPMQ_OUTPUT, or table on a terminal and jsonl in a pipe]",
 )
 
 
-def output_format(style: str | None) -> str:
-    """Return the format that ``-o`` selects, or the default format."""
-    return style or ("table" if sys.stdout.isatty() else "jsonl")
+def output_format(style: str | None, piped: str = "jsonl") -> str:
+    """Return the format that ``-o`` or PHPMQ_OUTPUT selects, or the default format."""
+    named = os.environ.get("PHPMQ_OUTPUT")
+    if not style and named and named not in FORMATS:
+        raise click.UsageError(f"PHPMQ_OUTPUT is {named!r}; use one of {', '.join(FORMATS)}")
+    return style or named or ("table" if sys.stdout.isatty() else piped)
 
 
 def write_rows(
@@ -125,10 +129,14 @@ def write_record(found: Row, style: str | None) -> None:
 
 
 def _flatten(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
+    from phpmq_lite.admin.base.formats import format_time
+
     for key, value in found.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{above}{key}.")
         else:
+            if key.endswith("_at") and isinstance(value, int) and value > 10**11:  # Unix ms
+                value = format_time(value, value).title
             is_plain = value is None or isinstance(value, str)
             yield above + key, value if is_plain else json.dumps(value, ensure_ascii=False)
 

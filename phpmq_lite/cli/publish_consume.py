@@ -148,8 +148,10 @@ Handler = Callable[[Delivery], bool]  # returns whether the message was handled
     help="Stop after this time without a message.  [default: wait forever]",
 )  # fmt: skip
 @click.option(
-    "--format", "style", type=click.Choice(["raw", "json"]), default="raw", show_default=True,
-    help="raw: the content and a line feed; json: one line with id, ttl_s and content.",
+    "--format", "style", type=click.Choice(["raw", "bytes", "json"]), default="raw",
+    show_default=True,
+    help="raw: the content and a line feed; bytes: only the content, even on a terminal; "
+    "json: one line with id, ttl_s and content.",
 )  # fmt: skip
 @click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
 @client_options
@@ -270,14 +272,15 @@ def _settle(delivery: Delivery, *, is_done: bool) -> None:
 
 def _print_handler(style: str) -> Handler:
     out = sys.stdout.buffer
-    is_shown = sys.stdout.isatty()
+    is_shown = style == "raw" and sys.stdout.isatty()
+    end = b"" if style == "bytes" else b"\n"
 
     def show(delivery: Delivery) -> bool:
         if style == "json":
             line = _format_json(delivery)
         else:
             line = escape_content(delivery.body) if is_shown else delivery.body
-        out.write(line + b"\n")
+        out.write(line + end)
         out.flush()  # write the message before it is acknowledged
         return True
 

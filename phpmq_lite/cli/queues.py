@@ -1,7 +1,10 @@
 """The ``queue`` command group, including the live table of ``queue top``."""
 
+import json
 import sys
 import time
+from difflib import get_close_matches
+from textwrap import fill
 from typing import Any, Final
 
 import click
@@ -15,6 +18,7 @@ from phpmq_lite.cli.output import (
     Column,
     confirm,
     format_message_count,
+    is_terminal,
     make_table,
     number_columns,
     output_option,
@@ -83,7 +87,17 @@ def create(admin: AdminClient, name: str) -> None:
     print_message(f"created the queue {name}" if is_new else f"the queue {name} exists already")
 
 
-@queue.command(name="set")
+def _list_settings() -> str:
+    """Return the part of the help that lists the settings with their meaning and default."""
+    lines = ["\b\nSettings (queues.* in the configuration changes some of these defaults):"]
+    for name, one in DEFINITIONS.items():
+        values = f" One of: {', '.join(one.choices)}." if one.choices else ""
+        text = f"{name}: {one.help}{values} [default: {json.dumps(one.default)}]"
+        lines.append(fill(text, 96, initial_indent="  ", subsequent_indent="      "))
+    return "\n".join(lines)
+
+
+@queue.command(name="set", epilog=_list_settings())
 @_name
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @admin_client_options
@@ -94,6 +108,8 @@ def set_(admin: AdminClient, name: str, settings: tuple[str, ...]) -> None:
         key, sign, value = text.partition("=")
         if not sign:
             raise click.UsageError(f"{text!r} is not a valid setting; use NAME=VALUE")
+        if key not in DEFINITIONS and (near := get_close_matches(key, DEFINITIONS, n=1)):
+            raise click.UsageError(f"{key!r} is not a queue setting. Did you mean {near[0]!r}?")
         changes[key] = _parse_value(key, value)
     write_record(admin.call("PATCH", queue_path(name), changes), None)
 
@@ -127,8 +143,10 @@ def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, ye
     The messages remain in the history, marked as deleted, until their retention time ends.
     """
     kind = "ready and dispatched" if dispatched else "ready"
-    what = f"all {kind}" if limit is None else f"the {limit:,} oldest {kind}"
-    confirm(f"Delete {what} messages in {name}?", is_yes=yes)
+    found = admin.get(queue_path(name)) if is_terminal() and not yes else {"ready": 0}
+    count = found["ready"] + (found.get("dispatched", 0) if dispatched else 0)
+    count = min(count, limit or count)
+    confirm(f"Delete {format_message_count(count)} ({kind}) in {name}?", is_yes=yes)
     asked = {"dispatched": dispatched} | ({"limit": limit} if limit else {})
     settled = admin.post(queue_path(name, "purge"), asked)["settled"]
     print_message(f"{format_message_count(settled)} deleted")

@@ -106,7 +106,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@click.option("--app", "app_name", required=True, metavar="MODULE:ATTR",
+@click.option("--app", "app_name", required=True, metavar="MODULE:ATTR|FILE.py:ATTR",
               help="The app, created by phpmq_lite.envelopes.connect() or the SDK.")  # fmt: skip
 @click.option(
     "--queue", type=_queue_name, metavar="NAME", help="Queue to consume.  [default: the app's]"
@@ -154,8 +154,14 @@ def load_app(name: str) -> "BabelQueue":
     from babelqueue import BabelQueue
 
     module_name, sign, attribute = name.partition(":")
+    if module_name.endswith(".py"):  # a path, as in src/mails.py:app
+        folder, _, file = module_name.rpartition("/")
+        module_name = file.removesuffix(".py")
+        sys.path.insert(0, str(Path(folder).resolve()))
     if not sign or not attribute or not all(map(str.isidentifier, module_name.split("."))):
-        raise click.BadParameter(f"{name!r} is not an app; use MODULE:ATTR", param_hint="--app")
+        raise click.BadParameter(
+            f"{name!r} is not an app; use MODULE:ATTR or FILE.py:ATTR", param_hint="--app"
+        )
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -179,7 +179,8 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
     try:
         connection = socket.create_connection((target.host, target.port), _TIMEOUT_S)
     except OSError as error:
-        raise BeanstalkdError(f"beanstalkd at {target}: {os_reason(error)}") from None
+        reason = f"{os_reason(error)}. Start it, or name its HOST:PORT"
+        raise BeanstalkdError(f"beanstalkd at {target}: {reason}") from None
     with connection, connection.makefile("rb") as reader:
         yield BeanstalkdClient(connection.sendall, reader)
 

@@ -187,11 +187,13 @@ def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
     found, warnings = _read_credentials()
     for variable, text in os.environ.items():
         upper = variable.upper()
-        if not upper.startswith(ENVIRONMENT_PREFIX):
+        if not upper.startswith(ENVIRONMENT_PREFIX) or upper == "PHPMQ_OUTPUT":
             continue
         source = f"environment {upper}"
         if upper not in values and upper not in files:
-            warnings.append(f"{variable} in the environment is not a setting and is ignored")
+            near = get_close_matches(upper, values, n=1, cutoff=0.85)
+            hint = "".join(f". Did you mean {one}?" for one in near)
+            warnings.append(f"{variable} in the environment is not a setting and is ignored{hint}")
         elif text and upper in values:
             direct[values[upper]] = EnvironmentValue(text, source)
         elif text:

@@ -1,15 +1,20 @@
 """The groups of the command line against a real broker."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from click.testing import Result
 
+from phpmq_lite.cli import accounts, output, queues
 from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.queue_settings import DEFINITIONS
 from tests.support.cli_runner import RunCommand, cli_runner, invoke
 from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 
@@ -403,3 +408,134 @@ def test_import_without_a_broker_reports_what_is_unknown() -> None:
     )
     told = "0 messages stored; the next 1, from line 2 onwards, may or may not be stored"
     assert told in result.stderr
+
+
+def test_message_is_found_by_the_number_that_pages_show(run: RunCommand, queue: str) -> None:
+    first, second = fill(run, queue, 2)
+    number = str(int(first[:16], 16))
+    for typed in (number, f"#{number}"):
+        assert json.loads(run("message", "show", typed).stdout)["id"] == first
+    assert run("message", "show", number, "--body").stdout == '{"n": 0}'
+    run("message", "requeue", number)
+    assert [row["id"] for row in rows(run("message", "list", queue))] == [second, first]
+    assert "never assigned this message id" in run("message", "show", "123456789", code=3).stderr
+    assert "the number that pages show" in run("message", "show", "12x", code=3).stderr
+
+
+def test_undo_token_is_accepted_by_a_command(run: RunCommand, queue: str) -> None:
+    (first,) = fill(run, queue, 1)
+    deleted = run("message", "delete", first)
+    token = json.loads(deleted.stdout)["undo"]
+    assert f"to undo it: phpmq-lite message undo {token}\n" in deleted.stderr
+    assert json.loads(run("message", "undo", token).stdout)["state"] == "done"
+    assert [row["preview"] for row in rows(run("message", "list", queue))] == ['{"n": 0}']
+    run("message", "undo", token, code=3)
+    job = run("message", "delete", "--query", f"queue:{queue}", "--yes")
+    assert f"message undo {json.loads(job.stdout)['undo']}\n" in job.stderr
+    run("message", "undo", json.loads(job.stdout)["undo"])
+    assert len(rows(run("message", "list", queue))) == 1
+
+
+def test_purge_asks_with_the_number_of_messages(
+    run: RunCommand, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(run, queue)
+    run("queue", "purge", queue, code=2)
+    for module in (output, queues):
+        monkeypatch.setattr(module, "is_terminal", lambda: True)
+    asked = run("queue", "purge", queue, input="n\n", code=1)
+    assert f"Delete 3 messages (ready) in {queue}? [y/N]" in asked.stderr
+    asked = run("queue", "purge", queue, "-n", "1", input="y\n")
+    assert f"Delete 1 message (ready) in {queue}?" in asked.stderr
+    assert len(rows(run("message", "list", queue))) == 2
+    assert "2 messages deleted" in run("queue", "purge", queue, "--yes").stderr
+
+
+def test_tables_show_times_and_a_variable_keeps_them_in_a_pipe(
+    run: RunCommand, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = fill(run, queue, 1)
+    monkeypatch.setenv("PHPMQ_OUTPUT", "table")
+    for line in (("message", "show", first), ("queue", "show", queue)):
+        shown = run(*line).stdout
+        assert re.search(r"_at +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} UTC", shown)
+        assert not re.search(r"_at +\d{13}", shown)
+        assert re.search(r'_at": \d{13}', run(*line, "-o", "json").stdout)
+    assert run("queue", "list", queue).stdout.startswith("QUEUE")
+    assert "not a setting" not in run("config", "show").stderr
+    monkeypatch.setenv("PHPMQ_OUTPUT", "tabel")
+    assert "PHPMQ_OUTPUT is 'tabel'; use one of table," in run("queue", "list", code=2).stderr
+
+
+def test_queue_set_lists_the_settings_and_suggests_a_name(run: RunCommand, queue: str) -> None:
+    shown = invoke("queue", "set", "--help").stdout
+    for name, one in DEFINITIONS.items():
+        (line,) = [line for line in shown.splitlines() if line.strip().startswith(f"{name}: ")]
+        assert " ".join(one.help.split()[:3]) in line
+    assert "[default: 20]" in shown
+    run("queue", "create", queue)
+    wrong = run("queue", "set", queue, "max_mesages=2", code=2)
+    assert "'max_mesages' is not a queue setting. Did you mean 'max_messages'?" in wrong.stderr
+    assert "colour" in run("queue", "set", queue, "colour=2", code=4).stderr
+
+
+def test_import_from_another_queue_says_what_to_do() -> None:
+    for name, way in (
+        ("rabbitmq", "its consumers to empty the queues (`phpmq-lite docs guides/migrate`)"),
+        ("redis", "| tac | phpmq-lite publish QUEUE --lines`"),
+    ):
+        assert f"{way} instead." in invoke("import", name, code=2).stderr
+    wrong = invoke("import", "beanstalkd", "127.0.0.1:9", code=1)
+    assert "127.0.0.1:9: Connection refused. Start it, or name its HOST:PORT" in wrong.stderr
+
+
+def test_consume_writes_only_the_bytes(run: RunCommand, queue: str) -> None:
+    body = b"\x00\xff\r\n\x1b[1m"
+    for _ in range(2):
+        run("publish", queue, input=body)
+    assert run("consume", queue, "-n", "2", "--format", "bytes").stdout_bytes == body * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"content": 5}, "content"),
+        ({}, "content"),
+        ({"content": "x", "ttl_s": "soon"}, "ttl_s"),
+        ({"content": "x" * (MAX_CONTENT + 1)}, "content"),
+    ],
+)
+@pytest.mark.parametrize("is_list", [False, True])
+def test_refused_message_is_named_by_its_place_only_in_a_list(
+    broker: BrokerProcess, queue: str, value: dict[str, Any], field: str, is_list: bool
+) -> None:
+    body = json.dumps([{"content": "first"}, value] if is_list else value).encode()
+    request = Request(
+        f"{broker.admin[0]}api/v1/queues/{queue}/messages",
+        body,
+        {"Content-Type": "application/json"},
+    )
+    with pytest.raises(HTTPError) as refused:
+        urlopen(request)
+    problem = json.load(refused.value)
+    assert problem["field"] == (f"1.{field}" if is_list else field)
+    assert ("1." in problem["detail"]) <= is_list
+
+
+def test_address_with_the_port_of_the_admin_is_said_to_be_that(
+    broker: BrokerProcess, queue: str
+) -> None:
+    address = broker.admin[0].removeprefix("http://").removesuffix("/")
+    said = f"{address} is not a PHPMQ listener: it answers in HTTP, as the admin's port does"
+    for line in (("publish", queue, "--body", "x"), ("consume", queue)):
+        assert said in invoke(*line, "--url", f"phpmq://{address}", code=1).stderr
+    url = f"http://{broker.phpmq[0]}"
+    assert "for PHPMQ, use phpmq://" in invoke("queue", "list", "--url", url, code=1).stderr
+
+
+def test_length_of_a_password_is_told_before_it_is_typed(
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "is_terminal", lambda: True)
+    asked = run("user", "set-password", "nobody", input="long enough to be\n" * 2, code=3)
+    assert "Password (at least 12 characters): " in asked.stderr

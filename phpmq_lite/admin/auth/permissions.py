@@ -11,7 +11,7 @@ from phpmq_lite.admin.base.input import path_name
 from phpmq_lite.admin.base.problems import Problem, not_found
 from phpmq_lite.queue_settings import FORWARD
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.read.messages import MessageRow, is_message_id
+from phpmq_lite.storage.read.messages import MessageRow, is_message_id, wire_id
 
 # -- queues and messages
 
@@ -103,17 +103,21 @@ def find_queue(request: web.Request, name: str) -> QueueStatus | None:
 
 
 async def find_message(request: web.Request, context: Context) -> MessageRow:
-    """Return the row of the message in the path, whether it is live or settled.
+    """Return the row of the live or settled message whose id or number, such as #34, is the path's.
 
     Raises:
         Problem: 404 if the id is unknown, 410 if its number was assigned but it has no row:
             retention removed it, or the second half of the id is wrong.
     """
     message_id = request.match_info["id"]
+    number = message_id.removeprefix("#")
+    if number.isascii() and number.isdigit() and len(number) < 19:  # 63 bits
+        rows = await context.reader.rows([int(number)])
+        message_id = rows[0].message_id if rows else wire_id(int(number), 0)
     if not is_message_id(message_id):
         raise Problem(
             404, "unknown_message", f"{message_id!r} is not a valid message id.", field="id",
-            bound="32 lowercase hex digits",
+            bound="32 lowercase hex digits, or the number that pages show",
         )  # fmt: skip
     found = await context.reader.message(message_id)
     if found is not None:

@@ -247,5 +247,6 @@ ROUTES: Final = (
     ),
     api_route(
         "POST", "/api/v1/undo/{token}", Role.OPERATOR, "api-undo", undo_action, "undo", status=202,
+        cli="message undo",
     ),
 )  # fmt: skip

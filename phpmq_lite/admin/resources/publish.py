@@ -109,7 +109,8 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     check_queue_right(request, name)
     key = _key_of(request)
     data = await read_json_body(request)
-    asked = PUBLISH_LIST.validate_python(data if isinstance(data, list) else [data])
+    is_list = isinstance(data, list)
+    asked = PUBLISH_LIST.validate_python(data) if is_list else [PublishInput.model_validate(data)]
     if not 1 <= len(asked) <= PUBLISH_MAX:
         raise Problem(422, "invalid", f"The array has {len(asked)} messages; 1 to {PUBLISH_MAX} "
                       "are allowed.", bound=f"1 to {PUBLISH_MAX}")  # fmt: skip
@@ -120,7 +121,7 @@ async def publish_messages(request: web.Request) -> web.StreamResponse:
     check_target(request, name, target := targets[0][0])
     pieces = [(message.body(), ttl_s) for message, (_, ttl_s) in zip(asked, targets, strict=True)]
     for at, (body, _) in enumerate(pieces):
-        check_size(context, body, f"{at}.content")
+        check_size(context, body, f"{at}.content" if is_list else "content")
     entry = audit_entry(request, target=target)
     before = await WaitPosition.now(context.readers)  # read first, so that no event is missed
     ids = await context.engine.run(publishing.publish, entry, target, pieces, key=key)

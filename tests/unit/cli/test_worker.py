@@ -3,6 +3,7 @@
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -39,9 +40,30 @@ def test_app_is_found_and_a_factory_called(shop: Any, made: BabelQueue) -> None:
     assert worker.load_app("shop_of_the_tests:make") is made
 
 
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_app_is_found_by_the_path_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_absolute: bool
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    module = f"mails_of_the_tests_{is_absolute}"
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / f"{module}_names.py").write_text("QUEUE = 'mails'\n")
+    (folder / f"{module}.py").write_text(
+        f"from babelqueue import BabelQueue\nfrom {module}_names import QUEUE\n"
+        "app = BabelQueue('memory://', queue=QUEUE)\n"
+    )
+    path = folder / module if is_absolute else Path("src") / module
+    assert isinstance(worker.load_app(f"{path}.py:app"), BabelQueue)
+    with pytest.raises(click.BadParameter, match="there is no module 'missing'"):
+        worker.load_app(f"{folder}/missing.py:app")
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("src/mails.py", "is not an app; use MODULE:ATTR or FILE.py:ATTR"),
         ("shop_of_the_tests", "is not an app; use MODULE:ATTR"),
         (":app", "is not an app; use MODULE:ATTR"),
         ("no_such_module:app", "there is no module 'no_such_module'"),

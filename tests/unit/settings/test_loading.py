@@ -80,7 +80,16 @@ def test_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.load().settings.tcp.tls_cert is None
 
 
-@pytest.mark.parametrize("name", ["PHPMQ_PORT", "PHPMQ_TCP", "PHPMQ_TCP__LISTENS"])
+def test_warning_suggests_the_variable_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PHPMQ_LIMITS__MAX_CONTNT", "PHPMQ_OUTPUT"):
+        monkeypatch.setenv(name, "3")
+    assert settings.load().warnings == [
+        "PHPMQ_LIMITS__MAX_CONTNT in the environment is not a setting and is ignored. "
+        "Did you mean PHPMQ_LIMITS__MAX_CONTENT?"
+    ]
+
+
+@pytest.mark.parametrize("name", ["PHPMQ_PORT", "PHPMQ_TCP", "PHPMQ_SERVICE_HOST"])
 def test_unknown_variable_only_warns(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "tcp://10.0.0.1:9100")
     monkeypatch.setenv("PHPMQ_TCP__OPEN", "true")
