@@ -526,7 +526,7 @@ def test_address_with_the_port_of_the_admin_is_said_to_be_that(
     broker: BrokerProcess, queue: str
 ) -> None:
     address = broker.admin[0].removeprefix("http://").removesuffix("/")
-    said = f"{address} is not a PHPMQ listener: it answers in HTTP, as the admin's port does"
+    said = f"{address} does not speak PHPMQ: it answers in HTTP, as the port of the admin does"
     for line in (("publish", queue, "--body", "x"), ("consume", queue)):
         assert said in invoke(*line, "--url", f"phpmq://{address}", code=1).stderr
     url = f"http://{broker.phpmq[0]}"
