@@ -29,6 +29,7 @@ def build_kind() -> str:
 def commit() -> str:
     """Return the commit that was built or is checked out; empty for a release, or if unknown."""
     import subprocess  # slow, and rarely needed
+
     if (recorded := _PACKAGE / "_data" / "commit").is_file():
         return recorded.read_text(encoding="utf-8").strip()
     ask = ["git", "-C", str(_PACKAGE.parent), "describe", "--always", "--dirty", "--exclude=*"]
