@@ -93,7 +93,7 @@ def _list_settings() -> str:
     for name, one in DEFINITIONS.items():
         values = f" One of: {', '.join(one.choices)}." if one.choices else ""
         text = f"{name}: {one.help}{values} [default: {json.dumps(one.default)}]"
-        lines.append(fill(text, 96, initial_indent="  ", subsequent_indent="      "))
+        lines.append(fill(text, 76, initial_indent="  ", subsequent_indent="      "))
     return "\n".join(lines)
 
 

