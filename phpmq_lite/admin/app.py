@@ -57,7 +57,6 @@ from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.read.search import SLICE_LIMIT_S, Search
 
 _HOST_CHARACTERS: Final = 255  # of a refused host name, which is shown
-_STREAM: Final = "text/event-stream"
 _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
 
 
@@ -68,7 +67,7 @@ def record_response(request: web.Request, response: web.StreamResponse, seconds:
     """
     context = context_of(request)
     route = request.get(ROUTE_NAME, "other")
-    is_stream = response.content_type == _STREAM
+    is_stream = response.content_type == "text/event-stream"
     context.http.add(route, request.method, response.status, None if is_stream else seconds)
     if context.settings.log.access:
         _access_log.info(

@@ -64,7 +64,6 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
     "there already": ("already at its destination", "It is already at its destination."),
     "no place": ("whose previous position is unknown", "Its previous position is unknown."),
 }  # fmt: skip
-_GONE: Final = frozenset({"gone", "body gone"})
 
 
 def describe_result(action: Action, done: int, skipped: Mapping[str, int]) -> str:
@@ -98,7 +97,7 @@ def check_done(outcome: ActionOutcome, action: Action) -> None:
     reason = next(iter(outcome.skipped), "gone")
     detail = REASONS[reason][1] if reason in REASONS else f"{reason.capitalize()}."
     raise Problem(
-        410 if reason in _GONE else 409,
+        410 if reason in ("gone", "body gone") else 409,
         reason.replace(" ", "_"),
         f"The message was not {DONE[action]}. {detail}",
     )

@@ -59,7 +59,13 @@ def make_bodies(
         Problem: 422 if the text is not valid for ``kind``, with line and column for JSON.
     """
     if kind == "base64":
-        return [_from_base64(text)] * count
+        try:
+            return [b64decode("".join(text.split()), validate=True)] * count
+        except ValueError:
+            raise Problem(
+                422, "not_base64", "The body is not valid base64.", field="body",
+                bound="A to Z, a to z, 0 to 9, + and /, padded with =",
+            ) from None  # fmt: skip
     if not (is_filled and _PLACEHOLDER.search(text)):
         made = [text]
     else:
@@ -72,16 +78,6 @@ def make_bodies(
             )  # fmt: skip
     encoded = [one.encode() for one in made]
     return encoded if len(encoded) == count else encoded * count
-
-
-def _from_base64(text: str) -> bytes:
-    try:
-        return b64decode("".join(text.split()), validate=True)
-    except ValueError:
-        raise Problem(
-            422, "not_base64", "The body is not valid base64.", field="body",
-            bound="A to Z, a to z, 0 to 9, + and /, padded with =",
-        ) from None  # fmt: skip
 
 
 def envelope_text(urn: str, data: str, queue: str) -> str:

@@ -1,6 +1,6 @@
 """Saved templates, views and labels, and the rules for who can see and change them."""
 
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
@@ -13,8 +13,6 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.accounts import SavedItem, SavedItems, saved_item_write
 from phpmq_lite.writes import DeleteSavedItem
-
-_OF_QUEUES: Final = ("queue", "origin")  # kinds of search terms that name queues
 
 
 async def visible_items(request: web.Request, kind: str) -> list[SavedItem]:
@@ -88,4 +86,4 @@ def _queues(kind: str, content: Any) -> list[str]:
         terms = parse_search(str(content.get("q", ""))).terms
     except Problem:
         return []
-    return [term.value for term in terms if term.kind in _OF_QUEUES]
+    return [term.value for term in terms if term.kind in ("queue", "origin")]

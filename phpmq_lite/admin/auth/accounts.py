@@ -292,7 +292,8 @@ class Accounts:
                 address=visitor.address,
                 agent=visitor.agent[:_AGENT_LENGTH],
             )
-            old = self._sessions_over_limit(user, now_ms)
+            old = [one for one in self.sessions.values() if has_session_ended(one, now_ms)]
+            old += self.sessions_of(user, now_ms)[SESSIONS_PER_USER - 1 :]
 
             def done() -> None:
                 for one in old:
@@ -305,10 +306,6 @@ class Accounts:
             rows += [AddSession(*values), SetLastLogin(now_ms, user.user_id)]
             await self._store(entry, rows, done)
         return cookie
-
-    def _sessions_over_limit(self, user: User, now_ms: int) -> list[LoginSession]:
-        over = [one for one in self.sessions.values() if has_session_ended(one, now_ms)]
-        return over + self.sessions_of(user, now_ms)[SESSIONS_PER_USER - 1 :]
 
     def session_numbered(self, number: int) -> LoginSession:
         """Return a session by number; raise a 404 ``Problem`` if it does not exist."""

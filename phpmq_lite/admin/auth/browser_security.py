@@ -15,7 +15,6 @@ from phpmq_lite.admin.base.request_headers import media_type_of
 
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "X-CSRF-Token"
-_SAFE_SITES: Final = frozenset({"same-origin", "none"})
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
@@ -63,7 +62,7 @@ def check_site(request: web.Request, *, needs_origin: bool, public_url: str = ""
             field="Origin",
         )
     site = request.headers.get("Sec-Fetch-Site")
-    if site is not None and site not in _SAFE_SITES:
+    if site is not None and site not in ("same-origin", "none"):
         raise Problem(
             403, "cross_site", f"The request was refused because it is {site}.",
             field="Sec-Fetch-Site",

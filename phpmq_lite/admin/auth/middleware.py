@@ -112,15 +112,11 @@ def check_role(request: web.Request, route: Route) -> None:
         raise Problem(503, "storage", "The accounts cannot be read.", headers={"Retry-After": "5"})
     if _is_open(context) and is_from_here(request, is_direct=False):
         raise Problem(401, "forwarded", _UNDECIDED)
-    if _is_for_people(request, route):
-        raise web.HTTPSeeOther(login_url(request))
-    raise _no_login(request)
-
-
-def _is_for_people(request: web.Request, route: Route) -> bool:
     is_data = request.query.get("format", "html") != "html"
     is_for_programs = route.is_api or route.role is Role.METRICS or is_data
-    return not (is_for_programs or route.is_writing or bearer_of(request) is not None)
+    if not (is_for_programs or route.is_writing or bearer_of(request) is not None):
+        raise web.HTTPSeeOther(login_url(request))
+    raise _no_login(request)
 
 
 def _no_login(request: web.Request) -> Problem:

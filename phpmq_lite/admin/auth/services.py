@@ -23,11 +23,8 @@ HOW: Final = (
 SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
 MINUTE_MS: Final = 60_000
-STANDBY_ACCOUNTS_MS: Final = (
-    5_000  # how long a standby uses accounts that the active broker changes
-)
+STANDBY_ACCOUNTS_MS: Final = 5_000  # how long a standby uses accounts that the active one changes
 ADDRESSES: Final = 1_000  # maximum number of audit rows per minute; further addresses share a row
-_OTHER_ADDRESSES: Final = "many"
 
 # Writes an audit row, or adds a count to the row if it has already been written.
 WriteEntry = Callable[[AuditEntry, int], Awaitable[None]]
@@ -78,7 +75,7 @@ class RefusedLogins:
             await self.flush(note)
             self._minute = minute
         if len(self._rows) >= ADDRESSES:
-            entry.address = _OTHER_ADDRESSES
+            entry.address = "many"
         key = address_key(entry.address), entry.action
         row = self._rows.get(key)
         if row is not None:

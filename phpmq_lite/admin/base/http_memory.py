@@ -95,19 +95,16 @@ class HttpMemory:
                 if victim is not None:
                     self.ended += 1
                     victim.end()
-                await self._change()
+                self._freed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._freed.wait()
                 if hold.is_ended:
                     raise self._refusal(hold, more)
         self.used += more
         self._of[hold.identity] += more
         hold.bytes += more
         self._holds.add(hold)
-
-    async def _change(self) -> None:
-        self._freed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
-                await self._freed.wait()
 
     def _refusal(self, hold: "MemoryReservation", more: int) -> Problem:
         self.refused += 1

@@ -191,7 +191,6 @@ class ActionInput(StrictInput):
 
 
 _UNITS: Final = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
-_YES: Final = frozenset({"yes", "on", "true", "1"})
 
 
 class Form:
@@ -232,7 +231,7 @@ class Form:
 
     def flag(self, name: str) -> bool:
         """Return whether a checkbox is checked."""
-        return self.raw(name) in _YES
+        return self.raw(name) in ("yes", "on", "true", "1")
 
     def number(self, name: str, low: int, high: int) -> int | None:
         """Return a field as an integer, or None if it is empty.

@@ -60,19 +60,15 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
             raise ValueError("a boundary is not followed by a line break")
         if len(found) >= limit:
             raise ValueError(f"the form has more than {limit} parts")
-        begin = _end_of_head(raw, begin)
+        head_end = raw.find(b"\r\n\r\n", begin, begin + HEAD_BYTES)
+        if head_end < 0:
+            raise ValueError(f"a part has more than {HEAD_BYTES} bytes of headers")
+        begin = head_end + 4
         end = raw.find(mark, begin - 2)
         if end < 0:
             raise ValueError("the multipart form ends in the middle of a part")
         found.append(_part(raw, at, begin, max(end, begin)))
         at = end + 2
-
-
-def _end_of_head(raw: bytes | bytearray, at: int) -> int:
-    end = raw.find(b"\r\n\r\n", at, at + HEAD_BYTES)
-    if end < 0:
-        raise ValueError(f"a part has more than {HEAD_BYTES} bytes of headers")
-    return end + 4
 
 
 def _part(raw: bytes | bytearray, at: int, begin: int, end: int) -> tuple[str, FormValue]:

@@ -16,7 +16,6 @@ from phpmq_lite.admin.base.problems import Problem
 PLAIN: Final = "identity"
 _NO_TYPE: Final = "application/octet-stream"
 _CHARACTERS: Final = 1_000  # of a header, in which parameters are looked for
-_UTF_8: Final = frozenset({"", "utf-8", "utf8"})
 _PARAMETER: Final = re.compile(
     r""";[ \t]*([^\s=;"]++)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*+)"?|([^\s;"]*+))""", re.DOTALL
 )
@@ -75,7 +74,7 @@ def check_charset(parameters: Mapping[str, str], what: str) -> None:
     """
     named = (parameters.get("charset", ""), parameters.get("charset*", "").partition("'")[0])
     for charset in named:
-        if charset.strip().lower() not in _UTF_8:
+        if charset.strip().lower() not in ("", "utf-8", "utf8"):
             raise Problem(
                 415, "charset", f"The charset of {what} is {charset[:50]!r}. Send UTF-8.",
                 field="charset", bound="utf-8",

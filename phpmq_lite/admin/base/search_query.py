@@ -309,14 +309,10 @@ def group_search(group: DeadLetterGroup) -> SearchQuery:
     if group.cause is None:
         terms.append(SearchTerm("data", "*", is_negated=True, path=path))
     else:
-        pattern = _cause_pattern(group.cause, is_whole=group.is_whole)
+        pattern = "*".join(map(escape_pattern, group.cause.split("*")))
+        if pattern.startswith(("<", ">")):
+            pattern = "\\" + pattern  # escaped, so that it is not interpreted as a comparison
+        if not group.is_whole:  # the cause is truncated
+            pattern = pattern.rstrip("*") + "*"
         terms.append(SearchTerm("data", pattern, path=path))
     return SearchQuery(tuple(terms))
-
-
-def _cause_pattern(cause: str, *, is_whole: bool) -> str:
-    """Return the pattern for a cause, ending with a wildcard only if the cause is truncated."""
-    pattern = "*".join(map(escape_pattern, cause.split("*")))
-    if pattern.startswith(("<", ">")):
-        pattern = "\\" + pattern  # escaped, so that it is not interpreted as a comparison
-    return pattern if is_whole else pattern.rstrip("*") + "*"

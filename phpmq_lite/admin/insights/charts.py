@@ -18,7 +18,6 @@ from phpmq_lite.insights_document import (
 )
 
 _ROW_S: Final = {"24h": 60, "30d": 3_600}  # number of seconds covered by a row of the summary
-_SEEN: Final = TrendBucket()
 
 
 class InsightsCharts(NamedTuple):
@@ -47,7 +46,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
         at = (step.at_ms // 1_000 - start_s) // span.step_s
         if 0 <= at < count:
             sums[at].add(step)
-    trend = Trend(span, start_s, [_SEEN] * count)
+    trend = Trend(span, start_s, [TrendBucket()] * count)
     length = formats.format_duration(span.step_s * 1_000)
     until = f"{datetime.fromtimestamp(now_s, UTC):%b %-d, %H:%M} UTC"
     when = f"The {span.title} up to {until}, in steps of {length}."
@@ -99,15 +98,12 @@ def _counted(sums: Sequence[_BucketSums], name: str) -> list[float | None]:
     return [one.counts[name] for one in sums]
 
 
-_LINES: Final = (("p50", "Median"), ("p95", "95 %"), ("p99", "99 %"), ("max", "Longest"))
-
-
 def _times(sums: Sequence[_BucketSums], what: str) -> list[ChartSeries]:
     return [
         ChartSeries(
             key, title, [one.times.get(f"{what}_{key}") for one in sums], is_dashed=key == "max"
         )
-        for key, title in _LINES
+        for key, title in (("p50", "Median"), ("p95", "95 %"), ("p99", "99 %"), ("max", "Longest"))
     ]
 
 

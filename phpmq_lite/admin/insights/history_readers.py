@@ -72,9 +72,6 @@ def measure_lag(
     return ReaderLag(behind, is_reached=False, reached_at=max(at, now_ms), bound=bound)
 
 
-_DAY_MS: Final = 86_400_000
-
-
 class SubscriptionClaimsView(BaseModel):
     """A subscription and its open claims."""
 
@@ -146,5 +143,5 @@ async def _history_extent(context: Context) -> HistoryExtent:
     return HistoryExtent(
         lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,
         rows=found.history_rows, bytes=found.history_bytes, oldest_at=found.history_oldest_at,
-        age_ms=round(keep.days * _DAY_MS), rows_max=keep.rows, bytes_max=int(keep.bytes),
+        age_ms=round(keep.days * 86_400_000), rows_max=keep.rows, bytes_max=int(keep.bytes),
     )  # fmt: skip

@@ -22,8 +22,6 @@ from phpmq_lite.insights_document import (
 from phpmq_lite.settings.validation_errors import describe_error
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, write_whole
 
-IsQueueAllowed = Callable[[str], bool]
-
 
 def read_summary(raw: bytes) -> PipelineSummary:
     """Parse a summary, which takes about 30 ms for 2 MiB.
@@ -69,7 +67,7 @@ def _merged(stored: bytes, raw: bytes) -> bytes:
 
 
 def visible_to(
-    summary: PipelineSummary, allow: IsQueueAllowed, known: Iterable[str] = ()
+    summary: PipelineSummary, allow: Callable[[str], bool], known: Iterable[str] = ()
 ) -> PipelineSummary:
     """Return the parts of the summary about queues visible to the caller, without combined rows.
 
@@ -105,8 +103,6 @@ def _queue_of(step: str, names: Iterable[str]) -> str | None:
 FOLDER: Final = "pipeline"
 NAME: Final = "summary.json"
 
-FileStamp = tuple[int, int, int]
-
 
 class BadSummaryError(Exception):
     """Raised if the summary file exists but cannot be used; the text says why."""
@@ -120,7 +116,7 @@ class SummaryFile:
 
     def __init__(self, data: Path) -> None:
         self.path = data / FOLDER / NAME
-        self._kept: tuple[FileStamp, PipelineSummary | BadSummaryError] | None = None
+        self._kept: tuple[tuple[int, int, int], PipelineSummary | BadSummaryError] | None = None
         self._writing = threading.Lock()  # all writers use the same temporary file
 
     async def read(self) -> PipelineSummary | None:

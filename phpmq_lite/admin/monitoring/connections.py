@@ -207,12 +207,9 @@ def is_local(address: str, kind: str) -> bool:
     return kind == "unix" or (place is not None and place[0].is_loopback)
 
 
-_DIGITS: Final = 18
-
-
 def parse_client_number(text: str) -> int:
     """Parse a connection number; raise a 404 ``Problem`` if it is not a number."""
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise not_found("client", text)
     return int(text)
 

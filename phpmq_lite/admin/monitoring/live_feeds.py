@@ -324,7 +324,12 @@ class LiveFeeds:
         while running.streams:
             due_s = loop.time() + EVERY_S
             try:
-                self._show(running, is_changed=await self._evaluate(running))
+                is_changed = await self._evaluate(running)
+                for stream in running.streams:
+                    if is_changed or not stream.was_shown:
+                        stream.show(running.feed)
+                    if loop.time() > stream.ends_at:
+                        stream.end("renew")
             except Problem:
                 for stream in running.streams:
                     stream.end("gone")
@@ -337,14 +342,6 @@ class LiveFeeds:
                     _log.error("live_failed", reason=repr(error), exc_info=error)
             _drop_dead(running)
             await asyncio.sleep(max(due_s - loop.time(), EVERY_S / 4))
-
-    def _show(self, running: _Running, *, is_changed: bool) -> None:
-        now_s = asyncio.get_running_loop().time()
-        for stream in running.streams:
-            if is_changed or not stream.was_shown:
-                stream.show(running.feed)
-            if now_s > stream.ends_at:
-                stream.end("renew")
 
     async def _evaluate(self, running: _Running) -> bool:
         async with running.lock:

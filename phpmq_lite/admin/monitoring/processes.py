@@ -1,7 +1,7 @@
 """Uses ``/proc`` to find the process at the other end of a local connection."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
@@ -75,7 +75,10 @@ def listening_sockets(table: str, port: int) -> Iterator[str]:
 
 def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | None:
     """Return the inode of the socket with this local address, from a table in ``/proc/net``."""
-    wanted = {f"{name}:{port:04X}" for name in _kernel_names(host)}
+    hosts: list[IPv4Address | IPv6Address] = [host]
+    if isinstance(host, IPv4Address):
+        hosts.append(IPv6Address(f"::ffff:{host}"))
+    wanted = {f"{_split_words(each.packed)}:{port:04X}" for each in hosts}
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[1] in wanted and fields[3] == _ESTABLISHED:
@@ -83,14 +86,8 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
     return None
 
 
-def _kernel_names(host: IPv4Address | IPv6Address) -> Iterable[str]:
-    """Yield the forms in which the kernel writes an address: 32-bit words in native byte order."""
-    yield _split_words(host.packed)
-    if isinstance(host, IPv4Address):
-        yield _split_words(IPv6Address(f"::ffff:{host}").packed)
-
-
 def _split_words(packed: bytes) -> str:
+    """Return an address as the kernel writes it: 32-bit words in native byte order."""
     return "".join(packed[at : at + 4][::-1].hex().upper() for at in range(0, len(packed), 4))
 
 
@@ -101,17 +98,10 @@ def _owner(inode: str, proc: Path) -> int | None:
             continue
         with suppress(OSError):  # skip a process that has ended or belongs to another user
             for link in (folder / "fd").iterdir():
-                if _target(link) == wanted:
-                    return int(folder.name)
+                with suppress(OSError):  # the file has been closed
+                    if str(link.readlink()) == wanted:
+                        return int(folder.name)
     return None
-
-
-def _target(link: Path) -> str | None:
-    """Return the target of an open file's link, or None if the file has been closed."""
-    try:
-        return str(link.readlink())
-    except OSError:
-        return None
 
 
 def describe(pid: int, proc: Path = PROC) -> PeerProcess | None:

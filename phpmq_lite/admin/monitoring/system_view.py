@@ -62,21 +62,18 @@ class RestartReport:
 
 def describe_restart(start: Start) -> RestartReport:
     """Convert a startup report into the form shown to users."""
+    title = "First startup"
+    if not start.is_first:
+        away = formats.format_duration(start.down_ms)
+        how = "after a clean stop" if start.was_clean else "after an unclean stop"
+        title = f"The broker was down for {away} and restarted {how}"
     return RestartReport(
         start,
-        _title(start),
+        title,
         _found_at_start(start),
         sorted(start.report.expired_by_queue.items(), key=lambda pair: -pair[1]),
         start.report.checks,
     )
-
-
-def _title(start: Start) -> str:
-    if start.is_first:
-        return "First startup"
-    away = formats.format_duration(start.down_ms)
-    how = "after a clean stop" if start.was_clean else "after an unclean stop"
-    return f"The broker was down for {away} and restarted {how}"
 
 
 def _found_at_start(start: Start) -> list[SystemFact]:

@@ -105,10 +105,15 @@ def tag_of(route: Route) -> str:
 
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+    pieces = [] if route.role is Role.PUBLIC else [f"Requires the {route.role.value} role."]
+    if route.audit:
+        pieces.append(f"Recorded in the audit log as {route.audit}.")
+    if route.cli:
+        pieces.append(f"Command-line equivalent: phpmq-lite {route.cli}.")
     made: dict[str, Any] = {
         "operationId": route.name.removeprefix("api-"),
         "summary": summary_of(route),
-        "description": _description(route),
+        "description": " ".join(pieces),
         "tags": [tag_of(route)],
         "parameters": _parameters(route, schemas),
         "responses": {
@@ -130,15 +135,6 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             },
         }
     return {key: value for key, value in made.items() if value not in ([], "")}
-
-
-def _description(route: Route) -> str:
-    pieces = [] if route.role is Role.PUBLIC else [f"Requires the {route.role.value} role."]
-    if route.audit:
-        pieces.append(f"Recorded in the audit log as {route.audit}.")
-    if route.cli:
-        pieces.append(f"Command-line equivalent: phpmq-lite {route.cli}.")
-    return " ".join(pieces)
 
 
 def _parameters(route: Route, schemas: dict[str, Any]) -> list[dict[str, Any]]:

@@ -200,21 +200,17 @@ def _text(values: dict[str, object], name: str) -> str | None:
 
 async def _values(request: web.Request, query: AuditQuery, listed: AuditListPage) -> dict[str, Any]:
     chosen = query.model_dump(mode="json", exclude={"format", "limit", "cursor"}, exclude_none=True)
+    actions = {route.audit for route in context_of(request).routes if route.audit}
+    groups = {name.partition(".")[0] for name in actions if "." in name}
     return {
         "chosen": chosen,
         "times": {key: _ms(at) for key in ("since", "upto") if (at := getattr(query, key))},
         "listed": listed,
         "rows": describe_rows(listed.rows, {queue.name for queue in status_of(request).queues}),
-        "actions": _actions(request),
+        "actions": sorted(actions | groups),
         "results": RESULTS,
         "spans": tuple(SPANS),
     }
-
-
-def _actions(request: web.Request) -> list[str]:
-    names = {route.audit for route in context_of(request).routes if route.audit}
-    groups = {name.partition(".")[0] for name in names if "." in name}
-    return sorted(names | groups)
 
 
 ROUTES: Final = Resource(

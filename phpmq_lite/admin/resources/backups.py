@@ -23,7 +23,7 @@ from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.sqlite.backup.backups import Backup, is_id, read_backup
-from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound, ScrubState
+from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound
 from phpmq_lite.storage.store_status import StoreStatus
 
 WAIT_S: Final = 20.0  # maximum time to wait for a backup; after that, the client must poll
@@ -271,7 +271,12 @@ def _server_facts(store: StoreStatus) -> list[SystemFact]:
 
 def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
     state, settings = care.scrub.state, context.settings.scrub
-    found = [_faults(state)]
+    damage = formats.count_of(state.problem_count, "problem", "problems")
+    found = [
+        SystemFact("Damage", damage, "; ".join(state.damage), "bad")
+        if state.problem_count
+        else SystemFact("Damage", "none found")
+    ]
     if state.is_under_way:
         found.append(SystemFact("Running", _counted(state.now)))
     if state.last is None:
@@ -286,13 +291,6 @@ def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
     return found
 
 
-def _faults(state: ScrubState) -> SystemFact:
-    if not state.problem_count:
-        return SystemFact("Damage", "none found")
-    text = formats.count_of(state.problem_count, "problem", "problems")
-    return SystemFact("Damage", text, "; ".join(state.damage), "bad")
-
-
 def _counted(one: ScrubRound) -> str:
     return f"{formats.format_number(one.bodies)} bodies, {formats.format_size(one.bytes)}"
 
@@ -302,8 +300,6 @@ def _back(text: str) -> Callable[[web.Request, object, object], tuple[str, str]]
 
 
 _PATH: Final = "/system/backups"
-
-
 ROUTES: Final = (
     api_route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups),
     Route(

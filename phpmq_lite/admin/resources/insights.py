@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
-from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.input import OutputFormat, QueryModel, read_query
 from phpmq_lite.admin.base.problems import Problem
@@ -91,15 +91,13 @@ async def visible_summary(request: web.Request) -> PipelineSummary | None:
 ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
 OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated (allows for daily runs)
 
-InsightsTab = Literal[
-    "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
-]
-
 
 class InsightsPageQuery(QueryModel):
     """Query for the Insights page, or for releasing the claims of the subscription ``release``."""
 
-    tab: InsightsTab = "charts"
+    tab: Literal[
+        "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
+    ] = "charts"
     span: Literal["24h", "30d"] = "24h"
     queue: str = Field("", max_length=LONGEST_NAME)
     release: str = Field("", max_length=255)
@@ -111,7 +109,11 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
     query = read_query(request, InsightsPageQuery)
     if query.release:
         return await show_release_form(request, query.release, query.queue)
-    summary, error = await _find(request)
+    summary, error = None, ""
+    try:
+        summary = await visible_summary(request)
+    except BadSummaryError as bad:
+        error = str(bad)
     if query.format != "html":
         return await _as_data(request, query, summary, error)
     context = context_of(request)
@@ -125,22 +127,17 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
     elif summary is not None or query.tab in ("claims", "readers"):
         rows = await _rows(request, query, summary)
         values |= {"rows": rows[:ROWS], "total": len(rows)}
+    # commands for creating the first summary, with the address that the browser used
+    base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
+    needs_token = identity_of(request).kind != "local"
     return await render_page(
         request, "insights.html",
         query=query, summary=summary, error=error, bounds=bounds,
         path=str(context.summaries.path),
         state=_state(summary, bounds.history_id, bounds.hi, context.now_ms()) if summary else {},
-        commands=_commands(request, context),
+        commands=copy_snippets.pipeline_snippets(base, needs_token=needs_token),
         **values,
     )  # fmt: skip
-
-
-async def _find(request: web.Request) -> tuple[PipelineSummary | None, str]:
-    """Return the visible part of the summary, and why a summary cannot be used, if so."""
-    try:
-        return await visible_summary(request), ""
-    except BadSummaryError as error:
-        return None, str(error)
 
 
 async def _as_data(
@@ -211,12 +208,6 @@ def _state(summary: PipelineSummary, history_id: str, hi: int, now_ms: int) -> d
             if job.offset is not None and not is_foreign
         },
     }
-
-
-def _commands(request: web.Request, context: Context) -> list[copy_snippets.Snippet]:
-    """Return commands for creating the first summary, with the address that the browser used."""
-    base = copy_snippets.http_address(request.scheme, request.host, context.urls.base_path)
-    return copy_snippets.pipeline_snippets(base, needs_token=identity_of(request).kind != "local")
 
 
 ROUTES: Final = (

@@ -43,7 +43,7 @@ from phpmq_lite.admin.views.message_life import MessageLife
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes import validation
 from phpmq_lite.model import State
-from phpmq_lite.storage.read.audit import AuditLog, AuditRow
+from phpmq_lite.storage.read.audit import AuditLog
 from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
 
 
@@ -221,6 +221,9 @@ async def show_message(request: web.Request) -> web.StreamResponse:
     card = await envelope_card.card_of(request, context, row, body)
     newer, older = await _neighbours(request, context, query, row)
     others = {seq: (life.rows[seq], life.events[seq]) for seq in life.rows if seq != row.seq}
+    last = None  # the audit row for the message's deletion, if it names the message
+    if row.state == State.DELETED:
+        last = await AuditLog(context.readers).last_of(row.message_id)
     return await render_page(
         request,
         "message.html",
@@ -237,7 +240,7 @@ async def show_message(request: web.Request) -> web.StreamResponse:
         has_queue=lambda name: find_queue(request, name) is not None,
         steps=message_life.make_timeline(row, life.events[row.seq], context.now_ms(), others),
         relatives=message_life.list_relatives(row, life.links, life.rows),
-        last=await _deletion(context, row),
+        last=last if last is not None and last.action in _DELETIONS else None,
         copied=_snippets_of(request, row, body),
         newer=newer,
         older=older,
@@ -281,14 +284,6 @@ async def _neighbours(
         await context.search.neighbour(asked, row, is_newest_first=False, queues=allowed),
         await context.search.neighbour(asked, row, is_newest_first=True, queues=allowed),
     )
-
-
-async def _deletion(context: Context, row: MessageRow) -> AuditRow | None:
-    """Return the audit row for the message's deletion, or None if no row names the message."""
-    if row.state != State.DELETED:
-        return None
-    last = await AuditLog(context.readers).last_of(row.message_id)
-    return last if last is not None and last.action in _DELETIONS else None
 
 
 def _snippets_of(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:

@@ -61,13 +61,11 @@ from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow
 
-QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
-
 
 class QueuePageQuery(MessagesQuery, SettledQuery):
     """Query for a queue's page: the selected tab and its filters."""
 
-    tab: QueueTab = "messages"
+    tab: Literal["messages", "dead", "history", "consumers", "charts", "settings"] = "messages"
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 
@@ -105,6 +103,7 @@ async def render_queue_page(
         ListedQueue(status, ages.get(status.queue_id)), context.now_ms()
     )
     shown = await _part(request, query, status)
+    is_odd = status.consumers and status.name.endswith(RETRY)
     return await render_page(
         request,
         "queue.html",
@@ -119,14 +118,9 @@ async def render_queue_page(
         quarantined=await _quarantined(context, status),
         consumers=queue_list.consumers_of(status_of(request), status.name),
         is_shelf=is_dead_letter_queue(queues, status.name),
-        retry_warning=_warning(status),
+        retry_warning=f"{queue_list.retry_hint(status)}." if is_odd else "",
         **(shown | values),
     )
-
-
-def _warning(queue: QueueStatus) -> str:
-    is_odd = queue.consumers and queue.name.endswith(RETRY)
-    return f"{queue_list.retry_hint(queue)}." if is_odd else ""
 
 
 async def _part(request: web.Request, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
@@ -278,15 +272,10 @@ async def submit_settings(request: web.Request) -> web.StreamResponse:
             raise
         field, _, text = str(error).partition(" ")
         return await _again(request, queue, form, field, f"{text[:1].upper()}{text[1:]}.")
-    store_message(request, FlashMessage(_describe_changes(changes)))
-    raise web.HTTPSeeOther(context.urls.to("queue", q=queue.name, tab="settings"))
-
-
-def _describe_changes(changes: Mapping[str, Any]) -> str:
-    if not changes:
-        return "No settings were changed."
     titles = ", ".join(KINDS[name].title.lower() for name in changes)
-    return f"Saved: {titles}."
+    text = f"Saved: {titles}." if changes else "No settings were changed."
+    store_message(request, FlashMessage(text))
+    raise web.HTTPSeeOther(context.urls.to("queue", q=queue.name, tab="settings"))
 
 
 async def _again(
@@ -317,16 +306,12 @@ async def get_queue(request: web.Request) -> web.StreamResponse:
     """Return a queue with its settings. The ETag identifies the version of the settings."""
     context = context_of(request)
     status = require_queue(request)
-    out = await _detail(context, status)
-    response = json_response(out)
-    response.headers["ETag"] = settings_etag(asdict(status.settings))
-    return response
-
-
-async def _detail(context: Context, status: QueueStatus) -> QueueDetailView:
     ages = await queue_list.read_oldest_ready(context, [status])
     figures = QueueView.of_status(status, ages.get(status.queue_id), context.now_ms())
-    return QueueDetailView(**figures.model_dump(), settings=SettingsView.of(status.settings))
+    settings = SettingsView.of(status.settings)
+    response = json_response(QueueDetailView(**figures.model_dump(), settings=settings))
+    response.headers["ETag"] = settings_etag(asdict(status.settings))
+    return response
 
 
 async def configure_queue(request: web.Request) -> web.StreamResponse:

@@ -179,7 +179,9 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=target, reason=form.reason())
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
     if action == "purge":  # a purge must be previewed first
-        selection = await bulk.freeze_selection(request, _ready_in(names))
+        terms = (term for name in names for term in queue_search(name).terms)
+        ready = SearchQuery((*terms, SearchTerm("state", "ready")))
+        selection = await bulk.freeze_selection(request, ready)
         raise web.HTTPSeeOther(
             context.urls.to("selection", token=selection.token, action="delete", next=to)
         )
@@ -194,11 +196,6 @@ async def submit_queue_actions(request: web.Request) -> web.StreamResponse:
         count = formats.count_of(len(names), "queue", "queues")
         store_message(request, FlashMessage(f"{verb} {side} for {count}."))
     raise web.HTTPSeeOther(to)
-
-
-def _ready_in(names: Sequence[str]) -> SearchQuery:
-    queues = (term for name in names for term in queue_search(name).terms)
-    return SearchQuery((*queues, SearchTerm("state", "ready")))
 
 
 async def pause_queues(

@@ -133,8 +133,6 @@ def settings_in_force(request: web.Request) -> list[SettingView]:
 DRAIN: Final = web.AppKey[Callable[[], None]]("drain")  # same effect as sending SIGTERM
 LINES_SHOWN: Final = 200  # maximum number of log lines shown, unless all are requested
 
-_ADMIN_TABS: Final = ("settings", "log")
-
 
 class SystemPageQuery(QueryModel):
     """Query for the System page: the selected tab and its filters."""
@@ -151,7 +149,7 @@ async def show_system(request: web.Request) -> web.StreamResponse:
     if query.confirm == "drain":
         _need_admin(request, "drain the broker")
         return await _ask_to_drain(request)
-    if query.tab in _ADMIN_TABS:
+    if query.tab in ("settings", "log"):
         _need_admin(request, f"see the {query.tab}")
     is_admin = _is_for_all(request, Role.ADMIN)  # can read the log and drain
     values = {

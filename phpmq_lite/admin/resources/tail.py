@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -129,7 +129,9 @@ class QueueTail(FeedState):
             self._preview_of(message)  # so that _add_if_ours() knows the message's queue
         dead = {seq for (outcome, _), seqs in batch.settled.items() if outcome == State.DEAD
                 for seq in seqs}  # fmt: skip
-        for event in _read_events(batch.events):
+        for at in range(0, len(batch.events), 4):
+            seq, at_ms, kind, detail = batch.events[at : at + 4]
+            event = TailEvent(str(kind), at_ms, seq, detail or "")
             if event.kind != StateEvent.DEAD_LETTER or event.seq not in dead:
                 self._add_if_ours(event)
         for (outcome, reason), seqs in batch.settled.items():
@@ -214,13 +216,6 @@ def _delivery(deliveries: int) -> str:
     return f"delivery {deliveries}" if deliveries > 1 else ""
 
 
-def _read_events(events: list[Any]) -> Iterator[TailEvent]:
-    """Parse a batch's flat list of seq, at_ms, kind and detail."""
-    for at in range(0, len(events), 4):
-        seq, at_ms, kind, detail = events[at : at + 4]
-        yield TailEvent(str(kind), at_ms, seq, detail or "")
-
-
 # -- rows on the page
 
 
@@ -232,11 +227,12 @@ def tail_row(
     A row's id is the same whether the event comes from a batch or from the database.
     """
     preview = event.preview
+    at = datetime.fromtimestamp(event.at_ms / 1_000, UTC)  # the page shows the date as a tooltip
     row: dict[str, Any] = {
         "id": f"{event.kind}.{event.seq}.{event.at_ms}",
         "kind": event.kind.replace("_", "-"),
         "at": event.at_ms,
-        "clock": _clock(event.at_ms),
+        "clock": at.strftime("%H:%M:%S.") + f"{event.at_ms % 1_000:03}",
         "seq": f"#{event.seq}",
         "text": _text(event, names),
     }
@@ -251,12 +247,6 @@ def tail_row(
             ),
         }
     return row
-
-
-def _clock(at_ms: int) -> str:
-    """Format the time of day in UTC; the page shows the date as a tooltip."""
-    at = datetime.fromtimestamp(at_ms / 1_000, UTC)
-    return at.strftime("%H:%M:%S.") + f"{at_ms % 1_000:03}"
 
 
 def _text(event: TailEvent, names: Mapping[int, str]) -> str:

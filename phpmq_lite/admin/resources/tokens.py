@@ -21,8 +21,6 @@ from phpmq_lite.admin.resource import Api, Page, Resource, api_route, read_form_
 from phpmq_lite.admin.resources.users import Globs, account_values
 from phpmq_lite.storage.read.accounts import ApiToken
 
-_LATEST_MS: Final = 1 << 52
-
 
 class TokenInput(StrictInput):
     """A token to create."""
@@ -33,7 +31,7 @@ class TokenInput(StrictInput):
     )
     queues: Globs = Field([], description="globs for the visible queues; empty for all")
     expires_at: int | None = Field(
-        None, gt=0, le=_LATEST_MS, description="when the token expires, Unix ms; null if never"
+        None, gt=0, le=1 << 52, description="when the token expires, Unix ms; null if never"
     )
 
 
@@ -78,10 +76,6 @@ async def revoke_token(request: web.Request, _asked: None) -> TokenView:
     return TokenView.of(token)
 
 
-DAYS: Final = ("", "30", "90", "365")
-_DAY_MS: Final = 86_400_000
-
-
 async def _values(request: web.Request, _query: object, _found: object) -> dict[str, Any]:
     return account_values(request) | {"roles": users.TOKEN_ROLES, "made": None}
 
@@ -93,10 +87,10 @@ async def submit_token(request: web.Request) -> web.StreamResponse:
     try:
         asked = read_form_model(form, TokenInput)
         days = form.text("days", 10)
-        if days not in DAYS:
+        if days not in ("", "30", "90", "365"):
             raise _unknown_days(days)
         if days:
-            asked.expires_at = context_of(request).now_ms() + int(days) * _DAY_MS
+            asked.expires_at = context_of(request).now_ms() + int(days) * 86_400_000
         made = await create_token(request, asked)
     except (Problem, ValidationError) as error:
         problem = problem_of(error)

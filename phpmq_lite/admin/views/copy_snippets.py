@@ -45,10 +45,21 @@ def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
     """Return snippets that publish a first message, one per language; ``base`` is the admin URL."""
     where = f"[{host}]" if ":" in host else host
     command = f"phpmq-lite publish {QUEUE} --url phpmq://{where}:{port} --body '{CONTENT}'"
+    python = (
+        "import phpmq_lite\n\n"
+        f'with phpmq_lite.connect_blocking("{where}:{port}") as client:\n'
+        f"    client.publish(\"{QUEUE}\", b'{CONTENT}')"
+    )
+    content = json.dumps({"content": CONTENT})
+    curl = (
+        f"curl '{base}/api/v1/queues/{QUEUE}/messages' \\\n"
+        f"  -H 'Content-Type: application/json' \\\n"
+        f"  -d '{content}'"
+    )
     return [
         Snippet("php", "PHP", _message_php(QUEUE, CONTENT.encode(), f"{where}:{port}")),
-        Snippet("python", "Python", _python(where, port)),
-        Snippet("curl", "curl", _curl(base)),
+        Snippet("python", "Python", python),
+        Snippet("curl", "curl", curl),
         Snippet("cli", "Command line", command),
     ]
 
@@ -65,23 +76,6 @@ def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
         add = "phpmq-lite token create pipeline --role operator > token"
         made.insert(1, Snippet("token", "Create a token on the broker's machine", add))
     return made
-
-
-def _curl(base: str) -> str:
-    content = json.dumps({"content": CONTENT})
-    return (
-        f"curl '{base}/api/v1/queues/{QUEUE}/messages' \\\n"
-        f"  -H 'Content-Type: application/json' \\\n"
-        f"  -d '{content}'"
-    )
-
-
-def _python(where: str, port: int) -> str:
-    return (
-        "import phpmq_lite\n\n"
-        f'with phpmq_lite.connect_blocking("{where}:{port}") as client:\n'
-        f"    client.publish(\"{QUEUE}\", b'{CONTENT}')"
-    )
 
 
 COPY_BYTES: Final = 16 * 1024  # snippets do not include larger bodies

@@ -155,9 +155,10 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
         # show the record's attempts, although a redrive resets them to 0
         index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
+    meta = found if isinstance(found := read.get("meta"), dict) else {}
     return EnvelopeCard(
         index,
-        _meta_texts(read.get("meta")),
+        {name: _plain(meta.get(name)) for name in MEMBERS},
         verdict,
         tuple(problems[:PROBLEMS_SHOWN]),
         max(0, len(problems) - PROBLEMS_SHOWN),
@@ -183,11 +184,6 @@ def _read(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}
-
-
-def _meta_texts(meta: Any) -> dict[str, Any]:
-    found = meta if isinstance(meta, dict) else {}
-    return {name: _plain(found.get(name)) for name in MEMBERS}
 
 
 def _plain(value: Any) -> Any:

@@ -164,10 +164,13 @@ def draw_history(
         for at, (one, counts) in enumerate(zip(cut, picked, strict=True))
     ]
     sums = [sum(column) for column in zip(*known, strict=True)] or [0] * len(outcomes)
+    marks = time_marks(Trend(span, cut[0].start_s, [None] * len(cut)))
+    times = [mark._replace(at=round(INSET + mark.at * (100 - INSET) / 100, 2)) for mark in marks]
+    nothing = "" if any(sums) else f"No {word} messages in this period."
     return HistoryChart(
         span, outcomes, [formats.format_number(count) for count in sums], columns, scale,
-        _times(cut, span), _shade(cut, chosen), _about(columns, outcomes, sums, picked),
-        _nothing(known, word),
+        times, _shade(cut, chosen), _about(columns, outcomes, sums, picked),
+        nothing if known else "No data for this period.",
     )  # fmt: skip
 
 
@@ -180,11 +183,6 @@ def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | N
         return None
     share = (100 - INSET) / (last_ms - first_ms)
     return ChosenShade(INSET + share * (since - first_ms), share * (until - since))
-
-
-def _times(cut: Sequence[HistorySlice], span: TrendPeriod) -> list[AxisMark]:
-    marks = time_marks(Trend(span, cut[0].start_s, [None] * len(cut)))
-    return [mark._replace(at=round(INSET + mark.at * (100 - INSET) / 100, 2)) for mark in marks]
 
 
 def _about(
@@ -202,12 +200,6 @@ def _about(
         text += f" Highest count in {columns[most].title}."
     missing = sum(counts is None for counts in picked)
     return text + (f" No data for {missing} steps." if missing else "")
-
-
-def _nothing(known: Sequence[Sequence[int]], word: str) -> str:
-    if not known:
-        return "No data for this period."
-    return "" if any(map(any, known)) else f"No {word} messages in this period."
 
 
 def _text(at_s: int) -> str:

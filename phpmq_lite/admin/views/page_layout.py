@@ -121,18 +121,16 @@ class Viewer:
     logout_url: str = ""
 
 
-_WORDS: Final = {"local": "no login required", "control": "control socket", "token": "token"}
-
-
 def viewer_of(request: web.Request) -> Viewer:
     """Return the user or program that requested the page."""
     identity, urls = identity_of(request), context_of(request).urls
     name = "This machine" if identity.kind == "local" else identity.name
     is_user = identity.kind == "user"
+    texts = {"local": "no login required", "control": "control socket", "token": "token"}
     return Viewer(
         name,
         str(identity.role),
-        _WORDS.get(identity.kind, ""),
+        texts.get(identity.kind, ""),
         account_url=(url_or_none(urls, "account") or "") if is_user else "",
         logout_url=(url_or_none(urls, "logout") or "") if is_user else "",
     )

@@ -115,9 +115,10 @@ def _field(kind: _FieldKind, settings: QueueSettings, plain: QueueSettings) -> S
     target = ""
     if kind.name == "on_expire" and value.startswith(FORWARD):
         value, target = "forward", value.removeprefix(FORWARD)
+    text = ("yes" if value else "") if isinstance(value, bool) else str(value)
     return SettingField(
         kind.name, kind.title, kind.help, kind.kind, kind.choices,
-        _input_text(value), target, _value_text(kind, default),
+        text, target, _value_text(kind, default),
         getattr(settings, kind.name) != default, _in_words(kind, value),
     )  # fmt: skip
 
@@ -125,10 +126,6 @@ def _field(kind: _FieldKind, settings: QueueSettings, plain: QueueSettings) -> S
 def _as_typed(field: SettingField, typed: Mapping[str, str]) -> SettingField:
     target = typed.get("forward_to", "") if field.name == "on_expire" else ""
     return replace(field, value=typed.get(field.name, ""), target=target)
-
-
-def _input_text(value: object) -> str:
-    return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
 def _value_text(kind: _FieldKind, default: Any) -> str:

@@ -171,6 +171,9 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
     theme = read_cookie(request, _THEME_COOKIE)
     search = page_layout.url_or_none(urls, "messages")
     entered, refused = request.get(REFUSED, ({}, None))
+    own_path = ""  # for the next field of the layout's forms
+    if request.method in ("GET", "HEAD"):  # a proxy may have removed the base path
+        own_path = urls.base_path + request.path_qs.removeprefix(urls.base_path)
     return {
         "url": urls.to,
         "static": urls.static,
@@ -195,7 +198,7 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
         "complete_url": page_layout.url_or_none(urls, "api-completions"),
         "note": context.sessions.take_message(request),
         "csrf": lambda: context.sessions.token(request),
-        "back_to": _own_path(request),
+        "back_to": own_path,
         "request_id": request.get(REQUEST_ID, ""),
         "badge_of": RowVerdicts(request).of,
         "search_text": "",
@@ -203,14 +206,6 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
         "refused": refused,
         "is_bare": identity_of(request).kind == "nobody",
     }
-
-
-def _own_path(request: web.Request) -> str:
-    """Return the path of the current page, for the ``next`` field of the layout's forms."""
-    if request.method not in ("GET", "HEAD"):
-        return ""
-    base = context_of(request).urls.base_path
-    return base + request.path_qs.removeprefix(base)  # a proxy may have removed the base path
 
 
 async def problem_page(request: web.Request, problem: Problem, kept: object) -> web.Response:
