@@ -17,7 +17,7 @@ async def sent(
             f"{site.url}/api/v1{path}", data=content, headers={"Content-Type": media, **headers}
         ) as answer,
     ):
-        return answer.status, await answer.text()
+        return answer.status, (await answer.text()).removesuffix("\n")
 
 
 async def test_export_is_imported_unchanged(site: HttpSite) -> None:

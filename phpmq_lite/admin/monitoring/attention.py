@@ -78,7 +78,7 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
         for one in sorted(seen.held, key=lambda one: -one.since_ms)
         if one.client is not None
     }
-    since_ms = seen.now_ms - _HELD_LONG_MS
+    since_ms = seen.now_ms - LATELY_MS
     claimed = {o.queue_id for o in seen.held if o.client is None and o.since_ms > since_ms}
     records = {queue.dead_letter_queue for queue in status.queues if queue.dead}
     named = dead_letter_queues_named(status.queues)

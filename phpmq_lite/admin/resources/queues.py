@@ -45,7 +45,10 @@ class QueueView(ResponseModel):
     name: str = Field(description="queue name")
     ready: int = Field(description="number of ready messages")
     dispatched: int = Field(description="number of messages held by consumers")
-    dead: int = Field(description="dead-letter records for this queue; 0 for a dead-letter queue")
+    dead: int = Field(
+        description="dead-letter records for this queue; 0 for a dead-letter queue, and for a "
+        ".retry queue whose queue counts them"
+    )
     bytes: int = Field(description="total size of live message bodies, in bytes")
     oldest_ready_at: int | None = Field(
         description="when the first ready message was published, Unix ms; null if none"

@@ -104,12 +104,12 @@ def test_claims_of_spark_are_a_consumer_and_no_alarm() -> None:
     """A claim has no timeout, and a batch may take long."""
     queue = queue_status("orders", 1, ready=5, settings=QueueSettings(ack_timeout_s=600))
     expiring = {1: (5, NOW_MS + MINUTE_MS)}
-    claims = ConsumerLoad(1, None, 3, 30, NOW_MS - 50 * MINUTE_MS)
+    claims = ConsumerLoad(1, None, 3, 30, NOW_MS - 23 * 60 * MINUTE_MS)
     assert found(queue, seen=AttentionFacts(NOW_MS, held=[claims], expiring=expiring)) == []
 
 
 def test_claims_of_a_job_that_has_ended_are_no_consumer() -> None:
-    claims = ConsumerLoad(1, None, 3, 30, NOW_MS - 70 * MINUTE_MS)
+    claims = ConsumerLoad(1, None, 3, 30, NOW_MS - 25 * 60 * MINUTE_MS)
     queue = queue_status("orders", 1, ready=5)
     [notice] = found(queue, seen=AttentionFacts(NOW_MS, held=[claims]))
     assert notice.text == "5 ready messages and no consumer"
