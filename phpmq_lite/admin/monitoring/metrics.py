@@ -266,7 +266,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _Q("counter", "messages_restored", "Deleted messages that were restored", "restored"),
         _Q("gauge", "queue_messages", "Live messages; state is ready or dispatched",
            lambda q, _: {state: q.gauges[state] for state in ("ready", "dispatched")}, "state"),
-        _Q("gauge", "queue_dead_letters", "Records of the queue's dead letters; 0 for .retry", "dead"),
+        _Q("gauge", "queue_dead_letters", "Dead-letter records of the queue; 0 for .retry", "dead"),
         _Q("gauge", "queue_bytes", "Total size of the bodies of live messages", "bytes"),
         _Q("gauge", "queue_oldest_deliverable_age_seconds",
            "Age of the first ready message; absent if there is none",
