@@ -35,7 +35,8 @@ def find_identity(request: web.Request) -> Identity:
     found = _of_session(request, context)
     if found is not None:
         return found
-    return LOCAL if needs_no_login(request) else NOBODY
+    # A login is always required behind a configured proxy, whose requests all come from loopback.
+    return LOCAL if _is_open(context) and is_from_here(request) else NOBODY
 
 
 def bearer_of(request: web.Request) -> str | None:
@@ -64,14 +65,6 @@ def _of_session(request: web.Request, context: Context) -> Identity | None:
         accounts.record_session_use(session, now_ms)
     user = accounts.user_of(session)
     return Identity(user.name, Role(user.role), "user", user.queues)
-
-
-def needs_no_login(request: web.Request) -> bool:
-    """Return True if login is not required, that is, if the caller is local and no users exist.
-
-    A login is always required behind a configured proxy, whose requests all come from loopback.
-    """
-    return _is_open(context_of(request)) and is_from_here(request)
 
 
 def _is_open(context: Context) -> bool:
@@ -116,15 +109,11 @@ def check_role(request: web.Request, route: Route) -> None:
     is_for_programs = route.is_api or route.role is Role.METRICS or is_data
     if not (is_for_programs or route.is_writing or bearer_of(request) is not None):
         raise web.HTTPSeeOther(login_url(request))
-    raise _no_login(request)
-
-
-def _no_login(request: web.Request) -> Problem:
     challenge = {"WWW-Authenticate": 'Bearer realm="phpmq-lite"'}
     if bearer_of(request) is not None:
         text = "The token is unknown, revoked or expired: run `phpmq-lite token create NAME`."
-        return Problem(401, "bad_token", text, headers=challenge)
-    return Problem(
+        raise Problem(401, "bad_token", text, headers=challenge)
+    raise Problem(
         401, "login",
         "You are not logged in, or your session has ended. Nothing was changed. Please log in.",
         headers=challenge,

@@ -73,15 +73,11 @@ class Urls:
         return f"{self.base_path}/static/{self._static_version}/{quote(name)}"
 
 
-def is_own_path(text: str) -> bool:
-    r"""Return whether a URL stays on this site; ``//host`` and ``/\host`` lead to other sites."""
-    return (
-        text.startswith("/")
-        and not text.startswith("//")
-        and not any(char <= " " or char in "\\\x7f" for char in text)
-    )
-
-
 def own_path_or(wanted: str, default: str) -> str:
-    """Return ``wanted`` if it is a path on this site, else ``default``."""
-    return wanted if is_own_path(wanted) else default
+    r"""Return a path on this site, else ``default``; ``//host``, ``/\host`` lead to other sites."""
+    is_own = (
+        wanted.startswith("/")
+        and not wanted.startswith("//")
+        and not any(char <= " " or char in "\\\x7f" for char in wanted)
+    )
+    return wanted if is_own else default

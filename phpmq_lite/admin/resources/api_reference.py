@@ -238,6 +238,7 @@ def _call(route: Route, document: dict[str, Any], base: str) -> ApiCall:
     schemas = document["components"]["schemas"]
     body = operation.get("requestBody", {}).get("content", {}).get(_JSON, {})
     response = operation["responses"][str(route.status)].get("content", {})
+    answers = (_type(one["schema"]) if media == _JSON else media for media, one in response.items())
     return ApiCall(
         tag=tag_of(route),
         anchor=route.name.removeprefix("api-"),
@@ -255,14 +256,9 @@ def _call(route: Route, document: dict[str, Any], base: str) -> ApiCall:
         takes=fields_of(body.get("schema", {}), schemas),
         takes_text=_resolved(body.get("schema", {}), schemas).get("description", ""),
         gives=fields_of(response.get(_JSON, {}).get("schema", {}), schemas),
-        response=" ".join([str(route.status), *map(_response_fields, response.items())]),
+        response=" ".join([str(route.status), *answers]),
         curl=_curl(route, base + path + _query(operation, schemas), body.get("schema"), schemas),
     )
-
-
-def _response_fields(content: tuple[str, dict[str, Any]]) -> str:
-    media, described = content
-    return _type(described["schema"]) if media == _JSON else media
 
 
 def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> list[ApiField]:
