@@ -269,7 +269,7 @@ def list_(
 @admin_client_options
 @output_option
 def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
-    """Show one live or settled message, by its id or a number such as 34, or print its body."""
+    """Show a message by its id or its number, or print its body."""
     path = f"/messages/{quote(id, safe='')}"
     if body:
         asyncio.run(_copy_body(admin, f"{path}/body"))

@@ -185,7 +185,9 @@ async def test_release_in_production_asks_for_the_name(tmp_path: Path) -> None:
     async with running_site(tmp_path / "data", ui={"environment": "production"}) as site:
         await site.publish_many("orders", 2)
         await claim(site, "nightly", "orders", 2)
-        assert 'name="confirm" required' in (await site.get("/insights?release=nightly")).text
+        assert (
+            'name="confirm" value="" required' in (await site.get("/insights?release=nightly")).text
+        )
         refused = await site.post("/insights/release", subscription="nightly", confirm="orders")
         assert refused.status == 422
         assert await site.ready("orders") == 0

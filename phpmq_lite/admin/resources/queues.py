@@ -46,8 +46,7 @@ class QueueView(ResponseModel):
     ready: int = Field(description="number of ready messages")
     dispatched: int = Field(description="number of messages held by consumers")
     dead: int = Field(
-        description="dead-letter records for this queue; 0 for a dead-letter queue, and for a "
-        ".retry queue whose queue counts them"
+        description="dead-letter records for this queue; 0 for a dead-letter or retry queue"
     )
     bytes: int = Field(description="total size of live message bodies, in bytes")
     oldest_ready_at: int | None = Field(
