@@ -227,7 +227,11 @@ def test_relay_continues_when_the_broker_returns(tmp_path: Path, database: Path)
             process.terminate()
             code = process.wait(60)
     assert (first, second) == ([1], [2, 3])
-    assert (code, log_of(database).read_text(encoding="utf-8")) == (0, "3 published\n")
+    lost, again, published = log_of(database).read_text(encoding="utf-8").splitlines()
+    address = f"127.0.0.1:{broker.port}"
+    assert (code, published) == (0, "3 published")
+    assert lost.startswith(f"the connection to {address} is lost (")
+    assert again == f"connected to {address} again"
 
 
 def test_missing_table_is_named_and_can_be_created(broker: BrokerProcess, tmp_path: Path) -> None:
