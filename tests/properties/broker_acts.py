@@ -19,7 +19,7 @@ from phpmq_lite.model import State
 from tests.properties.broker_model import Copy, Model
 from tests.support.core_and_store import Cycle, OperatorCommand
 
-SETTLED = (Action.RESTORE, Action.ERASE)
+SETTLED = (Action.RESTORE, Action.ERASE, Action.TAKE_BACK)
 
 
 @dataclass(eq=False)
@@ -43,6 +43,8 @@ class Acts:
     settled: dict[int, Copy] = field(default_factory=dict)  # as they were
     restored: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
+    made: dict[int, int] = field(default_factory=dict)  # by redrives, by record
+    touched: set[int] = field(default_factory=set)  # at the beginning of this turn
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # all that were left
     accepted: list[OperatorCommand] = field(default_factory=list)  # since the start
     audited_before: int = 0  # rows
@@ -143,6 +145,7 @@ class Acts:
         touched = {*begun.settled, *begun.moved, *begun.dying}
         for under_way in self.under_way:
             touched.update(under_way.act.outcome.done[under_way.seen :])
+        self.touched = touched
         answered = [value for _, value in turn.batch.replies]
         for under_way in list(self.under_way):
             is_over = any(value is under_way.act.outcome for value in answered)
@@ -252,6 +255,15 @@ class Acts:
             return "foreign queue", True
         if action is Action.ERASE:
             return None, True
+        if action is Action.TAKE_BACK:
+            made = options.made.get(seq, 0)
+            message = model.alive.get(made)
+            if message is None:
+                return "consumed", True
+            if message.dying is not None or made in self.touched:
+                return "consumed", False
+            if message.holder is not None:
+                return "dispatched", True
         if seq in self.restored:
             return "restored already", True
         if model.history[seq][2] is not State.DELETED:
@@ -306,6 +318,7 @@ class Acts:
         assert again.queue == (options.target or m.source[1].removesuffix(".retry"))
         assert again.deadline_ms == model._deadline(again.queue, options.ttl_s)
         model._settle(m, State.DELETED, "redriven")
+        self.made[m.seq] = again.seq
 
     def _restore(self, seq: int, options: ActionOptions, outcome: ActionOutcome) -> None:
         model, old = self.model, self.settled[seq]
@@ -319,6 +332,14 @@ class Acts:
         assert again.deadline_ms == deadline_ms
         self.restored.add(seq)
         model.events["restore"] += 2
+
+    def _take_back(self, seq: int, options: ActionOptions, outcome: ActionOutcome) -> None:
+        message = self.model.alive[options.made[seq]]
+        assert message.holder is None
+        self._restore(seq, options, outcome)
+        self.model._settle(message, State.DELETED, "taken back")
+        self.model.events["restore"] += 1
+        self.restored.add(message.seq)  # as the record
 
     def _erase(self, seq: int, _options: ActionOptions, _outcome: ActionOutcome) -> None:
         assert self.model.rows("SELECT 1 FROM body WHERE seq = ?", seq) == []

@@ -332,6 +332,8 @@ class BrokerAgainstModel(RuleBasedStateMachine):
             seqs += [m.seq for m in model.alive.values() if m.source] * 5
         elif action is Action.RESTORE:
             seqs += [seq for seq, row in model.history.items() if row[2] is State.DELETED] * 3
+        elif action is Action.TAKE_BACK:
+            seqs += [*model.acts.made] * 5
         elif action is not Action.ERASE:
             seqs += [*model.alive] * 2
         return [seqs[-1 - pick % len(seqs)] for pick in picks]
@@ -361,7 +363,8 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         places = self.model.acts.places
         if action is Action.PLACE:
             seqs = [*seqs, *places][-6:]
-        options = ActionOptions(ttl_s, goal, create, with_dispatched, only, dict(places))
+        made = dict(self.model.acts.made) if action is Action.TAKE_BACK else {}
+        options = ActionOptions(ttl_s, goal, create, with_dispatched, only, dict(places), made)
         self.driver.ask("act_on_messages", action, seqs, options, audit=f"message.{action}")
         self.go_on(how)
 

@@ -307,7 +307,7 @@ class MessageAction(PagedAction):
         if not seqs:
             self._end(0)
             return
-        if made := tuple(map(self._options.made.__getitem__, seqs)) if self._options.made else ():
+        if made := tuple(filter(None, map(self._options.made.get, seqs))):
             self._state.batch.rows.append(RowsRequest(self._note_made, made))
         self._state.batch.rows.append(
             RowsRequest(
