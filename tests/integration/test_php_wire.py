@@ -211,6 +211,18 @@ async def test_publish_says_at_once_that_an_address_is_wrong(
         await do(php, "publish", BODY, "orders")
 
 
+async def test_publish_waits_for_a_broker_that_restarts(unused_tcp_port: int) -> None:
+    """Each request of a web server connects anew, also while the broker is away for a moment."""
+    broker = ScriptedBroker()
+    broker.port = unused_tcp_port
+    with PhpClient(f"127.0.0.1:{unused_tcp_port}") as php:
+        publishing = asyncio.create_task(do(php, "publish", BODY, "orders"))
+        await asyncio.sleep(0.2)
+        async with broker:
+            await publishing
+    assert len(broker.stored) == 1
+
+
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [

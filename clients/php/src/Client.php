@@ -27,6 +27,7 @@ final class Client
     private const LARGE = 64 << 10; // bytes of a message that may be above the broker's limit
     private const MOST_LOSSES = 3; // of the connection, while the same large message is sent
     private const QUICK_S = 0.5; // a broker that refuses all connections ends them within this time
+    private const RESTART_S = 0.8; // a broker that restarts is away for about this time
     private const PROBE_S = 0.2; // a proxy whose broker is away closes new connections within this time
     private const KEY_CONFLICT = 'key conflict'; // the broker's reason: it has stored other bytes under the key
     private const RETRY = '.retry';
@@ -270,7 +271,7 @@ final class Client
      *
      * @template T
      * @param \Closure(Connection): T $do must be idempotent
-     * @param bool $isPublish whether not to wait for a broker that was never there; a worker waits
+     * @param bool $isPublish whether to wait only RESTART_S for a broker that was never there; a worker waits
      * @return T
      */
     private function try(
@@ -297,7 +298,9 @@ final class Client
             } catch (ConnectionLost $lost) {
                 $isPermanent = $lost instanceof NotConnected && ($isPublish || !$lost->mayStart)
                     && ($this->connection !== null || !$this->wasConnected);
-                if ($isPermanent || ($isTried && ++$losses >= $maxLosses)) {
+                $mayReturn = $isPermanent && $lost->mayStart && $this->connection === null
+                    && Connection::now() < $began + self::RESTART_S;
+                if (($isPermanent && !$mayReturn) || ($isTried && ++$losses >= $maxLosses)) {
                     $this->connection = null;
                     throw $lost;
                 }
@@ -310,7 +313,7 @@ final class Client
                     );
                 }
                 $this->connection = null;
-                $wait = $pause * random_int(50, 100) / 100;
+                $wait = ($mayReturn ? 0.1 : $pause) * random_int(50, 100) / 100;
                 if (Connection::now() + $wait >= $until) {
                     throw $lost;
                 }
