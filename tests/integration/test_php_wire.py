@@ -638,7 +638,11 @@ async def test_bytes_are_repeated_under_their_key_after_a_lost_connection(
 
 
 async def test_bytes_that_are_refused_name_the_reason(broker: ScriptedBroker) -> None:
-    broker.script = lambda peer, frame: peer.answer(frame, "queue is full")
+    def refuse(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, Publish):
+            peer.answer(frame, "queue is full")
+
+    broker.script = refuse
     async with php_at(broker, maxContent=4) as php:
         with pytest.raises(PhpError, match=r"PublishRefused: orders: queue is full"):
             await do(php, "publishBytes", b"1234", "orders")

@@ -301,7 +301,7 @@ def test_largest_publish_is_given_up_first_if_it_may_be_too_large() -> None:
     answers: dict[int, object] = {}
     pending = PendingPublishes()
     for size in (1, 70_000, 80_000, 65_536):
-        pending.add("orders", b"x" * size, 0, b"%d" % size, partial(answers.setdefault, size))
+        pending.add("orders", b"x" * size, 0, b"%d" % size, partial(answers.__setitem__, size))
     given_up = []
     for _ in range(6):
         for entry in pending.to_repeat():
