@@ -157,7 +157,12 @@ def test_command_shows_the_page_over_ssh_without_a_display(
     monkeypatch: pytest.MonkeyPatch, display: str | None, arguments: list[str], shown: str
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(click, "launch", opened.append)
+
+    def launch(url: str) -> int:
+        opened.append(url)
+        return 0
+
+    monkeypatch.setattr(click, "launch", launch)
     monkeypatch.setattr(AdminClient, "get", lambda *_: {})
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
