@@ -32,7 +32,7 @@ Toured = tuple[Site, dict[str, str]]  # paths by name
 
 @pytest.fixture(scope="module")
 def eight_digits() -> Any:
-    """Make the pages show ``EIGHT_DIGITS`` for each count."""
+    """Replace each count on the pages by ``EIGHT_DIGITS``."""
     number = formats.format_number
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "format_number", lambda value: number(EIGHT_DIGITS))

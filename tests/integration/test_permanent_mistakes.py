@@ -1,6 +1,6 @@
-"""The same 20 permanent mistakes in every language: each is told at once, in one sentence.
+"""Every client reports the same 20 permanent mistakes within a second, in one sentence.
 
-The sentence names the thing, the value and the way out.  To print a table with the milliseconds
+The sentence names the object, its value and the remedy.  To print a table with the milliseconds
 from the start of the program to the sentence, and of the program without a mistake:
 ``python -m tests.integration.test_permanent_mistakes``.
 """
@@ -284,7 +284,7 @@ class Places:
         return [sys.executable, "-m", "phpmq_lite", *words]
 
     def tell(self, mistake: Mistake, language: str) -> tuple[float, str]:
-        """Make the mistake; return the seconds until it was told, and the sentence.
+        """Run a client with a mistake; return the seconds until it reports it, and its sentence.
 
         Raises:
             AssertionError: the program ended, or a minute passed, without such a sentence.
