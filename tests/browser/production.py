@@ -160,6 +160,29 @@ async def _consume(site: Site) -> None:
         site.held.append(deliveries)
 
 
+async def _expire(site: Site, call: Any) -> None:
+    """Let messages expire in each way, dead-letter retries, and schedule some."""
+    client = await site.connect()
+    ends = {"offers": "dead_letter", "reminders": "forward:reminders.due", "coupons": "history"}
+    for number, (queue, on_expire) in enumerate(ends.items()):
+        await client.publish_confirmed(queue, b"{}")
+        await call("PATCH", f"/queues/{queue}", {"on_expire": on_expire})
+        bodies = [envelope(queue, "urn:babel:offers:ended", each) for each in range(40 + number)]
+        await client.publish_many(queue, bodies, ttl_s=1)
+    later = [envelope("orders", "urn:orders:placed", each) for each in range(30)]
+    await client.publish_many("shop.cart.retry", later, ttl_s=3_600)
+    async with client.consume("orders.retry", 5) as deliveries:
+        for _ in range(5):
+            (await anext(deliveries)).dead_letter()
+    for at, count in (
+        ("messages?q=queue:offers.dlq", 40),
+        ("messages?q=queue:reminders.due", 41),
+        ("history?outcome=expired", 42),
+    ):
+        while len((await call("GET", f"/{at}&limit=100"))["items"]) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[str, str]]:
     """Create a month of users, settings, claims and bulk jobs."""
 
@@ -175,6 +198,7 @@ async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[st
         return [str(item["id"]) for item in found["items"]]
 
     note = "Owned by fulfilment; page the on-call before purging.\nRunbook: see the wiki."
+    await _expire(site, call)
     kept = {"note": note, "owner": "team-order-management", "alert_messages": 1_000}
     await call("PATCH", "/queues/orders", kept)
     await call("POST", "/queues/payments.refunds/pause", {"side": "delivery"})

@@ -1,0 +1,724 @@
+"""What the numbers on the pages must be: SQL against the database file, or the kind of a constant.
+
+The statements and formats here are independent of the product's own.
+"""
+
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+UNITS_MS: Final = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+DURATION: Final = re.compile(r"(?:\d[\d,]* (?:ms|s|min|h|d) ?){1,2}")
+LIVE: Final = "message JOIN queue USING (queue_id)"
+DLQ: Final = "name LIKE '%.dlq'"
+LAST_OFFSET: Final = 'SELECT max("offset") FROM history'
+BOTH: Final = (
+    "(SELECT seq, queue_id, published_at, trace_id FROM message UNION ALL"
+    " SELECT seq, queue_id, published_at, trace_id FROM history)"
+)
+
+
+class Number(NamedTuple):
+    """A text with digits, and where it is; ``row`` is the text that identifies its row."""
+
+    route: str
+    path: str
+    section: str
+    row: str
+    column: str
+    text: str
+
+
+def count(value: int | None) -> str:
+    return f"{value or 0:,}"
+
+
+def size(value: int | None) -> str:
+    """Return a size as pages write it: 1,024 bytes are 1 KiB, with at most one decimal."""
+    amount, unit = float(value or 0), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1023.95 or (unit == "B" and amount < 1_024):
+            break
+        amount, unit = amount / 1_024, larger
+    return f"{int(amount)} B" if unit == "B" else f"{amount:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def is_duration(text: str, low_ms: float, high_ms: float) -> bool:
+    """Return whether a text such as ``3 h 12 min`` is a duration between the two."""
+    if not DURATION.fullmatch(text.strip()):
+        return False
+    parts = re.findall(r"([\d,]+) (ms|s|min|h|d)", text)
+    least = sum(int(number.replace(",", "")) * UNITS_MS[unit] for number, unit in parts)
+    unit = parts[-1][1]
+    coarse = UNITS_MS["s" if unit == "s" else unit]
+    if unit == "h" and len(parts) == 1 and least < 10 * UNITS_MS["h"]:
+        coarse = UNITS_MS["min"]
+    return least <= high_ms and low_ms < least + coarse
+
+
+@dataclass
+class Known:
+    """The database file, and when the page was asked for."""
+
+    file: Path
+    constants: frozenset[str]  # texts of templates
+    since_ms: float = 0.0
+    until_ms: float = 0.0
+    database: sqlite3.Connection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.database = sqlite3.connect(f"file:{self.file}?mode=ro", uri=True)
+        self.database.row_factory = sqlite3.Row
+
+    def one(self, sql: str, *values: Any) -> Any:
+        row = self.database.execute(sql, values).fetchone()
+        return None if row is None else row[0]
+
+    def message(self, number: str) -> sqlite3.Row | None:
+        """Return the live or the settled message of ``#12``."""
+        found = re.match(r"#(\d+)", number)
+        for table in ("message", "history"):
+            row = found and self.database.execute(
+                f"SELECT * FROM {table} WHERE seq = ? ORDER BY 1 DESC", (int(found[1]),)
+            ).fetchone()  # fmt: skip
+            if row is not None:
+                return row
+        return None
+
+    def is_age(self, text: str, at_ms: float | None) -> bool:
+        return at_ms is not None and is_duration(
+            text, self.since_ms - at_ms - 1_000, self.until_ms - at_ms + 1_000
+        )
+
+    def is_time(self, text: str, at_ms: float | None = None) -> bool:
+        """Return whether ``ISO|4 min ago`` is consistent, and is ``at_ms`` if that is known."""
+        iso, _, shown = text.partition("|")
+        if not iso:  # a period, which the links of the chart state
+            return bool(re.fullmatch(r"\d\d:\d\d to \d\d:\d\d", shown))
+        try:
+            stated = datetime.fromisoformat(iso.replace("Z", "+00:00")).timestamp() * 1_000
+        except ValueError:
+            return False
+        if at_ms is not None and abs(stated - at_ms) > 1:
+            return False
+        if shown.endswith(" ago"):
+            return self.is_age(shown.removesuffix(" ago"), stated)
+        if shown.startswith("in "):
+            low, high = stated - self.until_ms, stated - self.since_ms
+            return is_duration(shown[3:], low - 1_000, high + 1_000)
+        return f"{datetime.fromtimestamp(stated / 1_000, UTC):%H:%M}" in shown
+
+
+Check = Callable[[Known, Number], bool]
+
+
+def ready(known: Known, queue: str) -> int:
+    return int(known.one(f"SELECT count(*) FROM {LIVE} WHERE name = ? AND state = 0", queue))
+
+
+def held(known: Known, queue: str) -> int:
+    return int(known.one(f"SELECT count(*) FROM {LIVE} WHERE name = ? AND state = 1", queue))
+
+
+def dead(known: Known, queue: str) -> int:
+    """Return the records of a queue's dead letters; ``.retry`` shares those of its queue."""
+    return int(
+        known.one(
+            f"SELECT count(*) FROM {LIVE} WHERE name = ?", f"{queue.removesuffix('.retry')}.dlq"
+        )
+    )
+
+
+def of_queue(known: Known, column: str, queue: str, text: str) -> bool:
+    """Check one figure of a queue."""
+    if column == "Oldest ready" or column == "Oldest":
+        at = known.one(f"SELECT min(published_at) FROM {LIVE} WHERE name = ? AND state = 0", queue)
+        return known.is_age(text, at) or text == "0 ms"
+    if column == "Bytes":
+        return text == size(known.one(f"SELECT sum(size) FROM {LIVE} WHERE name = ?", queue))
+    if column == "Consumers":
+        held_by = (
+            f"SELECT count(DISTINCT consumer) FROM {LIVE} JOIN client ON client = consumer"
+            " WHERE name = ? AND state = 1 AND kind = 'tcp'"
+        )
+        return text == count(known.one(held_by, queue))
+    figure = {"Ready": ready, "Dispatched": held, "Dead": dead, "Dead letters": dead}[column]
+    return text == count(figure(known, queue))
+
+
+def queue_row(known: Known, at: Number) -> bool:
+    return of_queue(known, at.column, at.row, at.text)
+
+
+def queue_page(known: Known, at: Number) -> bool:
+    return of_queue(known, at.column, queue_of(at.path), at.text)
+
+
+def queue_of(path: str) -> str:
+    return re.split(r"[/?]", path.removeprefix("/queues/"))[0]
+
+
+def message_row(known: Known, at: Number) -> bool:
+    """Check a cell in the row of a message."""
+    row = known.message(at.row)
+    if row is None:
+        return False
+    settled = row["settled_at"] if "settled_at" in row.keys() else None  # noqa: SIM118
+    column, text = at.column, at.text
+    if column == "Size":
+        return text == size(row["size"])
+    if column in ("Deliveries", "Delivery"):
+        if text.startswith("·"):
+            return text == f"· {count(row['attempts'])}"
+        return text == count(row["deliveries"])
+    if column == "Position":
+        return text == count(row["position"])
+    if column == "Lifetime":
+        life = settled - row["published_at"]
+        return is_duration(text, life, life)
+    if column == "Held for":
+        return known.is_age(text, row["last_dispatched_at"])
+    if column in ("Age", "Published"):
+        return known.is_time(text, row["published_at"])
+    if column == "Settled":
+        return known.is_time(text, settled)
+    if column in ("TTL left", "Expires"):
+        return known.is_time(text) and row["deadline_ms"] is not None
+    if column == "Message":
+        return text in (f"#{row['seq']}", f"{row['seq']:016x}{row['token']:016x}")
+    if column in ("State", "Outcome"):
+        return bool(re.match(rf"(?:to |held by )?client {row['consumer']}\b", text))
+    return False
+
+
+OUTCOMES: Final = {"Acked": "2", "out": "2", "Not acked": "3, 4, 5", "dead": "3, 4, 5"}
+
+
+def rate(known: Known, at: Number) -> bool:
+    """Check a rate: of a row of a chart's data against its window, otherwise against all of time.
+
+    The first and the last window may have been measured for one second only.
+    """
+    value = float(at.text.replace(",", ""))
+    name = at.column.removesuffix("/s") if at.column.endswith("/s") else at.row
+    queue = queue_of(at.path) if at.route in ("queue", "client") else "%"
+    if at.route == "queues":
+        queue = at.row
+    if name in OUTCOMES:
+        table = (
+            f"(SELECT queue_id, settled_at AS at FROM history WHERE outcome IN ({OUTCOMES[name]}))"
+        )
+    else:
+        table = f"(SELECT queue_id, published_at AS at FROM {BOTH})"
+    low, high, least = 0.0, known.until_ms, 0
+    sql = (
+        f"SELECT count(*) FROM {table} JOIN queue USING (queue_id)"
+        " WHERE name LIKE ? AND at >= ? AND at < ?"
+    )
+    if re.match(r"\d\d:\d\d:\d\d$", at.row):
+        start = datetime.fromtimestamp(known.until_ms / 1_000, UTC)
+        clock = datetime.strptime(at.row, "%H:%M:%S").time()
+        low = datetime.combine(start.date(), clock, UTC).timestamp() * 1_000
+        high = low + 20_000
+        least = known.one(sql, queue, low + 1_500, high - 1_500)
+        low, high = low - 1_500, high + 1_500
+    # A forwarded message left its first queue, so SQL counts it as published in the second.
+    forwarded = known.one("SELECT count(*) FROM event WHERE kind = 'forward'")
+    most = known.one(sql, queue, low, high) + (0 if name in OUTCOMES else forwarded)
+    return least / 20 - 0.06 <= value <= most
+
+
+# -- pages
+
+
+def overview_tile(known: Known, at: Number) -> bool:
+    """Check the figures at the top of the overview; records of dead letters are counted apart."""
+    sql = {
+        "ready": f"SELECT count(*) FROM {LIVE} WHERE NOT {DLQ} AND state = 0",
+        "given": f"SELECT count(*) FROM {LIVE} WHERE NOT {DLQ} AND state = 1",
+        "dead": f"SELECT count(*) FROM {LIVE} WHERE {DLQ}",
+    }
+    kind = {"dispatched": "given", "bad": "dead"}.get(
+        at.row.removeprefix("tile "), at.row.removeprefix("tile ")
+    )
+    if kind in ("in", "out"):
+        return rate(known, at._replace(row=kind))
+    if kind == "age":
+        oldest = f"SELECT min(published_at) FROM {LIVE} WHERE NOT {DLQ} AND state = 0"
+        return known.is_age(at.text, known.one(oldest))
+    queue = queue_of(at.path) if at.route == "queue" else ""
+    value = known.one(sql[kind]) if not queue else {
+        "ready": ready, "given": held, "dead": dead,
+    }[kind](known, queue)  # fmt: skip
+    return at.text == count(value)
+
+
+def attention(known: Known, at: Number) -> bool:
+    """Check a sentence about a queue that needs attention."""
+    day = known.until_ms - 86_400_000
+    if found := re.match(r"([\d,]+) (dead-lettered|expired) in the last 24 h", at.text):
+        sql = (
+            "SELECT count(*) FROM history JOIN queue USING (queue_id)"
+            " WHERE name = ? AND outcome = ? AND settled_at > ?"
+        )
+        outcome = 4 if found[2] == "dead-lettered" else 3
+        reasons = re.findall(r"\w+ ([\d,]+)", at.text.partition(": ")[2])
+        total = count(known.one(sql, at.row, outcome, day))
+        return found[1] == total and (not reasons or reasons == [total])
+    found = re.match(r"([\d,]+) ready messages?(?:; the limit is ([\d,]+))?", at.text)
+    if found is None:
+        return False
+    limit = known.one("SELECT settings ->> 'alert_messages' FROM queue WHERE name = ?", at.row)
+    return found[1] == count(ready(known, at.row)) and found[2] in (None, count(limit))
+
+
+def in_table_of_depths(known: Known, at: Number) -> bool:
+    """Check a row of a chart's table: only the newest is what the database holds now."""
+    total = known.one(f"SELECT max(seq) FROM {BOTH}")
+    return int(at.text.replace(",", "")) <= total
+
+
+def described(known: Known, at: Number) -> bool:
+    """Check a chart's description: each range contains its last value."""
+    if at.text.startswith("The ") and "from" not in at.text:
+        return True  # the period, before its time
+    number = r"([\d,.]+(?: (?:ms|s|min|h|d))*)"
+    ranges = re.findall(rf"from {number} to {number}, last {number}", at.text)
+    values = [[known_value(each) for each in one] for one in ranges]
+    return bool(values) and all(low <= last <= high for low, high, last in values)
+
+
+def known_value(text: str) -> float:
+    parts = re.findall(r"([\d,.]+)(?: (ms|s|min|h|d))?", text.rstrip(","))
+    return sum(float(n.strip(",.").replace(",", "")) * UNITS_MS.get(u, 1) for n, u in parts)
+
+
+def axis(known: Known, at: Number) -> bool:
+    """Check a mark: a clock, a day, or 1, 2 or 5 times a power of ten, or a multiple of it."""
+    if re.fullmatch(r"\d\d:\d\d|[A-Z][a-z]{2} \d{1,2}", at.text):
+        return True
+    found = re.fullmatch(r"([\d,.]+)(?: (?:ms|s|min|h|d))?", at.text)
+    return (
+        found is not None
+        and re.fullmatch(r"\d{1,2}0*(?:\.\d)?", found[1].replace(",", "")) is not None
+    )
+
+
+def history_sum(known: Known, at: Number) -> bool:
+    """Check a number of settled messages, of a row of the chart's data in its window."""
+    outcome = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}[at.column.lower()
+        if at.column != "b" else at.row]  # fmt: skip
+    sql = "SELECT count(*) FROM history WHERE outcome = ? AND settled_at >= ? AND settled_at < ?"
+    low, high = 0.0, known.until_ms
+    if window := re.fullmatch(r"(\d\d:\d\d) to (\d\d:\d\d)", at.row):
+        day = datetime.fromtimestamp(known.until_ms / 1_000, UTC).strftime("%Y-%m-%dT")
+        low, high = (
+            datetime.fromisoformat(f"{day}{clock}+00:00").timestamp() * 1_000
+            for clock in window.groups()
+        )
+    least = known.one(sql, outcome, low + 1_000, high - 1_000)
+    most = known.one(sql, outcome, low - 1_000, high + 1_000)
+    return least <= int(at.text.replace(",", "")) <= most
+
+
+def history_text(known: Known, at: Number) -> bool:
+    if at.column == "title":
+        most = known.one("SELECT count(*) FROM history")
+        return int(re.findall(r"[\d,]+", at.text)[-1].replace(",", "")) <= most
+    sums = dict(known.database.execute("SELECT outcome, count(*) FROM history GROUP BY 1"))
+    said = {
+        word: number
+        for number, word in re.findall(r"([\d,]+) (acked|expired|dead|deleted)", at.text)
+    }
+    outcomes = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}
+    settled = re.search(r": ([\d,]+) settled", at.text)
+    most = settled is None or int(settled[1].replace(",", "")) <= sum(sums.values())
+    return (
+        most
+        and bool(said or settled)
+        and all(number == count(sums.get(outcomes[word])) for word, number in said.items())
+    )
+
+
+def form_count(known: Known, at: Number) -> bool:
+    """Check the count in a form that acts on all ready messages or records of a queue."""
+    queue = queue_of(at.path)
+    found = re.search(r"([\d,]+) (?:messages?|records?)", at.text)
+    if found is None:
+        return False
+    if "held by" in at.text:
+        return found[1] == count(held(known, queue))
+    if "redrive" in at.route:
+        return found[1] == count(dead(known, queue.removesuffix(".dlq")))
+    return found[1] == count(ready(known, queue))
+
+
+def message_page(known: Known, at: Number) -> bool:
+    """Check a fact of the page of a message."""
+    row = known.message(f"#{int(at.path.split('/')[2][:16], 16)}")
+    if row is None:
+        return False
+    kinds = {
+        "Size": size(row["size"]),
+        "Position": count(row["position"]),
+        "Deliveries": count(row["deliveries"]),
+        "Attempts": count(row["attempts"]),
+        "Attempts at failure": count(row["attempts"]),
+        "Id": at.text if at.text in at.path else "",
+        "SHA-256": at.text if re.fullmatch("[0-9a-f]{64}", at.text) else "",
+    }
+    if "offset" in row.keys():  # noqa: SIM118
+        kinds["History offset"] = count(row["offset"])
+        if at.column == "Settled" and at.text.startswith("after "):
+            life = row["settled_at"] - row["published_at"]
+            return is_duration(at.text[6:], life, life)
+        if at.column == "Settled":
+            return known.is_time(at.text, row["settled_at"])
+    if at.column == "Published":
+        return known.is_time(at.text, row["published_at"])
+    if at.column == "Attempts" and "the broker counted" in at.text:
+        return f"counted {count(row['deliveries'])} deliver" in at.text
+    if at.column == "Holder" and "|" in at.text:
+        return known.is_time(at.text, row["last_dispatched_at"])
+    if at.column in ("Publisher", "Holder", "Last consumer"):
+        client = row["publisher" if at.column == "Publisher" else "consumer"]
+        address = known.one("SELECT address FROM client WHERE client = ?", client)
+        return at.text.startswith(f"client {client} · ") and address in at.text
+    return kinds.get(at.column) == at.text
+
+
+def client_figure(known: Known, at: Number) -> bool:
+    """Check a figure of a connection; bytes and rates are not in the database."""
+    number = re.search(r"/clients/(\d+)", at.path)
+    client = int(number[1]) if number else int(re.findall(r"tcp (\d+)", at.row)[0])
+    sql = {
+        "Published": "SELECT"
+        " (SELECT count(*) FROM message WHERE publisher = ?1 AND source_seq IS NULL)"
+        " + (SELECT count(*) FROM history WHERE publisher = ?1 AND source_seq IS NULL)",
+        "Acked": "SELECT count(*) FROM history WHERE consumer = ? AND outcome = 2",
+        "Held": "SELECT count(*) FROM message WHERE consumer = ? AND state = 1",
+    }
+    if at.column in ("Held / credit", "Credit"):  # every consumer holds as many as it may
+        return at.text == count(known.one(sql["Held"], client))
+    return at.text == count(known.one(sql[at.column], client))
+
+
+def dead_group(known: Known, at: Number) -> bool:
+    """Check a badge, a sentence and the groups of the page of dead letters."""
+    records = known.one(f"SELECT count(*) FROM {LIVE} WHERE {DLQ}")
+    if at.column == "span.badge":
+        return at.text == count(records)
+    if at.column == "p.inset":
+        return at.text.endswith(f"of {count(records)} records.")
+    if "|" in at.text:
+        return known.is_time(at.text)
+    if at.column == "Newest" and at.text.startswith("#"):
+        return known.message(at.text) is not None
+    return int(at.text.replace(",", "")) <= records
+
+
+def backup(known: Known, at: Number) -> bool:
+    now = known.one(f"SELECT count(*) FROM {LIVE}"), known.one("SELECT count(*) FROM history")
+    # Claims and holds change no counts; the backup was made after everything was published.
+    return at.text in (count(now[0]), count(now[1]))
+
+
+def stored(sql: str, write: Callable[[int | None], str] = count) -> Check:
+    return lambda known, at: at.text == write(known.one(sql))
+
+
+def summary_number(known: Known, at: Number) -> bool:
+    """Recognise a figure of the pipeline's summary, which is a file and not in the database."""
+    return (known.file.parent / "pipeline" / "summary.json").is_file()
+
+
+def lag(known: Known, at: Number) -> bool:
+    """Check how far a job is behind the end of the history; its position is in its summary."""
+    last = int(known.one(LAST_OFFSET))
+    text = (known.file.parent / "pipeline" / "summary.json").read_text(encoding="utf-8")
+    return re.search(rf"\b{last - int(at.text.replace(',', ''))}\b", text) is not None
+
+
+def listed_queues(known: Known, at: Number) -> bool:
+    total = known.one("SELECT count(*) FROM queue")
+    if "has=backlog" in at.path and at.column == "b":
+        total = known.one(f"SELECT count(DISTINCT name) FROM {LIVE} WHERE state = 0")
+    if "q=zzz" in at.path and at.column == "b":
+        total = 0
+    return re.findall(r"[\d,]+", at.text)[-1] == count(total)
+
+
+def consumer_row(known: Known, at: Number) -> bool:
+    client = int(at.row.removeprefix("Client "))
+    if at.column == "Acked":
+        return client_figure(known, at._replace(path=f"/clients/{client}"))
+    address = known.one("SELECT address FROM client WHERE client = ?", client)
+    return at.text in (f"Client {client}", f"tcp {address}")
+
+
+def trace_count(known: Known, at: Number) -> bool:
+    trace = at.path.rsplit("/", 1)[-1].split("?")[0]
+    condition = "trace_id = ? AND name = ?", (trace, at.column)
+    if at.section != "Across queues":
+        condition = "trace_id = ?", (trace,)
+    total = known.one(
+        f"SELECT count(*) FROM {BOTH} AS t JOIN queue USING (queue_id) WHERE {condition[0]}",
+        *condition[1],
+    )
+    shown = int(at.text.split()[0].replace(",", ""))
+    return shown == total if at.section == "Across queues" else shown <= total
+
+
+def audit_count(known: Known, at: Number) -> bool:
+    return bool(
+        known.one("SELECT count(*) FROM audit WHERE count = ?", int(at.text.replace(",", "")))
+    )
+
+
+def settings_json(known: Known, at: Number) -> bool:
+    """Recognise the default of a setting, and the help that states its bounds."""
+    return True
+
+
+def matches(pattern: str) -> Check:
+    return lambda _, at: re.fullmatch(pattern, at.text) is not None
+
+
+def measured(pattern: str) -> Check:
+    """Recognise a figure of the process or the machine by its form."""
+    return matches(pattern)
+
+
+LIMIT_HELP: Final = (
+    r"The file is published unchanged, in place of the body. Maximum size: 8 MiB.*"
+    r"|Maximum size: 1 MiB\..*|At least 12 characters\..*"
+)
+LENGTH: Final = DURATION.pattern
+BYTES: Final = r"[\d,.]+ (?:B|KiB|MiB|GiB|TiB)"
+PERCENT: Final = r"(?:under )?[\d.]+ ?%"
+MESSAGE_COLUMNS: Final = (
+    "Size|Deliver(?:y|ies)|Position|Lifetime|Held for|Age|Published|Settled|TTL left|Expires|"
+    "Message|State|Outcome"
+)
+QUEUE_COLUMNS: Final = "Ready|Dispatched|Dead|Dead letters|Bytes|Oldest|Oldest ready|Consumers"
+CHARTS: Final = (
+    "Depth|Rates/s|Wait for a consumer|Held by consumers|Settled|Acked|Expired|Dead|.* per 6 min"
+)
+
+
+def tab_counts(known: Known, queue: str) -> set[str]:
+    return {
+        count(ready(known, queue) + held(known, queue)), count(ready(known, queue)),
+        count(dead(known, queue)), count(held(known, queue)),
+        count(known.one(f"SELECT count(DISTINCT consumer) FROM {LIVE} WHERE name = ?", queue)),
+    }  # fmt: skip
+
+
+def claimed(known: Known, at: Number) -> bool:
+    sql = {
+        "Claims": "SELECT count(*) FROM claim JOIN subscription USING (subscription_id)"
+        " WHERE name = ?",
+        "Bytes": "SELECT sum(size) FROM claim JOIN message USING (seq)"
+        " JOIN subscription USING (subscription_id) WHERE name = ?",
+        "Claimed up to": "SELECT max(claim) FROM claim JOIN subscription USING (subscription_id)"
+        " WHERE name = ?",
+    }
+    value = known.one(sql[at.column], at.row)
+    return at.text.removesuffix(" claims of").removeprefix("Release ").removesuffix(" claims") == (
+        size(value) if at.column == "Bytes" else count(value)
+    )
+
+
+def bulk(known: Known, at: Number) -> bool:
+    found = re.findall(r"[\d,]+", at.text)
+    deleted = count(known.one("SELECT count(*) FROM history WHERE outcome = 5"))
+    return "|" in at.text or at.text.startswith(", after") or all(each == deleted for each in found)
+
+
+def retention(known: Known, at: Number) -> bool:
+    sql = {
+        "Settled messages": "SELECT count(*) FROM history",
+        "Deleted messages": "SELECT count(*) FROM history WHERE outcome = 5",
+        "Audit rows": "SELECT count(*) FROM audit",
+        "Body size": "SELECT sum(size) FROM history",
+    }
+    value = known.one(sql[at.column])
+    total = known.one("SELECT count(*) FROM history")
+    if "of settled" in at.text:
+        share = 100 * value / total
+        return at.text.startswith((f"{share:.1f}% of settled", f"{share:.0f}% of settled"))
+    return at.text == (size(value) if at.column == "Body size" else count(value))
+
+
+# Route, section, row, column, check: the first that fits decides, and what fits none is unknown.
+RULES: Final[tuple[tuple[str, str, str, str, Check], ...]] = (
+    # a setting's value, its bounds; prose
+    ("docs.*|reference", ".*", ".*", ".*", settings_json),
+    ("system", ".*settings", ".*", "Value|Description|Setting|Default", settings_json),
+    ("queue", "About this queue", ".*", r"p\.help.*|input|span", settings_json),
+    (".*", "foot", ".*", ".*",
+     matches(r"PHPMQ Lite \d+\.\d+\.\d+.*|127\.0\.0\.1:\d+( · 127\.0\.0\.1:\d+)*")),
+    (".*", ".*", ".*", r"p\.help.*", matches(LIMIT_HELP)),
+    ("publish|message-edit-form", "Message", ".*", "input", matches("1")),
+    ("sessions|account|login", ".*[Ss]essions", ".*", "From", matches(r"127\.0\.0\.1")),
+    ("messages", "Messages", ".*", r"p\.searched",
+     lambda known, at: f"(about {count(known.one(f'SELECT count(*) FROM {BOTH}'))})" in at.text),
+    ("messages", "", ".*", r"span\.dim", matches("Allowed: a number: 3, >3, <=3")),
+    # messages, wherever they are listed
+    (".*", ".*", r"#\d+.*", MESSAGE_COLUMNS, message_row),
+    # queues
+    ("overview|login", "Queues", ".*", QUEUE_COLUMNS, queue_row),
+    ("queues", "select", ".*", QUEUE_COLUMNS, queue_row),
+    ("queues", "Queues|select", ".*", r"b|p\.count", listed_queues),
+    ("overview|login", "Queues", ".*", r"a\.more", listed_queues),
+    ("queues", "select", ".*", "In/s|Out/s", lambda known, at: rate(known, at._replace(
+        column={"In/s": "Published/s", "Out/s": "Acked/s"}[at.column]))),
+    (".*", "Time range|Connections", ".*", "a",
+     matches(r"(?:Ended in the last )?(?:1|24) h|(?:7|30) d")),
+    ("overview|login", "Needs attention", "tile .*", r"span.*", overview_tile),
+    ("overview|login", "Needs attention", ".*", "span", attention),
+    ("overview|login", "Needs attention", "", "summary",
+     lambda known, at: at.text.split(" ")[0] == at.text.split("|")[1]),
+    ("overview|login", "Needs attention", "", "Clients",
+     stored("SELECT count(*) FROM client WHERE closed_at IS NULL AND kind = 'tcp'")),
+    ("overview|login", "Needs attention", "", "Held by consumers",
+     stored("SELECT sum(size) FROM message JOIN client ON client = consumer"
+            " WHERE state = 1 AND kind = 'tcp'", size)),
+    ("overview|login", "Needs attention", "", "Last commit|Loop lag|Uptime",
+     measured(r"[\d.,]+ ms|" + LENGTH)),
+    ("queue", "|Charts|About this queue", "", QUEUE_COLUMNS, queue_page),
+    ("queue", ".*", ".*", r"span|span\.chart-note", matches(r"(?:Grows|Shrinks|Empty).*")),
+    (".*", ".*", ".*", "Free credit", matches("0")),  # all consumers hold as many as they may
+    ("queue", "Consumers", ".*", "Client|Address|Acked", consumer_row),
+    ("queue", "Sections of this page", ".*", r"span\.badge",
+     lambda known, at: at.text in tab_counts(known, queue_of(at.path))),
+    ("queue", "Consumers", ".*", "Credit|Held",
+     lambda known, at: at.text == count(known.one(
+         f"SELECT count(*) FROM {LIVE} WHERE name = ? AND state = 1", queue_of(at.path)))),
+    ("queue", "Consumers", ".*", "Bytes held",
+     lambda known, at: at.text == size(known.one(
+         f"SELECT sum(size) FROM {LIVE} WHERE name = ? AND state = 1", queue_of(at.path)))),
+    ("queue-.*-form", ".*", ".*", r"h1|button.*|span", form_count),
+    ("queue-.*-form", "", ".*", "a", lambda known, at: at.text == queue_of(at.path)),
+    # charts
+    (".*", CHARTS, ".*", "text", axis),
+    (".*", "Settled|Acked|Expired|Dead", ".*", r"p\.sr|title", history_text),
+    (".*", CHARTS, ".*", "desc", described),
+    (".*", CHARTS, ".*", r"li\.p\d\d|title|span.*",
+     matches(r"9[59] %|(?:Last )?(?:1 h|24 h|7 d|30 d).*|.* per 6 min|\S+Z\|.*")),
+    ("overview|login|queue", "Depth", ".*", "b", overview_tile),
+    ("overview|login|queue", "Rates/s", ".*", "b", rate),
+    ("queue", "Wait for a consumer|Held by consumers", ".*", "b", matches(LENGTH)),
+    ("overview|login|queue", ".*", ".*", ".*/s", rate),
+    ("overview|login|queue", "All queues|Charts", r"\d\d:\d\d.*|[A-Z].*",
+     "Ready|Dispatched|Dead letters", in_table_of_depths),
+    ("queue", "Charts", ".*", "Wait.*|Hold.*|Oldest ready", matches(LENGTH)),
+    (".*", ".*", ".*", r"th\.n|caption\.sr", matches(
+        r".*9[59] %|(?:Values for|Messages settled in) the last (?:1 h|24 h|7 d|30 d), newest"
+        r" first; times are in|Queues active in the last 24h, .*|Messages in .*")),
+    # history
+    ("history", "Settled|Acked|Expired|Dead", ".*", "b", history_sum),
+    ("history", "All queues", ".*", r"Time \(UTC\)", matches(r"\d\d:\d\d to \d\d:\d\d")),
+    ("history", "All queues", ".*", "Acked|Expired|Dead|Deleted",
+     history_sum),
+    ("trace", "Across queues", ".*", r"(?!p\.|time).*", trace_count),
+    ("trace", "Messages of this trace", ".*", "Message", trace_count),
+    ("trace", ".*", ".*", r"p\.dim|time", matches(rf",? ?took {LENGTH}|\S+Z\|.*")),
+    # a message
+    ("message.*", ".*", ".*", r"a|a\.id|span\.id|span\.dim|Record of|Dead-letter record of",
+     lambda known, at: known.message(at.text.removeprefix("Message ")) is not None
+     or at.text in at.path),
+    ("message", "Details|Envelope", ".*", "(?!Schema version|Created|Failed).*", message_page),
+    ("message", "Envelope", ".*", "Schema version", matches("1")),
+    ("message", "Timeline", ".*", r"p\.life-title", lambda known, at:
+     int(at.text.removeprefix("Dispatched, delivery ")) == known.one(
+         "SELECT deliveries FROM message WHERE seq = ?", int(at.path.split("/")[2][:16], 16))),
+    ("message", "Timeline", ".*", ".*",
+     matches(rf"\+{LENGTH}|(?:by|to) client \d+ · tcp 127\.0\.0\.1:\d+.*|\S+Z\|.*")),
+    # connections
+    ("clients?", "Clients|", ".*", "Published|Acked|Held|Held / credit|Credit", client_figure),
+    ("clients?", "Clients|", ".*", r"In|Out|.*/s|span\.mono|Protocol|Address",
+     measured(rf"{BYTES}|[\d.,]+|127\.0\.0\.1:\d+|compact 32.*|tcp \d+")),
+    ("client", "Connection details", ".*", "Client|Protocol|Consumes",
+     matches(r"\d+ · tcp|compact 32.*|: 25 held, credit 25|\d+")),
+    ("client", "Held messages", ".*", r"p\.count",
+     matches("messages; showing the 50 longest-held")),
+    ("client", "Held messages", ".*", "b",
+     lambda known, at: client_figure(known, at._replace(column="Held"))),
+    # dead letters
+    ("dead", ".*", ".*", r"span\.badge|p\.inset|Records|Failed again|Newest|Oldest", dead_group),
+    ("dead", ".*", ".*", "Last 7 days", matches("Arrivals in the last 7 days")),
+    # claims and readers
+    ("insights", "Claims", ".*", "Claims|Claimed up to|Bytes", claimed),
+    ("insights", "Release.*|form", ".*", "h1|button.*",
+     lambda known, at: claimed(known, at._replace(row="nightly", column="Claims"))),
+    ("insights", "Readers", ".*", "Read up to", stored('SELECT "offset" FROM reader')),
+    ("insights", "Readers", ".*", "Behind",
+     stored('SELECT (SELECT max("offset") FROM history) - "offset" FROM reader')),
+    ("insights", ".*", ".*", "Current lag|Lag now", lag),
+    ("insights", "Readers", ".*", r"p\.inset\.after",
+     lambda known, at: f"offsets 1 to {count(known.one(LAST_OFFSET))}." in at.text),
+    ("insights", ".*", ".*", ".*", summary_number),
+    # operations
+    ("audit", "Audit log", ".*", "Count", audit_count),
+    ("audit", "Audit log", ".*", "Target|Who|Result",
+     matches(r"\d+|\d+ changes?\|\d+|ui · 127.*|Request [0-9a-f]{16}|[0-9a-f]{16}…?")),
+    ("bulk.*", ".*", ".*", ".*", lambda known, at: bulk(known, at)),
+    ("backups", "Backups", ".*", "Live|Settled", backup),
+    ("backups", ".*", ".*", ".*", measured(
+        rf"{BYTES}|{LENGTH}|\d{{8}}T\d{{6}}Z|newest \d+|every \d+ h|structure every 7 days|/.*"
+        rf"|[\d,]+ bodies, {BYTES}|\S+Z\|.*")),
+    ("system", "Retention", ".*", "Settled messages|Deleted messages|Audit rows|Body size",
+     lambda known, at: at.text.startswith("at most ") or retention(known, at)),
+    ("system", "Limits", "Connections", "Now",
+     stored("SELECT count(*) FROM client WHERE closed_at IS NULL AND kind = 'tcp'")),
+    ("system", ".*", ".*", ".*", settings_json),
+    ("tail", "Events", ".*", ".*",
+     matches(r"#\d+|(?:by|to) client \d+.*|.*\{.*|\S+Z\|.*|\d\d:\d\d.*")),
+    ("schemas", "Registered schemas", ".*", "Version|Fields|Passed|Failed",
+     matches(r"12|1|0|2 fields\|2")),
+    ("schemas", ".*", ".*", r"span\.badge", matches("3")),
+    ("frame|selection|setup|error", ".*", ".*", ".*", matches(".*")),
+)  # fmt: skip
+
+
+def judge(known: Known, at: Number) -> str:
+    """Return why a number is not right: empty, ``wrong`` or ``unknown``."""
+    if at.text in known.constants or at.text.rstrip("0123456789|") in known.constants:
+        return ""
+    for route, section, row, column, check in RULES:
+        if all(
+            re.fullmatch(pattern, value, re.S)
+            for pattern, value in zip(
+                (route, section, row, column),
+                (at.route, at.section, at.row, at.column),
+                strict=True,
+            )
+        ):
+            try:
+                return "" if check(known, at) else "wrong"
+            except (KeyError, IndexError, TypeError, ValueError, sqlite3.Error) as error:
+                return f"wrong ({error!r})"
+    if "|" in at.text:
+        return "" if known.is_time(at.text) else "wrong"
+    return "unknown"
+
+
+def now_ms() -> float:
+    return time.time() * 1_000
+
+
+def template_texts(folder: Path) -> frozenset[str]:
+    """Return the texts of the templates that no value is inserted into."""
+    found = set()
+    for file in folder.rglob("*.html"):
+        text = re.sub(
+            r"<[^>]+>|\{[{%#].*?[}%#]\}", "\0", file.read_text(encoding="utf-8"), flags=re.S
+        )
+        found |= {" ".join(each.split()) for each in text.split("\0")}
+    return frozenset(each for each in found if re.search("[A-Za-z]{3}|^[1-9]+ [hd]$", each))
