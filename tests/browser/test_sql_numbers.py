@@ -23,7 +23,11 @@ QUOTED: Final = (
     " style, select, .choice"
 )
 
-pytestmark = pytest.mark.skipif(ON_POSTGRES, reason="the SQL reads the SQLite file")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(ON_POSTGRES, reason="the SQL reads the SQLite file"),
+]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -41,7 +45,7 @@ async def test_every_number_on_every_page_is_what_sql_says(
     page = await browse(scripts=False, is_fresh=True)
     await log_in(page, site, "/login", PEOPLE["admin"])
     depth = page.locator("figure", has_text="Depth").locator("li.ready b")
-    async with asyncio.timeout(2 * ENOUGH_S):  # charts end with the last sample or whole minute
+    async with asyncio.timeout(6 * ENOUGH_S):  # charts end with the last sample or whole minute
         for path in ("/", "/?span=24h"):
             await page.goto(site.url(path))
             while await depth.inner_text() != await page.locator(".ready .tile-value").inner_text():
