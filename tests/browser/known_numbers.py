@@ -487,8 +487,8 @@ def audit_count(known: Known, at: Number) -> bool:
     )
 
 
-def settings_json(known: Known, at: Number) -> bool:
-    """Recognise the default of a setting, and the help that states its bounds."""
+def is_prose(known: Known, at: Number) -> bool:
+    """Recognise prose, a setting and its bounds: nothing here comes from the database."""
     return True
 
 
@@ -636,9 +636,9 @@ def started(known: Known, at: Number) -> bool:
 # Route, section, row, column, check: the first that fits decides, and what fits none is unknown.
 RULES: Final[tuple[tuple[str, str, str, str, Check], ...]] = (
     # a setting's value, its bounds; prose
-    ("docs.*|reference", ".*", ".*", ".*", settings_json),
-    ("system", ".*settings", ".*", "Value|Description|Setting|Default", settings_json),
-    ("queue", "About this queue", ".*", r"p\.help.*|input|span", settings_json),
+    ("docs.*|reference", ".*", ".*", ".*", is_prose),
+    ("system", ".*settings", ".*", "Value|Description|Setting|Default", is_prose),
+    ("queue", "About this queue", ".*", r"p\.help.*|input|span", is_prose),
     (".*", "foot", ".*", ".*",
      matches(r"PHPMQ Lite \d+\.\d+\.\d+.*|127\.0\.0\.1:\d+( · 127\.0\.0\.1:\d+)*")),
     (".*", ".*", ".*", r"p\.help.*", matches(LIMIT_HELP)),
