@@ -51,7 +51,7 @@ def size(value: int | None) -> str:
     return f"{int(amount)} B" if unit == "B" else f"{amount:.1f}".removesuffix(".0") + f" {unit}"
 
 
-def is_duration(text: str, low_ms: float, high_ms: float) -> bool:
+def is_duration(text: str, low_ms: float, high_ms: float) -> object:
     """Return whether a text such as ``3 h 12 min`` is a duration between the two."""
     if not DURATION.fullmatch(text.strip()):
         return False
@@ -86,19 +86,20 @@ class Known:
         """Return the live or the settled message of ``#12``."""
         found = re.match(r"#(\d+)", number)
         for table in ("message", "history"):
-            row = found and self.database.execute(
-                f"SELECT * FROM {table} WHERE seq = ? ORDER BY 1 DESC", (int(found[1]),)
-            ).fetchone()  # fmt: skip
+            sql = f"SELECT * FROM {table} WHERE seq = ? ORDER BY 1 DESC"
+            row: sqlite3.Row | None = (
+                found and self.database.execute(sql, (int(found[1]),)).fetchone()
+            )
             if row is not None:
                 return row
         return None
 
-    def is_age(self, text: str, at_ms: float | None) -> bool:
+    def is_age(self, text: str, at_ms: float | None) -> object:
         return at_ms is not None and is_duration(
             text, self.since_ms - at_ms - 1_000, self.until_ms - at_ms + 1_000
         )
 
-    def is_time(self, text: str, at_ms: float | None = None) -> bool:
+    def is_time(self, text: str, at_ms: float | None = None) -> object:
         """Return whether ``ISO|4 min ago`` is consistent, and is ``at_ms`` if that is known."""
         iso, _, shown = text.partition("|")
         if not iso:  # a period, which the links of the chart state
@@ -117,7 +118,7 @@ class Known:
         return f"{datetime.fromtimestamp(stated / 1_000, UTC):%H:%M}" in shown
 
 
-Check = Callable[[Known, Number], bool]
+Check = Callable[[Known, Number], object]  # its truth decides
 
 
 def ready(known: Known, queue: str) -> int:
@@ -133,7 +134,7 @@ def dead(known: Known, queue: str) -> int:
     return int(known.one(f"SELECT count(*) FROM {LIVE} WHERE name = ?", f"{queue}.dlq"))
 
 
-def of_queue(known: Known, column: str, queue: str, text: str) -> bool:
+def of_queue(known: Known, column: str, queue: str, text: str) -> object:
     """Check one figure of a queue."""
     if column == "Oldest ready" or column == "Oldest":
         at = known.one(f"SELECT min(published_at) FROM {LIVE} WHERE name = ? AND state = 0", queue)
@@ -150,11 +151,11 @@ def of_queue(known: Known, column: str, queue: str, text: str) -> bool:
     return text == count(figure(known, queue))
 
 
-def queue_row(known: Known, at: Number) -> bool:
+def queue_row(known: Known, at: Number) -> object:
     return of_queue(known, at.column, at.row, at.text)
 
 
-def queue_page(known: Known, at: Number) -> bool:
+def queue_page(known: Known, at: Number) -> object:
     return of_queue(known, at.column, queue_of(at.path), at.text)
 
 
@@ -162,7 +163,7 @@ def queue_of(path: str) -> str:
     return re.split(r"[/?]", path.removeprefix("/queues/"))[0]
 
 
-def message_row(known: Known, at: Number) -> bool:
+def message_row(known: Known, at: Number) -> object:
     """Check a cell in the row of a message."""
     row = known.message(at.row)
     if row is None:
@@ -198,7 +199,7 @@ def message_row(known: Known, at: Number) -> bool:
 OUTCOMES: Final = {"Acked": "2", "out": "2", "Not acked": "3, 4, 5", "dead": "3, 4, 5"}
 
 
-def rate(known: Known, at: Number) -> bool:
+def rate(known: Known, at: Number) -> object:
     """Check a rate: of a row of a chart's data against its window, otherwise against all of time.
 
     The first and the last window may have been measured for one second only.
@@ -235,7 +236,7 @@ def rate(known: Known, at: Number) -> bool:
 # -- pages
 
 
-def overview_tile(known: Known, at: Number) -> bool:
+def overview_tile(known: Known, at: Number) -> object:
     """Check the figures at the top of the overview; records of dead letters are counted apart."""
     sql = {
         "ready": f"SELECT count(*) FROM {LIVE} WHERE NOT {DLQ} AND state = 0",
@@ -257,7 +258,7 @@ def overview_tile(known: Known, at: Number) -> bool:
     return at.text == count(value)
 
 
-def attention(known: Known, at: Number) -> bool:
+def attention(known: Known, at: Number) -> object:
     """Check a sentence about a queue that needs attention."""
     day = known.until_ms - 86_400_000
     if found := re.match(r"([\d,]+) (dead-lettered|expired) in the last 24 h", at.text):
@@ -276,13 +277,13 @@ def attention(known: Known, at: Number) -> bool:
     return found[1] == count(ready(known, at.row)) and found[2] in (None, count(limit))
 
 
-def in_table_of_depths(known: Known, at: Number) -> bool:
+def in_table_of_depths(known: Known, at: Number) -> object:
     """Check a row of a chart's table: only the newest is what the database holds now."""
     total = known.one(f"SELECT max(seq) FROM {BOTH}")
     return int(at.text.replace(",", "")) <= total
 
 
-def described(known: Known, at: Number) -> bool:
+def described(known: Known, at: Number) -> object:
     """Check a chart's description: each range contains its last value."""
     if at.text.startswith("The ") and "from" not in at.text:
         return True  # the period, before its time
@@ -297,7 +298,7 @@ def known_value(text: str) -> float:
     return sum(float(n.strip(",.").replace(",", "")) * UNITS_MS.get(u, 1) for n, u in parts)
 
 
-def axis(known: Known, at: Number) -> bool:
+def axis(known: Known, at: Number) -> object:
     """Check a mark: a clock, a day, or 1, 2 or 5 times a power of ten, or a multiple of it."""
     if re.fullmatch(r"\d\d:\d\d|[A-Z][a-z]{2} \d{1,2}", at.text):
         return True
@@ -308,7 +309,7 @@ def axis(known: Known, at: Number) -> bool:
     )
 
 
-def history_sum(known: Known, at: Number) -> bool:
+def history_sum(known: Known, at: Number) -> object:
     """Check a number of settled messages, of a row of the chart's data in its window."""
     outcome = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}[at.column.lower()
         if at.column != "b" else at.row]  # fmt: skip
@@ -325,7 +326,7 @@ def history_sum(known: Known, at: Number) -> bool:
     return least <= int(at.text.replace(",", "")) <= most
 
 
-def history_text(known: Known, at: Number) -> bool:
+def history_text(known: Known, at: Number) -> object:
     if at.column == "title":
         most = known.one("SELECT count(*) FROM history")
         return int(re.findall(r"[\d,]+", at.text)[-1].replace(",", "")) <= most
@@ -344,14 +345,14 @@ def history_text(known: Known, at: Number) -> bool:
     )
 
 
-def searched(known: Known, at: Number) -> bool:
+def searched(known: Known, at: Number) -> object:
     """Check how many messages a search has read: all, or a rounded number."""
     total = known.one(f"SELECT count(*) FROM {BOTH}")
     numbers = [int(one.replace(",", "")) for one in re.findall(r"\d[\d,]*", at.text)]
     return numbers[0] <= 1.01 * total and abs(numbers[-1] - total) <= 0.01 * total
 
 
-def form_count(known: Known, at: Number) -> bool:
+def form_count(known: Known, at: Number) -> object:
     """Check the count in a form that acts on all ready messages or records of a queue."""
     queue = queue_of(at.path)
     found = re.search(r"([\d,]+) (?:messages?|records?)", at.text)
@@ -364,7 +365,7 @@ def form_count(known: Known, at: Number) -> bool:
     return found[1] == count(ready(known, queue))
 
 
-def message_page(known: Known, at: Number) -> bool:
+def message_page(known: Known, at: Number) -> object:
     """Check a fact of the page of a message."""
     row = known.message(f"#{int(at.path.split('/')[2][:16], 16)}")
     if row is None:
@@ -398,7 +399,7 @@ def message_page(known: Known, at: Number) -> bool:
     return kinds.get(at.column) == at.text
 
 
-def client_figure(known: Known, at: Number) -> bool:
+def client_figure(known: Known, at: Number) -> object:
     """Check a figure of a connection; bytes and rates are not in the database."""
     number = re.search(r"/clients/(\d+)", at.path)
     client = int(number[1]) if number else int(re.findall(r"tcp (\d+)", at.row)[0])
@@ -414,7 +415,7 @@ def client_figure(known: Known, at: Number) -> bool:
     return at.text == count(known.one(sql[at.column], client))
 
 
-def dead_group(known: Known, at: Number) -> bool:
+def dead_group(known: Known, at: Number) -> object:
     """Check a badge, a sentence and the groups of the page of dead letters."""
     records = known.one(f"SELECT count(*) FROM {LIVE} WHERE {DLQ}")
     if at.column == "span.badge":
@@ -429,7 +430,7 @@ def dead_group(known: Known, at: Number) -> bool:
     return int(at.text.replace(",", "")) <= records
 
 
-def backup(known: Known, at: Number) -> bool:
+def backup(known: Known, at: Number) -> object:
     now = known.one(f"SELECT count(*) FROM {LIVE}"), known.one("SELECT count(*) FROM history")
     # Claims and holds change no counts; the backup was made after everything was published.
     return at.text in (count(now[0]), count(now[1]))
@@ -439,19 +440,19 @@ def stored(sql: str, write: Callable[[int | None], str] = count) -> Check:
     return lambda known, at: at.text == write(known.one(sql))
 
 
-def summary_number(known: Known, at: Number) -> bool:
+def summary_number(known: Known, at: Number) -> object:
     """Recognise a figure of the pipeline's summary, which is a file and not in the database."""
     return (known.file.parent / "pipeline" / "summary.json").is_file()
 
 
-def lag(known: Known, at: Number) -> bool:
+def lag(known: Known, at: Number) -> object:
     """Check how far a job is behind the end of the history; its position is in its summary."""
     last = int(known.one(LAST_OFFSET))
     text = (known.file.parent / "pipeline" / "summary.json").read_text(encoding="utf-8")
     return re.search(rf"\b{last - int(at.text.replace(',', ''))}\b", text) is not None
 
 
-def listed_queues(known: Known, at: Number) -> bool:
+def listed_queues(known: Known, at: Number) -> object:
     total = known.one("SELECT count(*) FROM queue")
     if "has=backlog" in at.path and at.column == "b":
         total = known.one(f"SELECT count(DISTINCT name) FROM {LIVE} WHERE state = 0")
@@ -460,7 +461,7 @@ def listed_queues(known: Known, at: Number) -> bool:
     return re.findall(r"[\d,]+", at.text)[-1] == count(total)
 
 
-def consumer_row(known: Known, at: Number) -> bool:
+def consumer_row(known: Known, at: Number) -> object:
     client = int(at.row.removeprefix("Client "))
     if at.column == "Acked":
         return client_figure(known, at._replace(path=f"/clients/{client}"))
@@ -468,9 +469,9 @@ def consumer_row(known: Known, at: Number) -> bool:
     return at.text in (f"Client {client}", f"tcp {address}")
 
 
-def trace_count(known: Known, at: Number) -> bool:
+def trace_count(known: Known, at: Number) -> object:
     trace = at.path.rsplit("/", 1)[-1].split("?")[0]
-    condition = "trace_id = ? AND name = ?", (trace, at.column)
+    condition: tuple[str, tuple[str, ...]] = "trace_id = ? AND name = ?", (trace, at.column)
     if at.section != "Across queues":
         condition = "trace_id = ?", (trace,)
     total = known.one(
@@ -481,13 +482,13 @@ def trace_count(known: Known, at: Number) -> bool:
     return shown == total if at.section == "Across queues" else shown <= total
 
 
-def audit_count(known: Known, at: Number) -> bool:
+def audit_count(known: Known, at: Number) -> object:
     return bool(
         known.one("SELECT count(*) FROM audit WHERE count = ?", int(at.text.replace(",", "")))
     )
 
 
-def is_prose(known: Known, at: Number) -> bool:
+def is_prose(known: Known, at: Number) -> object:
     """Recognise prose, a setting and its bounds: nothing here comes from the database."""
     return True
 
@@ -528,28 +529,24 @@ def tab_counts(known: Known, queue: str) -> set[str]:
     }  # fmt: skip
 
 
-def claimed(known: Known, at: Number) -> bool:
-    sql = {
-        "Claims": "SELECT count(*) FROM claim JOIN subscription USING (subscription_id)"
-        " WHERE name = ?",
-        "Bytes": "SELECT sum(size) FROM claim JOIN message USING (seq)"
-        " JOIN subscription USING (subscription_id) WHERE name = ?",
-        "Claimed up to": "SELECT max(claim) FROM claim JOIN subscription USING (subscription_id)"
-        " WHERE name = ?",
-    }
-    value = known.one(sql[at.column], at.row)
+def claimed(known: Known, at: Number) -> object:
+    figure = {"Claims": "count(*)", "Bytes": "sum(size)", "Claimed up to": "max(claim)"}[at.column]
+    value = known.one(
+        f"SELECT {figure} FROM claim JOIN subscription USING (subscription_id)"
+        " JOIN message USING (seq) WHERE name = ?", at.row,
+    )  # fmt: skip
     return at.text.removesuffix(" claims of").removeprefix("Release ").removesuffix(" claims") == (
         size(value) if at.column == "Bytes" else count(value)
     )
 
 
-def bulk(known: Known, at: Number) -> bool:
+def bulk(known: Known, at: Number) -> object:
     found = re.findall(r"[\d,]+", at.text)
     deleted = count(known.one("SELECT count(*) FROM history WHERE outcome = 5"))
     return "|" in at.text or at.text.startswith(", after") or all(each == deleted for each in found)
 
 
-def retention(known: Known, at: Number) -> bool:
+def retention(known: Known, at: Number) -> object:
     sql = {
         "Settled messages": "SELECT count(*) FROM history",
         "Deleted messages": "SELECT count(*) FROM history WHERE outcome = 5",
@@ -564,7 +561,7 @@ def retention(known: Known, at: Number) -> bool:
     return at.text == (size(value) if at.column == "Body size" else count(value))
 
 
-def now_used(known: Known, at: Number) -> bool:
+def now_used(known: Known, at: Number) -> object:
     """Check how much of a limit is used; what only the process knows has the form of a size."""
     tcp = "FROM message JOIN client ON client = consumer WHERE state = 1 AND kind = 'tcp'"
     sql = {
@@ -587,7 +584,7 @@ def now_used(known: Known, at: Number) -> bool:
     return at.text == (size if at.row.endswith("bytes") else count)(known.one(sql))
 
 
-def version(known: Known, at: Number) -> bool:
+def version(known: Known, at: Number) -> object:
     said = {
         "PHPMQ Lite": importlib.metadata.version("phpmq-lite"),
         "aiohttp": importlib.metadata.version("aiohttp"),
@@ -600,7 +597,7 @@ def version(known: Known, at: Number) -> bool:
     return at.text in (said[at.column], *also)
 
 
-def storage(known: Known, at: Number) -> bool:
+def storage(known: Known, at: Number) -> object:
     """Check a figure of the database file."""
     pages = int(known.one("PRAGMA page_count"))
     page_bytes = int(known.one("PRAGMA page_size"))
@@ -620,7 +617,7 @@ def storage(known: Known, at: Number) -> bool:
     return at.text == exact[at.column]
 
 
-def started(known: Known, at: Number) -> bool:
+def started(known: Known, at: Number) -> object:
     """Check the only start, which found an empty database."""
     if at.column == "Found":
         return at.text in ("0 messages", "in 0 queues")
