@@ -380,7 +380,7 @@ func (c *Client) run() {
 			if isTold := c.tell(err); c.wasConnected && !isAway { // only this goroutine sets it
 				isAway = true
 				log.Printf("phpmq: the connection to %s is lost (%v); trying again", c.address, err)
-			} else if !isTold && !isAway {
+			} else if !isTold && !isAway && silent <= silentEnds {
 				log.Printf("phpmq: %v", err)
 			}
 		}
@@ -421,7 +421,8 @@ func (c *Client) explain(err error) error {
 	case errors.As(err, &header):
 		return NotConnected{fmt.Sprintf("%s does not use TLS; %s", c.address, noTLS)}
 	case errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET):
-		return NotConnected{fmt.Sprintf("%s ended the TLS handshake, so it probably does not use TLS; %s", c.address, noTLS)}
+		return NotConnected{fmt.Sprintf("%s ended the TLS handshake: it may not allow this address (tcp.allow), or not use TLS "+
+			"(then %s)", c.address, noTLS)}
 	case errors.As(err, &authority):
 		return NotConnected{fmt.Sprintf("the certificate of %s is not trusted (%v); pass its authority with "+
 			"&tls.Config{RootCAs: …} or SSL_CERT_FILE=FILE", c.address, authority)}

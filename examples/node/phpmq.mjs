@@ -96,7 +96,8 @@ function remedy(error, host, port) {
     } else if (error.code === 'ERR_SSL_WRONG_VERSION_NUMBER') {
         return `${host}:${port} does not use TLS; ${noTls}`;
     } else if (error.isHandshake && error.code === 'ECONNRESET') {
-        return `${host}:${port} ended the TLS handshake, so it probably does not use TLS; ${noTls}`;
+        return `${host}:${port} ended the TLS handshake: it may not allow this address (tcp.allow), or not use TLS `
+            + `(then ${noTls})`;
     } else if (error.code === 'ERR_TLS_CERT_ALTNAME_INVALID') {
         return `the certificate of ${host}:${port} is for another name (${error.reason}); connect with one of its names`;
     } else if (error.code === 'CERT_HAS_EXPIRED') {
@@ -391,7 +392,7 @@ export class Client {
                 this.#isAway = true;
                 console.error(`phpmq: the connection to ${this.#host}:${this.#port} is lost; trying again`);
             }
-            if (!this.#wasConnected && ++this.#silentEnds >= SILENT_ENDS) {
+            if (!this.#wasConnected && ++this.#silentEnds === SILENT_ENDS) {
                 console.error(
                     `phpmq: ${this.#host}:${this.#port} ended ${this.#silentEnds} connections without an answer; it may not `
                     + 'allow this address (tcp.allow), need a client certificate (tcp.tls_client_ca), or have a '

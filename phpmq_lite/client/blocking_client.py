@@ -326,7 +326,7 @@ class BlockingClient(ClientBase):
         """Try once to reconnect; after a failure, this or another call tries again."""
         left_s = _seconds_left(deadline)
         if left_s == 0:
-            raise ConnectionLostError(f"{self.target} did not accept a new connection in time")
+            raise self._not_accepted()
         delay_s = self._backoff.next_s()
         before, self._reader = self._reader, threading.get_ident()
         try:
@@ -467,7 +467,7 @@ class BlockingClient(ClientBase):
             self.raise_if_ended()
             session, stream = self.session, self._stream
             if not is_open or stream is None:
-                raise ConnectionLostError(f"{self.target} did not accept a new connection in time")
+                raise self._not_accepted()
             generation = session.generation
             stream.buffer(frame)
             end = stream.buffered

@@ -499,7 +499,7 @@ class ClientBase:
 
     def _connect_error(self, error: OSError) -> ConnectionLostError:
         plain = None if self._ssl is None else f"phpmq://{self.target} (in Python, no ssl)"
-        reason = tls_reason(error, plain) or os_reason(error)
+        reason = tls_reason(error, plain, "tcp.allow") or os_reason(error)
         if isinstance(error, gaierror):
             reason = f"the name {self.target.host} is unknown ({reason}); check the address"
         elif reason == os.strerror(ECONNREFUSED):
@@ -518,11 +518,14 @@ class ClientBase:
             return
         self._silent_ends += 1
         if self._silent_ends == _SILENT_ENDS:
-            _log.warning(
-                "%s ended %d connections without an answer; it may not allow this address "
-                "(tcp.allow), need a client certificate (tcp.tls_client_ca), or have a "
-                "limits.max_content below the %d bytes of a message",
-                self.target,
-                self._silent_ends,
-                self.session.pending.largest(),
-            )
+            _log.warning("%s", self._not_accepted())
+
+    def _not_accepted(self) -> ConnectionLostError:
+        """Return the error of a call that has waited for a connection until its time limit."""
+        if self._was_answered or self._silent_ends < _SILENT_ENDS:
+            return ConnectionLostError(f"{self.target} did not accept a new connection in time")
+        return ConnectionLostError(
+            f"{self.target} ended {self._silent_ends} connections without an answer; it may not "
+            "allow this address (tcp.allow), need a client certificate (tcp.tls_client_ca), or have"
+            f" a limits.max_content below the {self.session.pending.largest()} bytes of a message"
+        )

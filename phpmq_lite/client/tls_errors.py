@@ -7,10 +7,11 @@ _TIMES: Final = {9: "is not valid yet", 10: "has expired"}  # by OpenSSL's numbe
 _NAMES: Final = (62, 63, 64)  # another host name, mail address or IP address
 
 
-def tls_reason(error: OSError, plain: str | None) -> str | None:
+def tls_reason(error: OSError, plain: str | None, allow: str = "") -> str | None:
     """Describe why TLS failed and what to do, or return None if something else did.
 
-    ``plain`` is the address to use without TLS, or None if the client did not use TLS.
+    ``plain`` is the address to use without TLS, or None if the client did not use TLS; ``allow`` is
+    the listener's setting for the addresses that may connect, if it has one.
     """
     if verify := getattr(error, "verify_message", None):  # only TLS errors have these attributes
         verify, code = verify.rstrip("."), getattr(error, "verify_code", 0)
@@ -28,7 +29,8 @@ def tls_reason(error: OSError, plain: str | None) -> str | None:
         return f"it does not use TLS; {instead}"
     is_ended = isinstance(error, ConnectionResetError) or reason == "UNEXPECTED_EOF_WHILE_READING"
     if plain is not None and is_ended:
-        return f"it ended the TLS handshake, so it probably does not use TLS; {instead}"
+        foreign = allow and f"not allow this address ({allow}), or "
+        return f"it ended the TLS handshake: it may {foreign}not use TLS (then {instead})"
     return f"TLS failed: {reason.replace('_', ' ').lower()}" if reason is not None else None
 
 

@@ -401,8 +401,8 @@ async def test_client_says_at_once_that_only_one_side_uses_tls(
         said = (
             f"{address} uses TLS, and this client does not; use phpmqs://{address}"
             if has_tls
-            else f"cannot connect to {address}: it ended the TLS handshake, so it probably does "
-            f"not use TLS; use phpmq://{address}"
+            else f"cannot connect to {address}: it ended the TLS handshake: it may not allow this "
+            f"address (tcp.allow), or not use TLS (then use phpmq://{address}"
         )
         client = connect_any(address, ssl=None if has_tls else trusting)
         with pytest.raises(ConnectionLostError, match=re.escape(said)):
@@ -641,6 +641,17 @@ async def test_client_times_out_when_the_broker_is_silent(broker: ScriptedBroker
 
     broker.script = lambda peer, frame: None
     await asyncio.to_thread(run)
+
+
+async def test_client_that_no_connection_answers_gives_up_with_the_reason(
+    broker: ScriptedBroker,
+) -> None:
+    broker.on_connect = ScriptedPeer.cut
+    client = connect_blocking("127.0.0.1", broker.port, timeout_s=1.5)
+    await asyncio.to_thread(client.open)
+    with pytest.raises(ConnectionLostError, match=r"without an answer; .*\(tcp\.allow\)"):
+        await asyncio.to_thread(client.publish_confirmed, "orders", b"body")
+    await asyncio.to_thread(client.close)
 
 
 async def test_client_gives_up_when_the_broker_does_not_return(broker: ScriptedBroker) -> None:

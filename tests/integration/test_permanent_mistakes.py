@@ -1,4 +1,4 @@
-"""Every client reports the same 20 permanent mistakes within a second, in one sentence.
+"""Every client reports the same 21 permanent mistakes within a second, in one sentence.
 
 The sentence names the object, its value and the remedy.  To print a table with the milliseconds
 from the start of the program to the sentence, and of the program without a mistake:
@@ -84,6 +84,8 @@ MISTAKES: Final = [
                                 ("{address} uses TLS", "use phpmqs://{address}"))),
     Mistake("client with TLS, listener without", ("{address}", "TLS handshake", "tls_cert"),
             is_tls=True),
+    Mistake("client with TLS, address that may not connect",
+            ("{address}", "TLS handshake", "tcp.allow"), "localhost:{tls_not_allowed}", is_tls=True),
     Mistake("client with TLS, port of the admin", ("{address}", "not use TLS", "tls_cert"),
             "127.0.0.1:{admin}", is_tls=True),
     Mistake("certificate that is not trusted", ("{address}", "not trusted", "--tls-ca FILE"),
@@ -222,6 +224,7 @@ class Places:
         self.names["tls_admin"] = tls.admin[0].rstrip("/").rpartition(":")[2]
         start("client_ca", *secured, "--set", f"tcp.tls_client_ca={other}")
         start("not_allowed", "--set", "tcp.allow=10.0.0.0/8")
+        start("tls_not_allowed", *secured, "--set", "tcp.allow=10.0.0.0/8")
         gone = start("free")
         gone.kill()
         self.names |= {"ca": str(cert), "other_ca": str(other)}

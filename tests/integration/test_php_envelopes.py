@@ -426,10 +426,9 @@ def test_tls_accepts_the_right_certificate_only(tmp_path: Path) -> None:
             (address, {"cafile": str(other)}, "certificate verify failed; name the certificate"),
             (address, {"cafile": str(key)}, "cafile stream: .*; correct the file in tls"),
             (address, {"cafile": str(cert), "peer_name": "mq"}, "name `mq'; connect with a name"),
-            (
-                address[6:],
-                {},
-                f"{address[6:]} uses TLS: use {address}, with tls: .'cafile' => FILE",
+            *(
+                (plain, {}, f"{address[6:]} uses TLS: use {address}, with tls: .'cafile' => FILE")
+                for plain in (address[6:], f"tcp://{address[6:]}")
             ),
         ):
             with (

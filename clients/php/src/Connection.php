@@ -215,8 +215,9 @@ final class Connection
             $has = true;
         }
         if (str_starts_with($this->in, self::TLS_ALERT)) {
+            $plain = preg_replace('~^tcp://~i', '', $this->address);
             throw new NotConnected(
-                "$this->address uses TLS: use tls://$this->address, with tls: ['cafile' => FILE] for a private authority"
+                "$plain uses TLS: use tls://$plain, with tls: ['cafile' => FILE] for a private authority"
             );
         }
         while ($has && $this->takeFrame()) {

@@ -23,8 +23,7 @@ final class Dialer
         'tlsv1.3' => STREAM_CRYPTO_METHOD_TLSv1_3_CLIENT,
     ];
 
-    private const NO_TLS = 'it probably does not use TLS: use HOST:PORT without tls://, '
-        . 'or set tls_cert and tls_key of that listener';
+    private const NO_TLS = 'use HOST:PORT without tls://, or set tls_cert and tls_key of that listener';
 
     /** @var array<string, float> when an address last did not answer; these are tried last */
     private static array $silent = [];
@@ -246,11 +245,11 @@ final class Dialer
             'cafile stream' => "correct the file in tls: ['cafile' => FILE], which must contain PEM certificates",
             'Unable to set' => "correct local_cert and local_pk in tls, which must be PEM files of one certificate",
             'did not match expected' => "connect with a name of the certificate, or pass tls: ['peer_name' => NAME]",
-            'wrong version number' => self::NO_TLS,
+            'wrong version number' => 'it does not use TLS: ' . self::NO_TLS,
             'Permission denied' => 'let the user of this process open that socket',
         ];
         $startable = [ // once a broker has been started there
-            'ended the TLS handshake' => self::NO_TLS,
+            'ended the TLS handshake' => 'it may not allow this address (tcp.allow), or not use TLS: then ' . self::NO_TLS,
             'Connection refused' => 'no broker listens there: start it, or correct the port',
             'No such file or directory' => 'no broker listens there: start it, or correct the path',
         ];
