@@ -590,6 +590,7 @@ def version(known: Known, at: Number) -> object:
         "aiohttp": importlib.metadata.version("aiohttp"),
         "Python": platform.python_version(),
         "SQLite": sqlite3.sqlite_version,
+        "Event loop": f"uvloop {importlib.metadata.version('uvloop')}",
         "System": f"{platform.system()} {platform.release()}",
     }
     also = (platform.machine(), "older than 3.51.3, which is safe here because only one connection"

@@ -218,9 +218,8 @@ def test_broker_runs_in_the_background_until_it_is_killed(tmp_path: Path) -> Non
     (tmp_path / "phpmq-lite").write_text(f'#!/bin/sh\nexec {sys.executable} -m phpmq_lite "$@"\n')
     (tmp_path / "phpmq-lite").chmod(0o755)
     listen = {"PHPMQ_TCP__LISTEN": "127.0.0.1:0", "PHPMQ_ADMIN__LISTEN": "127.0.0.1:0"}
-    script = (
-        block("nohup").text + "\nwhile kill -0 $(cat phpmq-lite.pid) 2>/dev/null; do sleep .1; done"
-    )
+    wait = "while kill -0 $(cat phpmq-lite.pid) 2>/dev/null; do sleep .1; done"
+    script = f"{block('nohup').text}\n{block('kill $(cat').text}\n{wait}"
     done = subprocess.run(
         ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=False,
         env=os.environ | listen | {

@@ -4,7 +4,6 @@ import asyncio
 import platform
 import sqlite3
 import ssl
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -155,14 +154,14 @@ def version_facts(own: str, store: StoreStatus) -> list[SystemFact]:
     """Return the versions of the broker, its libraries and the operating system."""
     sqlite = SystemFact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info))
     server = store.server.version if store.server else "unknown"
+    is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
     return [
         SystemFact("PHPMQ Lite", own, installation.build_kind()),
         SystemFact("Python", platform.python_version(), platform.python_implementation()),
         sqlite if store.has_file
         else SystemFact("PostgreSQL", server, f"psycopg {_installed('psycopg')}"),
         SystemFact("aiohttp", _installed("aiohttp")),
-        SystemFact("Event loop", f"uvloop {_installed('uvloop')}" if "uvloop" in sys.modules
-             else "asyncio"),
+        SystemFact("Event loop", f"uvloop {_installed('uvloop')}" if is_uvloop else "asyncio"),
         SystemFact("System", f"{platform.system()} {platform.release()}", platform.machine()),
     ]  # fmt: skip
 
