@@ -12,7 +12,7 @@ playwright = pytest.importorskip("playwright.async_api")
 expect: Any = playwright.expect
 
 
-async def call(site: Site, method: str, path: str) -> Any:
+async def call(site: Site, method: str, path: str, **fields: str) -> Any:
     """Call the API as the broker's administrator."""
     control = aiohttp.UnixConnector(path=str(site.running.data / "control.sock"))
     async with (
@@ -21,7 +21,7 @@ async def call(site: Site, method: str, path: str) -> Any:
             method,
             f"http://localhost/api/v1{path}",
             headers={"Origin": "http://localhost"},
-            json=None if method == "GET" else {},
+            json=None if method == "GET" else fields,
         ) as answer,
     ):
         return (await answer.json())["items"] if method == "GET" else None
@@ -32,8 +32,8 @@ async def end_sessions(site: Site) -> None:
         await call(site, "DELETE", f"/sessions/{session['id']}")
 
 
-async def log_in_here(page: Any) -> None:
-    await page.get_by_label("Name").fill("admin")
+async def log_in_here(page: Any, name: str = "admin") -> None:
+    await page.get_by_label("Name").fill(name)
     await page.get_by_label("Password", exact=True).fill(PASSWORD)
     await page.get_by_role("button", name="Log in").click()
 
@@ -90,3 +90,18 @@ async def test_no_password_is_kept_for_the_next_login(guarded: Site, browse: Bro
     await log_in_here(page)
     await expect(page.locator(".kept input[name=name]")).to_have_value("berta")
     assert "a secret of berta" not in await page.content()
+
+
+async def test_another_user_does_not_see_what_was_typed(guarded: Site, browse: Browse) -> None:
+    await call(guarded, "POST", "/users", name="berta", password=PASSWORD, role="viewer")
+    page = await browse()
+    await log_in(page, guarded, "/publish")
+    await page.locator("#queue").fill("orders")
+    await page.locator("#body").fill("a secret of admin")
+    await end_sessions(guarded)
+    await page.get_by_role("button", name="Publish", exact=True).click()
+    await page.get_by_role("link", name="Log in").click()
+    await log_in_here(page, "berta")
+    await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    await page.goto(guarded.url("/login"))
+    assert "a secret of admin" not in await page.content()

@@ -17,6 +17,7 @@ LOGIN: Final = web.RequestKey("login", LoginSession)  # present if a user is log
 BASE_PATH: Final = web.AppKey("base_path", str)
 _SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
+_LOGINS: Final = 1_000  # number of recent logins whose users are known
 _NOTES: Final = 64  # maximum number of sessions with a pending message, or with a kept form
 KeptForm = tuple[str, list[tuple[str, str]]]  # path, names and values
 
@@ -41,6 +42,7 @@ class BrowserSessions:
         self._secret = token_bytes(32)
         self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session id
         self.forms: OrderedDict[str, KeptForm] = OrderedDict()  # likewise; each at most 64 KiB
+        self._users: OrderedDict[str, str] = OrderedDict()  # names of users, of recent logins
 
     def open(self, request: web.Request) -> str:
         """Return the request's session id, or a new one if the request has none."""
@@ -98,10 +100,20 @@ class BrowserSessions:
             self._notes.popitem(last=False)
 
     def keep_form(self, session: str, form: KeptForm) -> None:
-        """Store a form that was sent after a login had ended, until the next one."""
+        """Store a form that was sent after a login had ended, until the same user's next one."""
         self.forms[session] = form
         if len(self.forms) > _NOTES:
             self.forms.popitem(last=False)
+
+    def begin_login(self, request: web.Request, session: str, user: str) -> bool:
+        """Note whose session this is; return whether their former one has kept a form for it."""
+        form = self.forms.pop(former := cookie_of(request), None)
+        if is_own := form is not None and self._users.get(former) == user:
+            self.keep_form(session, form)
+        self._users[session] = user
+        if len(self._users) > _LOGINS:
+            self._users.popitem(last=False)
+        return is_own
 
     def take_message(self, request: web.Request) -> FlashMessage | None:
         """Remove and return this session's pending message; return None if there is none."""

@@ -63,12 +63,10 @@ async def submit_login(request: web.Request) -> web.StreamResponse:
         return await _login_page(request, await read_form_field(request, "next"), name, problem)
     context = context_of(request)
     to = await read_next_path(request, _home(request))
-    if (form := context.sessions.forms.pop(cookie_of(request), None)) is not None:
-        context.sessions.keep_form(cookie, form)
+    if context.sessions.begin_login(request, cookie, name):
         to = context.urls.to("login")  # which shows the form
     response = redirect_with_session(to)
-    max_age_s = KEPT_MS // 1_000 if is_kept else None
-    context.sessions.set_session(request, response, cookie, max_age_s)
+    context.sessions.set_session(request, response, cookie, KEPT_MS // 1_000 if is_kept else None)
     return response
 
 
@@ -141,6 +139,7 @@ async def _redirect_in_new_session(
         None, user, context.now_ms(), users.login_origin_of(request), is_kept=False
     )
     response = redirect_with_session(context.urls.to(page))
+    context.sessions.begin_login(request, cookie, user.name)
     context.sessions.set_session(request, response, cookie)
     context.sessions.store_message_for(cookie, text)
     return response
