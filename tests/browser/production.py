@@ -161,7 +161,7 @@ async def _consume(site: Site) -> None:
 
 
 async def _expire(site: Site, call: Any) -> None:
-    """Let messages expire in each way, dead-letter retries, and schedule some."""
+    """Publish messages that expire in each way, dead-letter retries, and schedule some."""
     client = await site.connect()
     ends = {"offers": "dead_letter", "reminders": "forward:reminders.due", "coupons": "history"}
     for number, (queue, on_expire) in enumerate(ends.items()):
