@@ -1,4 +1,4 @@
-"""Every client reports the same 21 permanent mistakes within a second, in one sentence.
+"""Every client reports the same 22 permanent mistakes within a second, in one sentence.
 
 The sentence names the object, its value and the remedy.  To print a table with the milliseconds
 from the start of the program to the sentence, and of the program without a mistake:
@@ -9,12 +9,15 @@ import os
 import resource
 import selectors
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -87,6 +90,8 @@ MISTAKES: Final = [
     Mistake("client with TLS, address that may not connect",
             ("{address}", "TLS handshake", "tcp.allow"), "localhost:{tls_not_allowed}",
             is_tls=True),
+    Mistake("client with TLS, address whose connections are reset",
+            ("{address}", "TLS handshake", "tcp.allow"), "localhost:{resets}", is_tls=True),
     Mistake("client with TLS, port of the admin", ("{address}", "not use TLS", "tls_cert"),
             "127.0.0.1:{admin}", is_tls=True),
     Mistake("certificate that is not trusted", ("{address}", "not trusted", "--tls-ca FILE"),
@@ -190,6 +195,31 @@ func main() {
 """
 
 
+@contextmanager
+def resetting_listener() -> Iterator[int]:
+    """Reset each connection after its first bytes; yield the port.
+
+    A broker that does not allow an address closes before or after the handshake's first bytes
+    arrive: then the client sees a reset instead of an end.
+    """
+    with socket.create_server(("localhost", 0), family=socket.AF_INET) as listener:
+
+        def reset_all() -> None:
+            with suppress(OSError):  # the listener was shut down
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(1)
+                        no_linger = struct.pack("ii", 1, 0)
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_linger)
+
+        thread = threading.Thread(target=reset_all)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
 class Places:
     """The brokers of the mistakes, files, and a program in each language."""
 
@@ -226,6 +256,7 @@ class Places:
         start("client_ca", *secured, "--set", f"tcp.tls_client_ca={other}")
         start("not_allowed", "--set", "tcp.allow=10.0.0.0/8")
         start("tls_not_allowed", *secured, "--set", "tcp.allow=10.0.0.0/8")
+        self.names["resets"] = str(stack.enter_context(resetting_listener()))
         gone = start("free")
         gone.kill()
         self.names |= {"ca": str(cert), "other_ca": str(other)}

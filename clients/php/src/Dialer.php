@@ -222,6 +222,9 @@ final class Dialer
             if ($is === false || Connection::now() >= $this->until()) {
                 self::$silent[$ip] = Connection::now();
                 fclose($stream);
+                if (str_contains($this->why ?? '', 'reset by peer')) {
+                    $this->why = null; // what the server did counts, not whether its end came before our bytes
+                }
                 $this->fail($is === false ? 'the server ended the TLS handshake' : "no TLS connection within $this->timeout s");
             }
             $this->select([$stream], isReading: true);
