@@ -25,6 +25,8 @@ CROWDED: Final = """<!doctype html><main style="display: grid; grid-template-col
   <div>7</div>
   <p style="margin: 0"><span style="position: absolute">under</span>over</p>
   <p class="sr" style="clip-path: inset(50%)">said</p>
+  <pre style="width: 7ch; white-space: nowrap">sticking</pre>
+  <pre style="width: 7ch; white-space: pre-wrap; overflow-wrap: anywhere">hanging space</pre>
 </main>"""
 EIGHT_DIGITS: Final = 12_345_678
 Toured = tuple[Site, dict[str, str]]  # paths by name
@@ -93,5 +95,5 @@ async def test_check_reports_crowded_texts(browse: Browse) -> None:
     wrong = await page.evaluate(TEXTS)
     assert [each.split(" by ")[0] for each in wrong] == [
         '"clipped" is cut off', '"sticking out" sticks out of div', '"12345678" is cut off',
-        '"under" overlaps "over"',
+        '"sticking" sticks out of pre', '"under" overlaps "over"',
     ]  # fmt: skip

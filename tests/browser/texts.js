@@ -55,12 +55,14 @@
     let block = owner;
     while (styleOf(block).display.startsWith("inline") && !/flex|grid|block/.test(styleOf(block).display)) block = block.parentElement;
     const outer = block.getBoundingClientRect();
+    // White space at the end of a line of pre-wrap hangs over the edge and is not seen.
+    const slack = SLACK + (styleOf(owner).whiteSpace.endsWith("pre-wrap") ? parseFloat(styleOf(owner).fontSize) : 0);
     const isOwnScroll = [styleOf(block).overflowX, styleOf(block).overflowY].some((each) => each !== "visible");
     for (const rect of range.getClientRects()) {
       if (rect.width < 1 || rect.height < 1) continue;
       const part = seen(rect, node);
       if (!part) continue;
-      if (!node.parentElement.closest("svg") && !isOwnScroll && (part.right > outer.right + SLACK || part.left < outer.left - SLACK)) {
+      if (!node.parentElement.closest("svg") && !isOwnScroll && (part.right > outer.right + slack || part.left < outer.left - SLACK)) {
         wrong.add(`"${short(node.data)}" sticks out of ${named(block)} by ${Math.round(Math.max(part.right - outer.right, outer.left - part.left))} px`);
       }
       if (part.right > innerWidth + SLACK || part.left < -SLACK) wrong.add(`"${short(node.data)}" is outside the window`);
