@@ -199,8 +199,8 @@ func main() {
 def resetting_listener() -> Iterator[int]:
     """Reset each connection after its first bytes; yield the port.
 
-    A broker that does not allow an address closes before or after the handshake's first bytes
-    arrive: then the client sees a reset instead of an end.
+    A broker that does not allow an address closes its connection at once.  If the client's first
+    bytes are under way, the client sees this reset instead of an end.
     """
     with socket.create_server(("localhost", 0), family=socket.AF_INET) as listener:
 

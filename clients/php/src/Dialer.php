@@ -223,7 +223,7 @@ final class Dialer
                 self::$silent[$ip] = Connection::now();
                 fclose($stream);
                 if (str_contains($this->why ?? '', 'reset by peer')) {
-                    $this->why = null; // what the server did counts, not whether its end came before our bytes
+                    $this->why = null; // a server that ends while our bytes are under way resets, which is the same
                 }
                 $this->fail($is === false ? 'the server ended the TLS handshake' : "no TLS connection within $this->timeout s");
             }
