@@ -94,6 +94,11 @@ async def page_texts(page: Any, site: Site, *only: str) -> AsyncIterator[tuple[s
 
 async def test_every_page_is_in_the_zone_of_the_browser(still_site: Site, browse: Browse) -> None:
     page = await browse(is_fresh=True, zone=KOLKATA)
+    for path, style in (("/", "second"), ("/history", "period")):
+        await page.goto(still_site.url(path))
+        while not await page.locator(f"[data-as={style}]").count():  # until the first sample
+            await page.wait_for_timeout(200)
+            await page.reload()
     wrong, styles = {}, set()
     async for name, texts in page_texts(page, still_site):
         styles |= {style for _, style, _ in texts}
