@@ -46,8 +46,9 @@ OURS: Final[dict[str, set[str]]] = {
     "process_memory": set(),
     "insights_document": set(),
     "model": {"queue_settings", "writes"},
+    "operator_actions": {"model"},
     "protocol": {"errors"},
-    "broker": {"histogram", "model", "queue_settings", "writes", "errors"},
+    "broker": {"histogram", "model", "operator_actions", "queue_settings", "writes", "errors"},
     "storage": {"clock", "model", "queue_settings", "writes", "installation", "errors", "logs"},
     "server": {
         "protocol",
@@ -89,6 +90,7 @@ OURS: Final[dict[str, set[str]]] = {
         "export.exports",
         "logs",
         "model",
+        "operator_actions",
         "protocol.encoder",
         "server.admission",
         "server.maintenance",

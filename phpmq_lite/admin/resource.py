@@ -13,8 +13,6 @@ from typing import Any, Final, get_args, get_type_hints
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from phpmq_lite.admin.actions.confirmation import check_typed_text
-from phpmq_lite.admin.actions.flash_messages import store_message
 from phpmq_lite.admin.auth.request_audit import audit_entry, mark_refused
 from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base.input import Form, read_form, read_json_model, read_query
@@ -22,6 +20,8 @@ from phpmq_lite.admin.base.problems import Problem, problem_of
 from phpmq_lite.admin.base.responses import json_response, list_response
 from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Handler, Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import check_typed_text
 from phpmq_lite.admin.views.rendering import render_page
 
 _AS_TYPED: Final = frozenset({"password", "queue", "target"})  # not stripped of white space
@@ -130,7 +130,7 @@ class Resource:
         to = request.path
         if page.done is not None:
             message, to = page.done(request, data, result)
-            store_message(request, message)
+            Call.of(request).tell(message)
         raise web.HTTPSeeOther(own_path_or(form.raw("next"), to))
 
     async def call_api(self, request: web.Request) -> web.StreamResponse:

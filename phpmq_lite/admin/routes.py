@@ -5,14 +5,16 @@ from typing import Final
 
 from aiohttp import web
 
+from phpmq_lite.admin.accounts import routes as accounts
 from phpmq_lite.admin.base.route import Handler, Route
+from phpmq_lite.admin.messages import routes as messages
 from phpmq_lite.admin.monitoring import health
+from phpmq_lite.admin.queues import routes as queues
 from phpmq_lite.admin.resources import (
     api_reference,
     arrow_export,
     audit,
     backups,
-    bulk_jobs,
     claims,
     clients,
     dead_letters,
@@ -23,40 +25,26 @@ from phpmq_lite.admin.resources import (
     history,
     imports,
     insights,
-    message,
-    message_actions,
     overview,
     payload_schemas,
     publish,
-    queue,
-    queue_actions,
-    queues,
     search,
-    selections,
-    sessions,
     staging,
     stats,
     system,
     tail,
-    tokens,
     traces,
-    users,
     wait,
 )
 
 # If several routes match a path, the first of them handles the request.
 ROUTES: Final[tuple[Route, ...]] = (
-    *health.ROUTES,
+    *health.endpoints.routes,
     *overview.ROUTES,
     *search.ROUTES,
     *queues.ROUTES,
-    *queue.ROUTES,
-    *queue_actions.ROUTES,
-    *message.ROUTES,
-    *message_actions.ROUTES,
+    *messages.ROUTES,
     *publish.ROUTES,
-    *selections.ROUTES,
-    *bulk_jobs.ROUTES,
     *dead_letters.ROUTES,
     *history.ROUTES,
     *traces.ROUTES,
@@ -67,18 +55,16 @@ ROUTES: Final[tuple[Route, ...]] = (
     *staging.ROUTES,
     *arrow_export.ROUTES,
     *exports.ROUTES,
-    *imports.ROUTES,
+    *imports.endpoints.routes,
     *definitions.ROUTES,
     *stats.ROUTES,
-    *events.ROUTES,
+    *events.endpoints.routes,
     *wait.ROUTES,
     *tail.ROUTES,
     *audit.ROUTES,
     *backups.ROUTES,
     *system.ROUTES,
-    *users.ROUTES,
-    *tokens.ROUTES,
-    *sessions.ROUTES,
+    *accounts.ROUTES,
     *api_reference.ROUTES,
     *docs.ROUTES,
 )

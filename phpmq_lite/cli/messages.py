@@ -30,6 +30,7 @@ from phpmq_lite.cli.parameters import duration
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
+from phpmq_lite.operator_actions import ACTIONS, Action, ActionDefinition
 
 _POLL_S: Final = 0.5  # seconds between requests for a job's progress
 
@@ -68,7 +69,9 @@ def act_on_messages(
 
     ``options`` are additional request fields, such as ``ttl_s`` and ``target``.
     """
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {
+        key: value for key, value in options.items() if value is not None and value is not False
+    }
     if sum((bool(ids), query is not None, token is not None)) != 1:
         raise click.UsageError("use exactly one of message ids, --query and --selection")
     if ids:
@@ -289,54 +292,36 @@ async def _copy_body(admin: AdminClient, path: str) -> None:
         print_message("the body is damaged: its checksum does not match")
 
 
-@message.command()
-@_ids
-@_ttl
-@bulk_options
-@admin_client_options
-def requeue(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
-    """Move messages to the end of their queue."""
-    act_on_messages(admin, "requeue", ids, ttl_s=ttl_s, **bulk)
+_OPTIONS: Final = {
+    "ttl_s": _ttl,
+    "target": click.argument("target", metavar="QUEUE"),
+    "create": click.option("--create", is_flag=True, help="Create QUEUE if it does not exist."),
+    "dispatched": click.option(
+        "--dispatched", is_flag=True, help="Also delete messages that consumers hold."
+    ),
+}
 
 
-@message.command()
-@_ids
-@bulk_options
-@admin_client_options
-def release(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
-    """Return dispatched messages to their place in the queue."""
-    act_on_messages(admin, "release", ids, **bulk)
+def _add_command(action: Action, definition: ActionDefinition) -> None:
+    @admin_client_options
+    def run(admin: AdminClient, ids: tuple[str, ...], **given: Any) -> None:
+        act_on_messages(admin, action, ids, **given)
+
+    run.__doc__ = definition.cli
+    command = bulk_options(run)
+    options = [_OPTIONS[name] for name in definition.options if name != "target"]
+    if "target" in definition.options:
+        options = [_OPTIONS["target"], _ids, *options]
+    else:
+        options = [_ids, *options]
+    for option in reversed(options):
+        command = option(command)
+    message.command(str(action))(command)
 
 
-@message.command()
-@click.argument("queue")
-@_ids
-@click.option("--create", is_flag=True, help="Create QUEUE if it does not exist.")
-@bulk_options
-@admin_client_options
-def move(admin: AdminClient, queue: str, ids: tuple[str, ...], create: bool, **bulk: Any) -> None:
-    """Move messages to the end of QUEUE."""
-    act_on_messages(admin, "move", ids, target=queue, create=create or None, **bulk)
-
-
-@message.command()
-@_ids
-@click.option("--dispatched", is_flag=True, help="Also delete messages that consumers hold.")
-@bulk_options
-@admin_client_options
-def delete(admin: AdminClient, ids: tuple[str, ...], dispatched: bool, **bulk: Any) -> None:
-    """Delete messages. They remain in the history, so `message restore` can restore them."""
-    act_on_messages(admin, "delete", ids, dispatched=dispatched or None, **bulk)
-
-
-@message.command()
-@_ids
-@_ttl
-@bulk_options
-@admin_client_options
-def restore(admin: AdminClient, ids: tuple[str, ...], ttl_s: int | None, **bulk: Any) -> None:
-    """Restore deleted messages to their places, as new messages."""
-    act_on_messages(admin, "restore", ids, ttl_s=ttl_s, **bulk)
+for _action, _definition in ACTIONS.items():
+    if _definition.cli:
+        _add_command(_action, _definition)
 
 
 @message.command()

@@ -3,10 +3,11 @@
 import pytest
 
 from phpmq_lite.broker.broker import Broker, CommandResult
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits, State
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
 from tests.support.core_and_store import Client, Driver, MakeDriver, run_operation

@@ -6,9 +6,10 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.pipeline import claims, history_readers
 from phpmq_lite.model import Limits
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import Driver, MakeDriver, consume_all, run_operation
 

@@ -7,9 +7,10 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing, queue_operations
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, act_on_messages
+from phpmq_lite.broker.operator.message_actions import ActionOptions, act_on_messages
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Batch
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.settings import Settings
 from phpmq_lite.testing import running_service

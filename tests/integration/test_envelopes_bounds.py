@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from phpmq_lite.broker.broker import CommandResult
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.state import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Limits
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import Client, Delivery, Driver
 from tests.support.envelope_cases import body

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import Client, Delivery, Driver, MakeDriver
 from tests.support.envelope_cases import CASES, Case, body, record_of

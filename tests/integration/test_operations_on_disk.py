@@ -3,9 +3,10 @@
 from typing import Any
 from unittest.mock import patch
 
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.storage import store as stores
 from tests.support.builds import NEEDS_SOURCES
 from tests.support.core_and_store import Driver, MakeDriver, consume_all, stored_bodies

@@ -8,14 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from phpmq_lite.broker.operator.message_actions import (
-    Action,
-    ActionOptions,
-    ActionOutcome,
-    MessageAction,
-)
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, MessageAction
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
+from phpmq_lite.operator_actions import Action
 from tests.properties.broker_model import Copy, Model
 from tests.support.core_and_store import Cycle, OperatorCommand
 

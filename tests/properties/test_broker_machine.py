@@ -22,8 +22,9 @@ from hypothesis.stateful import (
 
 from phpmq_lite.broker import dispatching
 from phpmq_lite.broker.operator import message_actions
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.model import Limits, State
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
 from tests.properties.broker_acts import Acts

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from phpmq_lite.broker.operator import message_actions
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import retention
 from tests.support.core_and_store import Client, Driver, OperatorCommand

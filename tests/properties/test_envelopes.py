@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.model import State
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_and_store import Client, Delivery, Driver
 from tests.support.envelope_cases import body

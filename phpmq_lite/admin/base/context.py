@@ -10,9 +10,6 @@ from typing import Any, Final, Protocol
 import jinja2
 from aiohttp import web
 
-from phpmq_lite.admin.actions.bulk_jobs import BulkJobs
-from phpmq_lite.admin.actions.selections import SelectionStore
-from phpmq_lite.admin.actions.undo import UndoStore
 from phpmq_lite.admin.auth.services import AuthServices
 from phpmq_lite.admin.auth.sessions import BrowserSessions
 from phpmq_lite.admin.base.http_memory import HttpMemory
@@ -20,6 +17,9 @@ from phpmq_lite.admin.base.route import Route
 from phpmq_lite.admin.base.urls import Urls
 from phpmq_lite.admin.connection_limits import ConnectionLimits
 from phpmq_lite.admin.insights.summary import SummaryFile
+from phpmq_lite.admin.messages.jobs import BulkJobs
+from phpmq_lite.admin.messages.selection_store import SelectionStore
+from phpmq_lite.admin.messages.undo import UndoStore
 from phpmq_lite.admin.monitoring.live_feeds import LiveFeeds
 from phpmq_lite.admin.monitoring.metric_series import HttpCounters, MetricLabels
 from phpmq_lite.admin.views.documentation import Documentation

@@ -10,9 +10,9 @@ from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.search_query import verdict_search
 from phpmq_lite.admin.monitoring import system_view
+from phpmq_lite.admin.queues.listing import paused_sides, retry_hint
 from phpmq_lite.admin.views import trends
 from phpmq_lite.admin.views.dead_letter_queues import RETRY, dead_letter_queues_named, has_records
-from phpmq_lite.admin.views.queue_list import paused_sides, retry_hint
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk

@@ -10,12 +10,15 @@ from aiohttp import web
 
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of
-from phpmq_lite.admin.base.identity import identity_of
 from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.monitoring import system_view
 from phpmq_lite.admin.monitoring.metrics import answer_metrics
 from phpmq_lite.server.status import LATE_S, BrokerStatus
+
+endpoints: Final = Endpoints()
 
 # Percentage of the startup that is complete when each step begins.
 _STEPS: Final = {
@@ -109,14 +112,16 @@ HEALTH_PATHS: Final = frozenset({"/livez", "/readyz", "/startupz"})
 _RETRY: Final = {"Retry-After": "1"}
 
 
-async def answer_livez(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/livez", "livez", Role.PUBLIC, is_early=True)
+async def answer_livez(_call: Call) -> web.StreamResponse:
     """Return 200 as long as the event loop is running."""
     return web.Response(text="alive\n")
 
 
-async def answer_readyz(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/readyz", "readyz", Role.PUBLIC, is_early=True)
+async def answer_readyz(call: Call) -> web.StreamResponse:
     """Return 200 if the broker can serve clients, otherwise 503; viewers also see each check."""
-    context = context_of(request)
+    context = call.context
     status = context.engine.summary()
     found = await run_checks(context, status)
     is_serving = context.is_ready() or status.is_relaying
@@ -129,7 +134,7 @@ async def answer_readyz(request: web.Request) -> web.StreamResponse:
     else:
         word = "not ready" if context.is_ready() else "starting"
     lines = [word]
-    if identity_of(request).role.may(Role.VIEWER):
+    if call.identity.role.may(Role.VIEWER):
         lines += [f"{'ok' if one.is_good else 'BAD':3} {one.name}: {one.text}" for one in found]
     text = "".join(f"{line}\n" for line in lines)
     return web.Response(status=200, text=text) if is_good else _not_now(text)
@@ -139,10 +144,11 @@ def _not_now(text: str) -> web.Response:
     return web.Response(status=503, text=text, headers=_RETRY)
 
 
-async def answer_startupz(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/startupz", "startupz", Role.PUBLIC, is_early=True)
+async def answer_startupz(call: Call) -> web.StreamResponse:
     """Return 200 if startup is complete, otherwise 503 with the current step and the progress."""
-    status = context_of(request).engine.summary()
-    if is_started(request) or status.is_relaying:
+    status = call.context.engine.summary()
+    if is_started(call.request) or status.is_relaying:
         return web.Response(text="started\n")
     return _not_now(f"starting: {status.step}, {start_percent(status.step)} %\n")
 
@@ -178,9 +184,4 @@ def check_started(request: web.Request) -> None:
     raise Problem(503, code, text, headers=_RETRY)
 
 
-ROUTES: Final = (
-    Route("GET", "/livez", Role.PUBLIC, "livez", answer_livez, is_early=True),
-    Route("GET", "/readyz", Role.PUBLIC, "readyz", answer_readyz, is_early=True),
-    Route("GET", "/startupz", Role.PUBLIC, "startupz", answer_startupz, is_early=True),
-    Route("GET", "/metrics", Role.METRICS, "metrics", answer_metrics),
-)
+endpoints.page("/metrics", "metrics", Role.METRICS)(answer_metrics)

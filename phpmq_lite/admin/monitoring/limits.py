@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from phpmq_lite.admin.actions import selections
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context
+from phpmq_lite.admin.messages import selection_store as selections
 from phpmq_lite.admin.monitoring.live_feeds import STREAMS, WAITS
 from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
 from phpmq_lite.server.backpressure import IDLE_S, NOT_READ, NOT_TAKEN, SILENT, TOO_SLOW

@@ -24,8 +24,9 @@ from prometheus_client.registry import Collector
 
 from phpmq_lite import histogram, installation, logs
 from phpmq_lite.admin.auth.permissions import may_use
-from phpmq_lite.admin.base.context import Context, context_of
+from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.identity import identity_of
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.monitoring import limits
 from phpmq_lite.admin.monitoring.limits import LimitUsage
 from phpmq_lite.admin.monitoring.metric_series import BOUNDS_S, OTHER, QueueSeries
@@ -514,12 +515,12 @@ def _add(family: Any, labels: Sequence[str], values: _Values) -> None:
             family.add_metric([*labels, *more], *arguments)
 
 
-async def answer_metrics(request: web.Request) -> web.StreamResponse:
+async def answer_metrics(call: Call) -> web.StreamResponse:
     """Return the metrics in Prometheus text format, omitting values that cannot be read."""
-    context = context_of(request)
+    context = call.context
     async with context.labels.lock:
         groups = await _read_queues(context)
-        shown = [group for group in groups if _is_shown(request, group)]
+        shown = [group for group in groups if _is_shown(call.request, group)]
         text = await render_metrics(await _readings(context), shown)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 

@@ -5,11 +5,9 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.actions import confirmation
-from phpmq_lite.admin.actions.confirmation import Confirmation
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.auth.permissions import check_queue_right, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry, keep_audit_entry
+from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base.context import context_of
 from phpmq_lite.admin.base.formats import plural
 from phpmq_lite.admin.base.identity import identity_of
@@ -25,6 +23,9 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ResponseModel
 from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.http import confirmation
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import Confirmation
 from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.broker.pipeline import claims
@@ -232,7 +233,7 @@ async def submit_release(request: web.Request) -> web.StreamResponse:
     )
     count = await context.engine.run(claims.release_claims, entry, name, forget=form.flag("forget"))
     goes = plural(count, "message returned to the queue", "messages returned to the queue")
-    store_message(request, FlashMessage(f"{count:,} {goes}; {name} no longer holds messages."))
+    Call.of(request).tell(FlashMessage(f"{count:,} {goes}; {name} no longer holds messages."))
     raise web.HTTPSeeOther(own_path_or(form.raw("next"), context.urls.to("insights", tab="claims")))
 
 

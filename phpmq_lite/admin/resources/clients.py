@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.actions.confirmation import Confirmation
 from phpmq_lite.admin.actions.saved_items import forget_item, save_item
 from phpmq_lite.admin.auth.permissions import allowed_queues, may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
@@ -35,6 +34,7 @@ from phpmq_lite.admin.base.responses import (
     ResponseModel,
 )
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.http.confirmation import Confirmation
 from phpmq_lite.admin.monitoring import connections
 from phpmq_lite.admin.monitoring.connections import (
     find_client,

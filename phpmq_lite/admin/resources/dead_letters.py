@@ -6,7 +6,6 @@ from typing import Any, Final, Self
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.actions import bulk
 from phpmq_lite.admin.auth.permissions import allowed_queues, check_queue_right, queue_name_of
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import context_of, status_of
@@ -23,12 +22,15 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import group_search, parse_search, queue_search
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.admin.views import dead_letter_queues
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.admin.views.rendering import collect_in_slices
 from phpmq_lite.broker.operator import queue_operations
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions
+from phpmq_lite.broker.operator.message_actions import ActionOptions
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.storage.read.dead_letter_groups import (
     DEEP_LIMIT_S,
     LIMIT_S,
@@ -197,8 +199,9 @@ async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenVi
         plan = await _plan(request, name, query, options, asked.limit)
         return RedrivenView(redriven=0, plan=plan)
     if asked.rate is not None or asked.q:
-        order = bulk.BulkRequest(Action.REDRIVE, options, asked.rate)
-        job = await bulk.act_on_search(request, name, order, query, asked.limit)
+        order = bulk.BulkOptions(target=asked.target, ttl_s=asked.ttl_s, rate=asked.rate)
+        call = Call.of(request)
+        job = await bulk.act_on_search(call, Action.REDRIVE, name, order, query, asked.limit)
         return RedrivenView(redriven=job.done, job=job.number)
     count = await context.engine.run(
         queue_operations.redrive, audit_entry(request, target=name), name,

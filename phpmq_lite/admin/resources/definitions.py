@@ -14,9 +14,9 @@ from phpmq_lite.admin.base.context import Context, Reply, context_of
 from phpmq_lite.admin.base.input import StrictInput
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.http.call import ignore_reply
+from phpmq_lite.admin.queues.settings_form import SettingsInput
 from phpmq_lite.admin.resource import api_route
-from phpmq_lite.admin.resources.queues import ignore_reply
-from phpmq_lite.admin.views.queue_settings_form import SettingsInput
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import (

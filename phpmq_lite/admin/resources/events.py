@@ -8,12 +8,14 @@ from aiohttp import web
 from aiohttp_sse import EventSourceResponse
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.base.context import context_of, forget_status
+from phpmq_lite.admin.base.context import forget_status
 from phpmq_lite.admin.base.identity import identity_of
-from phpmq_lite.admin.base.input import QueryModel, read_query
+from phpmq_lite.admin.base.input import QueryModel
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.messages.bulk import live_bulk
 from phpmq_lite.admin.monitoring.feed_viewers import FEED, feed_key, is_alive, stream_owner
 from phpmq_lite.admin.monitoring.live_feeds import (
     EvaluateFeed,
@@ -21,14 +23,13 @@ from phpmq_lite.admin.monitoring.live_feeds import (
     FeedStream,
     parse_position,
 )
-from phpmq_lite.admin.resources.bulk_jobs import live_bulk
+from phpmq_lite.admin.queues.list import live_queues
+from phpmq_lite.admin.queues.queue import live_queue
 from phpmq_lite.admin.resources.clients import live_client, live_clients
 from phpmq_lite.admin.resources.overview import live_overview
-from phpmq_lite.admin.resources.queue import live_queue
-from phpmq_lite.admin.resources.queues import live_queues
 from phpmq_lite.admin.resources.tail import live_tail
 
-TopicEvaluator = Callable[[web.Request, str, tuple[int, ...]], Awaitable[FeedData]]
+TopicEvaluator = Callable[[Any, str, tuple[int, ...]], Awaitable[FeedData]]
 
 # maps a topic name (before any colon) to its evaluator and whether it requires an argument
 TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
@@ -59,11 +60,13 @@ def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> Eva
 
     async def evaluate() -> FeedData:
         forget_status(request)
-        return await look(request, argument, ids)
+        has_call = look in (live_bulk, live_queue, live_queues)
+        return await look(Call.of(request) if has_call else request, argument, ids)
 
     return evaluate
 
 
+endpoints: Final = Endpoints()
 PING_S: Final = 15.0
 SEND_S: Final = 30.0  # maximum time for a browser to accept an event
 RETRY_MS: Final = 3_000
@@ -114,9 +117,10 @@ class LiveView(BaseModel):
     missed: int | None = Field(None, description="number of earlier rows skipped; omitted if none")
 
 
-async def stream_events(request: web.Request) -> web.StreamResponse:
+@endpoints.api("GET /events", "events")
+async def stream_events(call: Call, asked: LiveQuery) -> web.StreamResponse:
     """Stream changes as server-sent events, at most one per second; on a 204, poll instead."""
-    context, asked = context_of(request), read_query(request, LiveQuery)
+    context, request = call.context, call.request
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
     seen = parse_position(request.headers.get("Last-Event-ID", ""))
@@ -147,19 +151,11 @@ async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
     return response
 
 
-async def poll_changes(request: web.Request) -> web.StreamResponse:
+@endpoints.api("GET /live", "live", gives=LiveView)
+async def poll_changes(call: Call, asked: LivePollQuery) -> web.Response:
     """Return the changes since the previous call, for pages without a stream."""
-    context, asked = context_of(request), read_query(request, LivePollQuery)
+    context, request = call.context, call.request
     evaluate = evaluation_of(request, asked.topic, asked.numbers)
     key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
     update = await context.live.poll(key, evaluate, parse_position(asked.after))
     return json_response({"id": str(update.seen), **update.data})
-
-
-ROUTES: Final = (
-    Route("GET", "/api/v1/events", Role.VIEWER, "events", stream_events, query=LiveQuery),
-    Route(
-        "GET", "/api/v1/live", Role.VIEWER, "live", poll_changes, query=LivePollQuery,
-        gives=LiveView,
-    ),
-)  # fmt: skip

@@ -21,8 +21,8 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import states_search
-from phpmq_lite.admin.resource import api_route, view_response
-from phpmq_lite.admin.resources.messages import (
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.messages.listing import (
     MessagePage,
     MessageView,
     SettledQuery,
@@ -31,6 +31,7 @@ from phpmq_lite.admin.resources.messages import (
     read_history_page,
     read_search_page,
 )
+from phpmq_lite.admin.resource import api_route, view_response
 from phpmq_lite.admin.views import history_chart
 from phpmq_lite.admin.views.history_chart import read_slices
 from phpmq_lite.admin.views.rendering import render_page
@@ -121,7 +122,7 @@ async def show_history(request: web.Request) -> web.StreamResponse:
         request,
         "history.html",
         listed=listed,
-        failed=await read_failed_attempts(request, listed.rows),
+        failed=await read_failed_attempts(Call.of(request), listed.rows),
         query=query,
         key={"queue": query.queue, "since": query.since, "until": query.until, "span": span},
         span=span,
@@ -157,7 +158,9 @@ async def _listed(
     if not _is_one(request, query):
         # No index covers several queues at once, so the search scans the rows.
         states = (query.outcome,) if query.outcome else history_chart.OUTCOMES
-        found = await read_search_page(request, states_search(states), query.cursor, query.limit)
+        found = await read_search_page(
+            Call.of(request), states_search(states), query.cursor, query.limit
+        )
         searched = found.searched if found.is_cut else None
         return MessagePage(found.rows, found.next, None, searched)
     asked = SettledQuery(outcome=query.outcome, cursor=query.cursor, limit=query.limit)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from phpmq_lite.admin.auth import request_audit
 from phpmq_lite.admin.auth.permissions import check_queue_right
 from phpmq_lite.admin.auth.request_audit import audit_entry
-from phpmq_lite.admin.base.context import Context, Reply, context_of
+from phpmq_lite.admin.base.context import Context, Reply
 from phpmq_lite.admin.base.input import StrictInput, check_queue_name
 from phpmq_lite.admin.base.problems import Problem, problem_of
 from phpmq_lite.admin.base.request_body import (
@@ -25,9 +25,10 @@ from phpmq_lite.admin.base.request_body import (
 )
 from phpmq_lite.admin.base.request_headers import media_type_of
 from phpmq_lite.admin.base.responses import json_response
-from phpmq_lite.admin.base.route import JSON_LINES, Role, Route
+from phpmq_lite.admin.base.route import JSON_LINES, Role
+from phpmq_lite.admin.http.call import Call, ignore_reply
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.resources.publish import ContentInput
-from phpmq_lite.admin.resources.queues import ignore_reply
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.operator.publishing import Published
@@ -35,6 +36,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.queue_settings import LONGEST_NAME
 
+endpoints: Final = Endpoints()
 SLICE: Final = 500  # maximum number of messages stored in one batch
 IMPORT_MAX: Final = 100_000  # maximum number of messages in one request
 VALUES_MAX: Final = 10 * IMPORT_MAX  # maximum number of values in a JSON document (not JSON Lines)
@@ -72,13 +74,26 @@ class ImportView(BaseModel):
     stored: int = Field(description="number of stored messages")
 
 
-async def import_messages(request: web.Request) -> web.StreamResponse:
+@endpoints.api(
+    "POST /import",
+    "api-import",
+    Role.OPERATOR,
+    "message.import",
+    takes=ImportInput,
+    takes_lines=True,
+    gives=ImportView,
+    status=201,
+    cli="message import",
+    has_content=True,
+    values=VALUES_MAX,
+)
+async def import_messages(call: Call) -> web.Response:
     """Append exported messages to their queues, or store nothing if any line is invalid.
 
     Messages are stored in the order of the lines. If a queue rejects one, for example because it
     is full, the messages before it are kept; the header ``X-Stored-Count`` says how many.
     """
-    context = context_of(request)
+    context, request = call.context, call.request
     raw = await read_body(request)
     rows = min(raw.count(b"\n" if media_type_of(request) == JSON_LINES else b"{"), IMPORT_MAX)
     await memory_hold_of(request).grow(len(raw) + rows * _ROW_BYTES)
@@ -237,12 +252,3 @@ def _publish(
 
 def _counted(reply: Reply, result: Any) -> None:
     reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged
-
-
-ROUTES: Final = (
-    Route(
-        "POST", "/api/v1/import", Role.OPERATOR, "api-import", import_messages, "message.import",
-        takes=ImportInput, takes_lines=True, gives=ImportView, status=201, cli="message import",
-        has_content=True, values=VALUES_MAX,
-    ),
-)  # fmt: skip

@@ -7,18 +7,20 @@ from aiohttp import web
 from phpmq_lite.admin.auth.permissions import allowed_queues
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.monitoring.attention import read_notices
-from phpmq_lite.admin.resource import view_response
-from phpmq_lite.admin.resources.queues import (
+from phpmq_lite.admin.queues import listing as queue_list
+from phpmq_lite.admin.queues.list import (
     first_snippets,
-    queues_view,
+    list_queues,
     read_figures,
     read_live_list,
     read_trends,
 )
+from phpmq_lite.admin.queues.listing import QueueQuery, make_queue_page, read_oldest_ready
+from phpmq_lite.admin.resource import view_response
 from phpmq_lite.admin.resources.system import read_restart_report
-from phpmq_lite.admin.views import charts, queue_list, trends
-from phpmq_lite.admin.views.queue_list import QueueQuery, make_queue_page, read_oldest_ready
+from phpmq_lite.admin.views import charts, trends
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.admin.views.trends import SPANS
 from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS
@@ -37,10 +39,10 @@ async def show_overview(request: web.Request) -> web.StreamResponse:
     """Show the broker's state at a glance, what needs attention, and the fullest queues."""
     context, query = context_of(request), _query(request)
     status, now_ms = status_of(request), context.now_ms()
-    ages = await read_oldest_ready(context, status.queues)
+    ages = await read_oldest_ready(Call.of(request), status.queues)
     listed = make_queue_page(status.queues, ages, query)
     if query.format != "html":
-        return view_response(queues_view(request, listed), query.format)
+        return view_response(await list_queues(Call.of(request), query), query.format)
     found = await read_notices(context, status, ages)
     drawn = await _charts(request, query.span)
     report = await read_restart_report(request)
@@ -57,7 +59,7 @@ async def show_overview(request: web.Request) -> web.StreamResponse:
         notices=found[:NOTICES_SHOWN],
         more_notices=found[NOTICES_SHOWN:],
         restart=report,
-        snippets=first_snippets(request, status),
+        snippets=first_snippets(Call.of(request)),
         **drawn,
     )
 
@@ -85,7 +87,7 @@ async def live_overview(
     request: web.Request, _argument: str, ids: tuple[int, ...]
 ) -> dict[str, Any]:
     """Return live values for the overview; ``ids`` are the ids of the queues shown."""
-    tiles, listed = await read_live_list(request, ids, _query(request))
+    tiles, listed = await read_live_list(Call.of(request), ids, _query(request))
     points = trends.read_sparks(request) | listed["points"]
     return listed | {"shown": tiles | listed["shown"], "points": points}
 

@@ -11,9 +11,6 @@ from aiohttp import web
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 from phpmq_lite.admin.actions import message_draft, saved_items
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
-from phpmq_lite.admin.actions.single_message import ActionResultView
-from phpmq_lite.admin.actions.undo import make_publish_undo
 from phpmq_lite.admin.auth.permissions import (
     check_queue_right,
     find_message,
@@ -21,6 +18,7 @@ from phpmq_lite.admin.auth.permissions import (
     queue_name_of,
 )
 from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.context import Context, context_of, status_of
 from phpmq_lite.admin.base.identity import identity_of
@@ -39,6 +37,10 @@ from phpmq_lite.admin.base.request_body import memory_hold_of, read_json_body
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.messages.actions import ActionResultView
+from phpmq_lite.admin.messages.undo import make_publish_undo
+from phpmq_lite.admin.resource import api_route
 from phpmq_lite.admin.resources.wait import WaitPosition
 from phpmq_lite.admin.views import envelope_card
 from phpmq_lite.admin.views.bodies import from_content
@@ -347,7 +349,7 @@ async def _publish(
     if refused := Counter(ids.quarantined.values()):
         reasons = ", ".join(f"{reason} {formats.format_number(n)}" for reason, n in refused.items())
         text += f" Of these, {formats.format_number(refused.total())} were quarantined: {reasons}."
-    store_message(request, FlashMessage(text, token, link))
+    Call.of(request).tell(FlashMessage(text, token, link))
 
 
 def _check_envelopes(context: Context, queue: QueueStatus | None, made: Sequence[bytes]) -> None:
@@ -484,7 +486,7 @@ async def submit_template_removal(request: web.Request) -> web.StreamResponse:
     entry = audit_entry(request, target=name[:255])
     await saved_items.check_item_change(request, "template", name)
     await saved_items.forget_item(context, entry, "template", name)
-    store_message(request, FlashMessage(f"The template {name[:NAME_MAX]} was removed."))
+    Call.of(request).tell(FlashMessage(f"The template {name[:NAME_MAX]} was removed."))
     raise web.HTTPSeeOther(context.urls.to("publish"))
 
 
@@ -517,6 +519,15 @@ async def submit_edit(request: web.Request) -> web.StreamResponse:
 
 
 ROUTES: Final = (
+    Route(
+        "POST", "/api/v1/queues/{q}/messages", Role.OPERATOR, "api-publish", publish_messages,
+        "message.publish", takes=list[PublishInput], gives=PublishedView, status=201, cli="publish",
+        has_content=True,
+    ),
+    api_route(
+        "POST", "/api/v1/messages/{id}/edit", Role.OPERATOR, "api-message-edit", edit_message,
+        "message.edit", has_content=True,
+    ),
     Route("GET", "/publish", Role.OPERATOR, "publish", show_publish_form),
     Route(
         "POST", "/publish", Role.OPERATOR, "publish-send", submit_publish, "message.publish",

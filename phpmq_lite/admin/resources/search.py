@@ -11,23 +11,24 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.actions import saved_items
-from phpmq_lite.admin.actions.flash_messages import FlashMessage, store_message
 from phpmq_lite.admin.auth.permissions import allowed_queues, find_queue
 from phpmq_lite.admin.auth.request_audit import audit_entry
+from phpmq_lite.admin.auth.sessions import FlashMessage
 from phpmq_lite.admin.base.context import context_of, status_of
 from phpmq_lite.admin.base.input import ListQuery, OutputFormat, QueryModel, read_form, read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.route import Role, Route
 from phpmq_lite.admin.base.search_query import QUALIFIERS, QUERY_CHARACTERS, STATES, parse_search
-from phpmq_lite.admin.resource import view_response
-from phpmq_lite.admin.resources import messages
-from phpmq_lite.admin.resources.messages import MessageView
-from phpmq_lite.admin.resources.selections import fitting_actions
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.messages import listing as messages
+from phpmq_lite.admin.messages.listing import MessageView
+from phpmq_lite.admin.resource import api_route, view_response
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.model import State
+from phpmq_lite.operator_actions import suiting_actions
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 from phpmq_lite.storage.read.search_plan import SearchQuery
@@ -68,7 +69,9 @@ class FoundMessagesView(ListPage[MessageView]):
 async def search_messages(request: web.Request, asked: SearchInput) -> FoundMessagesView:
     """Search live and settled messages, newest first; bodies are not returned."""
     return found_messages(
-        await messages.read_search_page(request, parse_search(asked.q), asked.cursor, asked.limit)
+        await messages.read_search_page(
+            Call.of(request), parse_search(asked.q), asked.cursor, asked.limit
+        )
     )
 
 
@@ -106,14 +109,14 @@ async def show_search(request: web.Request) -> web.StreamResponse:
     text = asked.q.strip()
     if asked.format != "html":
         found = await messages.read_search_page(
-            request, parse_search(text), asked.cursor, asked.limit
+            Call.of(request), parse_search(text), asked.cursor, asked.limit
         )
         return view_response(found_messages(found), asked.format)
     if is_message_id(text.lower()):
         raise web.HTTPSeeOther(context_of(request).urls.to("message", id=text.lower()))
     try:
         query = parse_search(text)
-        found = await messages.read_search_page(request, query, asked.cursor, asked.limit)
+        found = await messages.read_search_page(Call.of(request), query, asked.cursor, asked.limit)
     except Problem as problem:
         if problem.field != "q":
             raise
@@ -143,7 +146,7 @@ async def _page(
         chips=[SearchChip(str(term), str(query.without(term))) for term in query.terms],
         found=found,
         failed=await messages.read_failed_attempts(
-            request, found.rows if found is not None else ()
+            Call.of(request), found.rows if found is not None else ()
         ),
         says=messages.describe_searched(found) if found is not None else "",
         problem=problem,
@@ -167,7 +170,7 @@ def actions_for_rows(rows: Sequence[MessageRow], others: frozenset[str] = frozen
         row.is_alive and (row.source_seq is not None or has_records(row.queue or "", others))
         for row in rows
     )
-    return [str(action) for action in fitting_actions(states, may_redrive=is_record)]
+    return [str(action) for action in suiting_actions(states, may_redrive=is_record)]
 
 
 async def submit_view(request: web.Request) -> web.StreamResponse:
@@ -181,11 +184,11 @@ async def submit_view(request: web.Request) -> web.StreamResponse:
     if form.flag("remove"):
         await saved_items.check_item_change(request, "view", name)
         await saved_items.forget_item(context, entry, "view", name)
-        store_message(request, FlashMessage(f"The view {name} was removed."))
+        Call.of(request).tell(FlashMessage(f"The view {name} was removed."))
     else:
         await saved_items.check_item_change(request, "view", name, {"q": str(query)})
         await saved_items.save_item(context, entry, "view", name, {"q": str(query)})
-        store_message(request, FlashMessage(f"Saved as view {name}."))
+        Call.of(request).tell(FlashMessage(f"Saved as view {name}."))
     raise web.HTTPSeeOther(context.urls.to("messages", q=str(query)))
 
 
@@ -279,6 +282,10 @@ def _quoted(text: str) -> str:
 
 
 ROUTES: Final = (
+    api_route(
+        "GET", "/api/v1/messages", Role.VIEWER, "api-search", search_messages,
+        cli="message search",
+    ),
     Route("GET", "/messages", Role.VIEWER, "messages", show_search),
     Route("POST", "/views", Role.OPERATOR, "view-save", submit_view, "view.save"),
     Route("GET", "/search", Role.VIEWER, "search", submit_search),

@@ -11,8 +11,9 @@ from phpmq_lite.admin.base.input import QueryModel
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import PerSecond, ResponseModel
 from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.queues import listing as queue_list
 from phpmq_lite.admin.resource import api_route
-from phpmq_lite.admin.views import queue_list, trends
+from phpmq_lite.admin.views import trends
 from phpmq_lite.admin.views.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.disk_space import measure_disk

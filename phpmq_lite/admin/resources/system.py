@@ -8,7 +8,6 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite import logs, settings
-from phpmq_lite.admin.actions.confirmation import Confirmation, check_typed_text
 from phpmq_lite.admin.auth.permissions import may_use
 from phpmq_lite.admin.auth.request_audit import audit_entry
 from phpmq_lite.admin.base.context import Context, context_of, status_of
@@ -26,6 +25,7 @@ from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import read_form_field
 from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.http.confirmation import Confirmation, check_typed_text
 from phpmq_lite.admin.monitoring import limits, system_view
 from phpmq_lite.admin.monitoring.health import run_checks
 from phpmq_lite.admin.monitoring.system_view import read_certificates

@@ -9,8 +9,9 @@ from phpmq_lite.admin.base.input import LIMIT_MAX, OutputFormat, path_name
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.base.search_query import traces_search
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.messages import listing as messages
 from phpmq_lite.admin.resource import Api, Page, Resource, api_route
-from phpmq_lite.admin.resources import messages
 from phpmq_lite.admin.resources.search import (
     FoundMessagesView,
     SearchPageInput,
@@ -46,7 +47,7 @@ async def find_trace(request: web.Request, asked: TracePageQuery) -> messages.Se
     """List a trace's messages across all queues, newest first."""
     query = traces_search(trace_id_in(request))
     limit = min(asked.limit, LIMIT_MAX)
-    return await messages.read_search_page(request, query, asked.cursor, limit)
+    return await messages.read_search_page(Call.of(request), query, asked.cursor, limit)
 
 
 async def _values(

@@ -18,8 +18,8 @@ from phpmq_lite.admin.base.input import read_query
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import json_response
 from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.messages.listing import MessageView
 from phpmq_lite.admin.monitoring.live_feeds import WAITS, LiveFeeds
-from phpmq_lite.admin.resources.messages import MessageView
 from phpmq_lite.model import Batch, has_room
 from phpmq_lite.storage.read.activity import RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow

@@ -24,6 +24,7 @@ from phpmq_lite.admin.base.search_query import meta_search
 from phpmq_lite.admin.views import bodies, page_layout
 from phpmq_lite.admin.views.envelope_card import RowVerdicts, shorten
 from phpmq_lite.admin.views.trends import polyline
+from phpmq_lite.operator_actions import ACTIONS
 
 T = TypeVar("T")
 # What was typed into a form that was refused, and why; its page shows both.
@@ -86,6 +87,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         cut=shorten,
         meta_search=lambda meta_id: str(meta_search(meta_id)),
         plural=formats.plural,
+        ACTIONS=ACTIONS,
     )
     return made
 

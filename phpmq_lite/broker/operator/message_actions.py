@@ -7,7 +7,6 @@ reason, and the audit row counts the changes in the same transaction.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from typing import Final
 
@@ -17,26 +16,12 @@ from phpmq_lite.broker.operator import audit, redrive
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Message, PageRequest, Reply, RowsRequest, State
+from phpmq_lite.model import ALIVE, AuditEntry, Message, PageRequest, Reply, RowsRequest, State
+from phpmq_lite.operator_actions import ACTIONS, Action
 from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 
 ACTION_SLICE: Final = 1_000  # maximum number of messages per call
 PAGE_ROWS: Final = 1_000  # number of rows that a queue action processes per batch
-
-
-class Action(StrEnum):
-    """Actions that operators can apply to messages; the comments say which messages qualify."""
-
-    REQUEUE = "requeue"  # ready or dispatched messages: move to the end of the queue, keep the id
-    RELEASE = "release"  # dispatched messages: return to the old position
-    MOVE = "move"  # ready messages: move to the end of another queue, keep the id
-    DELETE = "delete"  # ready messages, and dispatched ones if requested: settle as deleted
-    REDRIVE = "redrive"  # dead-letter records: publish the message again, delete the record
-    RESTORE = "restore"  # deleted messages: publish again at the old position
-    ERASE = "erase"  # settled messages: remove the body but keep the row
-    PLACE = "place"  # ready messages: undo a requeue or move by restoring the position
-    # Redriven records: undo by restoring those whose message is still ready, which is deleted.
-    TAKE_BACK = "take_back"
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,9 +56,9 @@ class ActionOutcome:
     poisoned: Counter[str] = field(default_factory=Counter)  # number invalid (redrive), by reason
 
 
-_WITH_BODIES: Final = frozenset({Action.REDRIVE, Action.RESTORE, Action.TAKE_BACK})
+_WITH_BODIES: Final = frozenset(action for action, row in ACTIONS.items() if row.needs_body)
 _READ_AHEAD: Final = "read ahead"  # not done yet, because a thread must read the large content
-_SETTLED: Final = frozenset({Action.RESTORE, Action.ERASE, Action.TAKE_BACK})
+_SETTLED: Final = frozenset(action for action, row in ACTIONS.items() if not row.takes & ALIVE)
 
 
 class PagedAction:

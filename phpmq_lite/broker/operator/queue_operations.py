@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, QueueAction
+from phpmq_lite.broker.operator.message_actions import ActionOptions, QueueAction
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Message
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import (
     check_no_cycle,
     check_no_forward_cycle,

@@ -160,6 +160,11 @@ def wire_id(seq: int, token: int) -> str:
     return f"{seq:016x}{token:016x}"
 
 
+def seq_of(message_id: str) -> int:
+    """Return the seq in a message id."""
+    return int(message_id[:16], 16)
+
+
 def is_message_id(text: str) -> bool:
     """Return whether ``text`` looks like a message id: 32 lower-case hex digits."""
     return len(text) == 32 and _ID_DIGITS.issuperset(text)

@@ -4,9 +4,10 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.storage.read.search import FrozenSelection
 
 

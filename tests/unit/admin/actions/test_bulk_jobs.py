@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from phpmq_lite.admin.actions.bulk_jobs import (
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.messages.jobs import (
     KEPT_MAX,
     KEPT_MS,
     RUNNING_MAX,
@@ -18,11 +19,11 @@ from phpmq_lite.admin.actions.bulk_jobs import (
     BulkJobState,
     BulkWork,
 )
-from phpmq_lite.admin.actions.undo import UndoStore
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.admin.messages.undo import UndoStore
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.operator_actions import Action
 from tests.unit.admin.actions.made import Broker, entry
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phpmq_lite.admin.actions.confirmation import check_typed_text, texts_to_type
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import UiSettings
 

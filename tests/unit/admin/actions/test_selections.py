@@ -2,8 +2,8 @@
 
 import pytest
 
-from phpmq_lite.admin.actions.selections import LIFE_MS, SelectionStore
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.messages.selection_store import LIFE_MS, SelectionStore
 from tests.unit.admin.actions.made import frozen
 
 

@@ -5,15 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from phpmq_lite.admin.actions.undo import (
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.messages.undo import (
     LIFE_MS,
     UndoRecord,
     UndoStore,
     make_publish_undo,
     make_undo,
 )
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
+from phpmq_lite.operator_actions import Action
 from tests.unit.admin.actions.made import new_id
 
 

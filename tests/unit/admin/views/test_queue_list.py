@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from phpmq_lite.admin.base import formats
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.responses import csv_cell, list_response
-from phpmq_lite.admin.resources.queues import QueueView
-from phpmq_lite.admin.views import queue_list
-from phpmq_lite.admin.views.queue_list import (
+from phpmq_lite.admin.queues import listing as queue_list
+from phpmq_lite.admin.queues.list import QueueView
+from phpmq_lite.admin.queues.listing import (
     ListedQueue,
     QueuePage,
     QueueQuery,

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.actions import flash_messages
+from phpmq_lite.admin.messages import texts
 from phpmq_lite.broker import dead_letters
 from phpmq_lite.broker.operator.message_actions import (
     ACTION_SLICE,
-    Action,
     ActionOptions,
     ActionOutcome,
     act_on_messages,
@@ -17,6 +16,7 @@ from phpmq_lite.broker.operator.message_actions import (
 from phpmq_lite.broker.registry import PublishBlock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, LoadedRows, Message, MessageSource, State
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
 from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
@@ -280,7 +280,7 @@ def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: 
     rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
     run(rig, action, row, target="orders")
     assert skip_reasons(rig) == {"disk full": 1}
-    assert flash_messages.describe_reason("disk full") != "disk full"
+    assert texts.describe_reason("disk full") != "disk full"
 
 
 # -- restore

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
-from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.auth.permissions import allowed_queues, require_queue
 from phpmq_lite.admin.base import formats, responses
-from phpmq_lite.admin.base.context import Context, context_of, status_of
+from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.input import (
     LIMIT_MAX,
     BodySize,
@@ -21,12 +19,17 @@ from phpmq_lite.admin.base.input import (
 )
 from phpmq_lite.admin.base.responses import ListPage, ResponseModel
 from phpmq_lite.admin.base.search_query import traces_search
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.finding import Queue
 from phpmq_lite.admin.views import trace_view
 from phpmq_lite.admin.views.bodies import as_content, preview_envelope
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import Body, MessageRow
 from phpmq_lite.storage.read.search_plan import SearchQuery
+
+endpoints: Final = Endpoints()
 
 
 class MessagesQuery(ListQuery):
@@ -189,12 +192,12 @@ class SearchPage:
 
 
 async def read_search_page(
-    request: web.Request, query: SearchQuery, cursor: str | None, limit: int
+    call: Call, query: SearchQuery, cursor: str | None, limit: int
 ) -> SearchPage:
     """Return a page of matching messages from queues visible to the caller, newest first."""
-    context, allowed = context_of(request), allowed_queues(request)
+    allowed = call.allowed
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
-    found = await context.search.page(
+    found = await call.context.search.page(
         query, queues=allowed, limit=limit,
         place=responses.pair_in(responses.decode_cursor(scope, cursor)),
     )  # fmt: skip
@@ -207,7 +210,7 @@ async def read_search_page(
     )  # fmt: skip
 
 
-async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow]) -> frozenset[int]:
+async def read_failed_attempts(call: Call, rows: Iterable[MessageRow]) -> frozenset[int]:
     """Return the seqs of acked messages whose trace shows that the attempt failed."""
     traces = {
         row.trace_id
@@ -216,10 +219,8 @@ async def read_failed_attempts(request: web.Request, rows: Iterable[MessageRow])
     }
     if not traces:
         return frozenset()
-    found = await read_search_page(request, traces_search(*sorted(traces)), None, LIMIT_MAX)
-    return trace_view.find_failed_attempts(
-        found.rows, dead_letter_queues_named(status_of(request).queues)
-    )
+    found = await read_search_page(call, traces_search(*sorted(traces)), None, LIMIT_MAX)
+    return trace_view.find_failed_attempts(found.rows, dead_letter_queues_named(call.queues))
 
 
 def describe_searched(found: SearchPage) -> str:
@@ -243,8 +244,10 @@ def messages_view(rows: Iterable[MessageRow], next_: str | None = None) -> ListP
     return ListPage[MessageView](items=[MessageView.of_row(row) for row in rows], next=next_)
 
 
-async def list_queue_messages(request: web.Request, query: MessagesQuery) -> ListPage[MessageView]:
+@endpoints.api("GET /queues/{q}/messages", "api-queue-messages", cli="message list")
+async def list_queue_messages(
+    call: Call, queue: Queue, query: MessagesQuery
+) -> ListPage[MessageView]:
     """List a queue's messages in queue order, without their bodies."""
-    queue_id = require_queue(request).queue_id
-    listed = await read_messages_page(context_of(request), query, queue_id)
+    listed = await read_messages_page(call.context, query, queue.queue_id)
     return messages_view(listed.rows, listed.next)

@@ -6,20 +6,12 @@ from dataclasses import dataclass, field, replace
 from secrets import token_urlsafe
 from typing import Final
 
-from phpmq_lite.admin.actions.selections import OwnedStore
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.admin.messages.selection_store import OwnedStore
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
+from phpmq_lite.operator_actions import ACTIONS, Action
 
 LIFE_MS: Final = 3_600_000
 _SEQ_DIGITS: Final = 16  # number of hex digits that encode the seq in a message id
-
-# Maps each action to the action that undoes it; actions not listed cannot be undone.
-OPPOSITES: Final = {
-    Action.DELETE: Action.RESTORE,
-    Action.REQUEUE: Action.PLACE,
-    Action.MOVE: Action.PLACE,
-    Action.RESTORE: Action.DELETE,
-    Action.REDRIVE: Action.TAKE_BACK,
-}
 
 
 @dataclass(slots=True)
@@ -70,7 +62,7 @@ class UndoRecord:
 
 def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
     """Return an empty undo record for an action, or None if the action cannot be undone."""
-    opposite = OPPOSITES.get(action)
+    opposite = ACTIONS[action].opposite
     return None if opposite is None else UndoRecord(opposite, owner, target)
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from phpmq_lite.admin.actions.undo import UndoRecord, UndoStore, make_undo
 from phpmq_lite.admin.base.problems import Problem, problem_of
-from phpmq_lite.broker.operator.message_actions import Action, ActionOptions, ActionOutcome
+from phpmq_lite.admin.messages.undo import UndoRecord, UndoStore, make_undo
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.operator_actions import Action
 
 SLICE: Final = 100  # messages per slice; with 500, five jobs delayed other batches by 60 ms
 RUNNING_MAX: Final = 4  # jobs per user; twice that in total, because a job can hold 1,000,000 seqs

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from phpmq_lite.admin.base import formats, responses
-from phpmq_lite.admin.base.context import Context
 from phpmq_lite.admin.base.formats import count_of
 from phpmq_lite.admin.base.input import ListQuery
 from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus
@@ -236,15 +236,15 @@ def consumers_of(status: BrokerStatus, name: str) -> list[tuple[ClientStatus, in
 AGES_READ_MAX: Final = 200  # maximum number of queues whose ages are read from the database
 
 
-async def read_oldest_ready(context: Context, queues: Iterable[QueueStatus]) -> dict[int, int]:
+async def read_oldest_ready(call: Call, queues: Iterable[QueueStatus]) -> dict[int, int]:
     """Return when the first ready message of each queue was published.
 
     For many queues, the times come from the last sample, which may be up to 10 s old.
     """
     ready = [queue.queue_id for queue in queues if queue.ready > 0]
     if len(ready) <= AGES_READ_MAX:
-        return await context.reader.oldest_ready(ready)
-    ages = context.rollups.ages
+        return await call.context.reader.oldest_ready(ready)
+    ages = call.context.rollups.ages
     return {queue_id: ages[queue_id] for queue_id in ready if queue_id in ages}
 
 

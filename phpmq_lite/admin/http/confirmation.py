@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.input import Form
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.settings import Settings
 
@@ -30,6 +31,17 @@ class Confirmation:
     is_danger: bool = False
     is_disabled: bool = False  # true if the action would affect nothing
     preview: tuple[str, str] | None = None  # search and action for the preview
+
+    def check(self, form: Form) -> None:
+        """Refuse a form without the text to type, or without a required reason.
+
+        Raises:
+            Problem: 422, and nothing was changed.
+        """
+        check_typed_text(self.typed, form.raw("confirm"))
+        if self.reason == "required" and not form.reason():
+            detail = "Enter a reason for the audit log. Nothing was changed."
+            raise Problem(422, "invalid", detail, field="reason", bound="at least 1 character")
 
 
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:

@@ -5,31 +5,30 @@ import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Final, Literal, Self
 
 from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.auth.browser_security import download_headers
-from phpmq_lite.admin.auth.permissions import allowed_queues, find_message, find_queue
 from phpmq_lite.admin.auth.request_source import host_name
-from phpmq_lite.admin.base.context import Context, context_of, status_of
-from phpmq_lite.admin.base.input import EnvelopeUrn, OutputFormat, QueryModel, TraceId, read_query
+from phpmq_lite.admin.base.input import EnvelopeUrn, OutputFormat, QueryModel, TraceId
 from phpmq_lite.admin.base.problems import Problem
 from phpmq_lite.admin.base.request_body import memory_hold_of
-from phpmq_lite.admin.base.responses import ListPage, json_response
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.base.responses import ListPage
 from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
-from phpmq_lite.admin.resource import api_route, view_response
-from phpmq_lite.admin.resources import messages
-from phpmq_lite.admin.resources.messages import (
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.output import respond
+from phpmq_lite.admin.messages.finding import Message
+from phpmq_lite.admin.messages.listing import (
     BodyView,
     EventView,
     MessageView,
-    list_queue_messages,
     messages_view,
+    read_failed_attempts,
 )
-from phpmq_lite.admin.resources.search import search_messages
 from phpmq_lite.admin.views import bodies, envelope_card, message_life
 from phpmq_lite.admin.views.copy_snippets import (
     COPY_BYTES,
@@ -40,11 +39,12 @@ from phpmq_lite.admin.views.copy_snippets import (
 )
 from phpmq_lite.admin.views.dead_letter_queues import is_dead_letter_queue
 from phpmq_lite.admin.views.message_life import MessageLife
-from phpmq_lite.admin.views.rendering import render_page
 from phpmq_lite.envelopes import validation
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.audit import AuditLog
 from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
+
+endpoints: Final = Endpoints()
 
 
 class BodyInput(QueryModel):
@@ -139,45 +139,42 @@ class MessageDetailView(MessageView):
     )
 
 
-async def get_message(request: web.Request) -> MessageDetailView:
+@endpoints.api("GET /messages/{id}", "api-message", cli="message show")
+async def get_message(call: Call, row: Message) -> MessageDetailView:
     """Return a live or settled message and the verdict on its envelope, but not its body."""
-    context = context_of(request)
-    row = await find_message(request, context)
-    card = await envelope_card.card_of(request, context, row, await context.reader.body(row))
+    reader = call.context.reader
+    card = await envelope_card.card_of(call.request, call.context, row, await reader.body(row))
     found = MessageDetailView.of_row(row)
     found.envelope = None if card is None else EnvelopeView.of(card)
     return found
 
 
-async def list_events(request: web.Request) -> ListPage[EventView]:
+@endpoints.api("GET /messages/{id}/body", "api-body", gives=BodyView, cli="message show")
+async def get_body(call: Call, row: Message, asked: BodyInput) -> web.StreamResponse:
+    """Return a message's body, either as ``content`` with its ``encoding`` or as a download."""
+    if "download" in call.request.query:
+        return await download_body(call, row)
+    found = await call.context.reader.body(row)
+    if found is None:
+        raise _no_body(row)
+    return respond(BodyView.of(found))
+
+
+@endpoints.api("GET /messages/{id}/events", "api-message-events")
+async def list_events(call: Call, row: Message) -> ListPage[EventView]:
     """List a message's exceptional events, such as requeues and redrives."""
-    context = context_of(request)
-    row = await find_message(request, context)
-    rows = await context.reader.events(row.seq)
+    rows = await call.context.reader.events(row.seq)
     return ListPage[EventView](items=[EventView.of(event) for event in rows])
 
 
-async def get_body(request: web.Request) -> web.StreamResponse:
-    """Return a message's body, either as ``content`` with its ``encoding`` or as a download."""
-    context = context_of(request)
-    row = await find_message(request, context)
-    if "download" in request.query:
-        return await download_body(request)
-    found = await context.reader.body(row)
-    if found is None:
-        raise _no_body(row)
-    return json_response(BodyView.of(found))
-
-
-async def download_body(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/messages/{id}/body", "body")
+async def download_body(call: Call, row: Message) -> web.Response:
     """Return the entire body as a download; a damaged body has ``.damaged`` in its file name.
 
     The header ``Repr-Digest`` contains its SHA-256.
     """
-    context = context_of(request)
-    row = await find_message(request, context)
-    await memory_hold_of(request).resize(row.size)
-    found = await context.reader.whole_body(row)
+    await memory_hold_of(call.request).resize(row.size)
+    found = await call.context.reader.whole_body(row)
     if found is None:
         raise _no_body(row)
     name = row.message_id + (".damaged" if found.is_damaged else "")
@@ -206,26 +203,28 @@ class MessagePageQuery(QueryModel):
     format: OutputFormat = "html"
 
 
-async def show_message(request: web.Request) -> web.StreamResponse:
+async def list_one(_call: Call, row: Message) -> ListPage[MessageView]:
+    """Return a page's message as a list, for the formats that lists have."""
+    return messages_view([row])
+
+
+@endpoints.page("/messages/{id}", "message", data=list_one)
+async def show_message(call: Call, row: Message, query: MessagePageQuery) -> web.Response:
     """Show a message's details, body and timeline."""
-    context = context_of(request)
-    query, row = read_query(request, MessagePageQuery), await find_message(request, context)
-    if query.format != "html":
-        return view_response(messages_view([row]), query.format)
+    reader, request = call.context.reader, call.request
     body, sha256, life = await asyncio.gather(
-        context.reader.body(row), context.reader.sha256(row), _life(request, context, row)
+        reader.body(row), reader.sha256(row), _life(call, row)
     )
     shown = None
     if body is not None:  # use a thread, because indenting 256 KiB takes a while
         shown = await asyncio.to_thread(bodies.view_body, body.content, body.size, query.view)
-    card = await envelope_card.card_of(request, context, row, body)
-    newer, older = await _neighbours(request, context, query, row)
+    card = await envelope_card.card_of(request, call.context, row, body)
+    newer, older = await _neighbours(call, query, row)
     others = {seq: (life.rows[seq], life.events[seq]) for seq in life.rows if seq != row.seq}
     last = None  # the audit row for the message's deletion, if it names the message
     if row.state == State.DELETED:
-        last = await AuditLog(context.readers).last_of(row.message_id)
-    return await render_page(
-        request,
+        last = await AuditLog(call.context.readers).last_of(row.message_id)
+    return await call.render(
         "message.html",
         row=row,
         body=body,
@@ -234,43 +233,43 @@ async def show_message(request: web.Request) -> web.StreamResponse:
         card=card,
         elsewhere=envelope_card.other_queue(card, row) if card is not None else "",
         is_too_large=envelope_card.is_too_large(row),
-        is_record=is_dead_letter_queue(status_of(request).queues, row.queue or ""),
-        is_failed=row.seq in await messages.read_failed_attempts(request, [row]),
+        is_record=is_dead_letter_queue(call.queues, row.queue or ""),
+        is_failed=row.seq in await read_failed_attempts(call, [row]),
         policy=envelope_card.policy_of(request, row.queue_id),
-        has_queue=lambda name: find_queue(request, name) is not None,
-        steps=message_life.make_timeline(row, life.events[row.seq], context.now_ms(), others),
+        has_queue=lambda name: call.find_queue(name) is not None,
+        steps=message_life.make_timeline(row, life.events[row.seq], call.now_ms, others),
         relatives=message_life.list_relatives(row, life.links, life.rows),
         last=last if last is not None and last.action in _DELETIONS else None,
-        copied=_snippets_of(request, row, body),
+        copied=_snippets_of(call, row, body),
         newer=newer,
         older=older,
         query=query,
     )
 
 
-async def _life(request: web.Request, context: Context, row: MessageRow) -> MessageLife:
+async def _life(call: Call, row: MessageRow) -> MessageLife:
     """Collect messages linked by a restore, redrive, edit or dead-lettering, up to a limit."""
-    allowed = allowed_queues(request)
+    allowed, reader = call.allowed, call.context.reader
     rows = {row.seq: row}
     links: dict[tuple[int, str, str], LinkRow] = {}
     asked: list[int] = [row.seq]
     for _ in range(_ROUNDS):
-        found = await context.reader.links(asked)
+        found = await reader.links(asked)
         links |= {(link.seq, link.kind, link.other): link for link in found}
         wanted = {link.other_seq for link in found if link.other_seq}
         wanted |= {rows[seq].source_seq or 0 for seq in asked if seq in rows}
         asked = sorted(wanted - rows.keys() - {0})[: RELATIVES - len(rows) + 1]
         if not asked:
             break
-        for other in await context.reader.rows(asked):
+        for other in await reader.rows(asked):
             if allowed is None or other.queue_id in allowed:
                 rows[other.seq] = other
-    events = {seq: await context.reader.events(seq) for seq in rows}
+    events = {seq: await reader.events(seq) for seq in rows}
     return MessageLife(rows, events, list(links.values()))
 
 
 async def _neighbours(
-    request: web.Request, context: Context, query: MessagePageQuery, row: MessageRow
+    call: Call, query: MessagePageQuery, row: MessageRow
 ) -> tuple[MessageRow | None, MessageRow | None]:
     """Return a pair: the next newer and the next older search result."""
     if not query.q:
@@ -279,44 +278,16 @@ async def _neighbours(
         asked = parse_search(query.q)
     except Problem:
         return None, None
-    allowed = allowed_queues(request)
-    return (
-        await context.search.neighbour(asked, row, is_newest_first=False, queues=allowed),
-        await context.search.neighbour(asked, row, is_newest_first=True, queues=allowed),
-    )
+    find = partial(call.context.search.neighbour, asked, row, queues=call.allowed)
+    return await find(is_newest_first=False), await find(is_newest_first=True)
 
 
-def _snippets_of(request: web.Request, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
+def _snippets_of(call: Call, row: MessageRow, body: Body | None) -> Sequence[Snippet]:
     """Return code snippets that republish the message, or none if the body is large or missing."""
     if body is None or not body.is_whole or body.size > COPY_BYTES or row.queue is None:
         return ()
-    context = context_of(request)
-    host, port = tcp_address(status_of(request).listeners, host_name(request.host))
+    request = call.request
+    host, port = tcp_address(call.status.listeners, host_name(request.host))
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    base = http_address(request.scheme, request.host, context.urls.base_path)
+    base = http_address(request.scheme, request.host, call.context.urls.base_path)
     return copy_snippets(row.queue, body.content, row.message_id, row.ttl_s, base, where)
-
-
-ROUTES: Final = (
-    api_route(
-        "GET", "/api/v1/queues/{q}/messages", Role.VIEWER, "api-queue-messages",
-        list_queue_messages, cli="message list",
-    ),
-    api_route(
-        "GET", "/api/v1/messages", Role.VIEWER, "api-search", search_messages,
-        cli="message search",
-    ),
-    api_route(
-        "GET", "/api/v1/messages/{id}", Role.VIEWER, "api-message", get_message,
-        cli="message show",
-    ),
-    Route(
-        "GET", "/api/v1/messages/{id}/body", Role.VIEWER, "api-body", get_body, query=BodyInput,
-        gives=BodyView, cli="message show",
-    ),
-    api_route(
-        "GET", "/api/v1/messages/{id}/events", Role.VIEWER, "api-message-events", list_events
-    ),
-    Route("GET", "/messages/{id}", Role.VIEWER, "message", show_message),
-    Route("GET", "/messages/{id}/body", Role.VIEWER, "body", download_body),
-)  # fmt: skip

@@ -1,0 +1,259 @@
+"""Declares endpoints: a handler, and the routes, input, output and checks that its signature names.
+
+A handler takes the call, then what it needs, by type: objects that the path names
+(``Annotated[…, From(find)]``), a pydantic model (the query string, the form or the JSON body), or a
+``Form``.  It returns what the API sends, or ``Done``; a page returns ``call.render(…)``.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from inspect import isawaitable
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from phpmq_lite.admin.auth.request_audit import mark_refused
+from phpmq_lite.admin.auth.sessions import FlashMessage
+from phpmq_lite.admin.base.input import Form, read_json_model, read_query
+from phpmq_lite.admin.base.problems import Problem, problem_of
+from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import Confirmation, check_typed_text
+from phpmq_lite.admin.http.forms import read_form_model
+from phpmq_lite.admin.http.output import respond
+
+V = TypeVar("V")
+H = TypeVar("H", bound=Callable[..., Awaitable[Any]])
+PREFIX: Final = "/api/v1"
+
+
+@dataclass(slots=True, frozen=True)
+class From:
+    """Marks a parameter that ``find`` reads from the call, or refuses."""
+
+    find: Callable[[Call], Any]
+
+
+@dataclass(slots=True, frozen=True)
+class Done(Generic[V]):
+    """What an action did: the API sends ``view``; a form shows ``message`` on the page ``to``.
+
+    Without ``to``, the next page is what the form's ``next`` names, else the form's own page.
+    """
+
+    view: V
+    message: FlashMessage | str = ""
+    to: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Signature:
+    """What a handler takes and returns, read from its annotations."""
+
+    finds: tuple[Callable[[Call], Any], ...]
+    takes: Any  # model or Form of the last parameter, or what documents the body, or None
+    has_input: bool  # whether the handler takes it; otherwise, the handler reads the body itself
+    gives: Any  # model of the response, or None
+
+    @classmethod
+    def of(cls, handler: Callable[..., Any], takes: Any = None) -> Self:
+        """Read the annotations of a handler, whose first parameter is the call.
+
+        ``takes`` replaces the model of a handler that several endpoints share.
+        """
+        hints = get_type_hints(handler, include_extras=True)
+        gives = hints.pop("return")
+        _, *taken = hints.values()
+        finds = [mark.find for hint in taken for mark in get_args(hint) if isinstance(mark, From)]
+        rest = [hint for hint in taken if get_origin(hint) is not Annotated]
+        if get_origin(gives) is Done:
+            [gives] = get_args(gives)
+        is_raw = isinstance(gives, type) and issubclass(gives, web.StreamResponse)
+        return cls(
+            tuple(finds),
+            takes or next(iter(rest), None),
+            bool(rest),
+            None if is_raw or gives is type(None) else gives,
+        )
+
+    async def find(self, call: Call) -> list[Any]:
+        """Return the objects that the path names."""
+        found = [find(call) for find in self.finds]
+        return [await each if isawaitable(each) else each for each in found]
+
+    async def read(self, call: Call, method: str) -> list[Any]:
+        """Return the handler's input, from where this kind of request has it."""
+        if not self.has_input:
+            return []
+        if self.takes is Form:
+            return [await call.form()]
+        match method:
+            case "GET":
+                return [read_query(call.request, self.takes)]
+            case "DELETE":
+                return [self.takes()]
+            case "FORM":
+                return [read_form_model(await call.form(), self.takes)]
+        return [await read_json_model(call.request, self.takes)]
+
+
+@dataclass(slots=True)
+class Endpoints:
+    """The endpoints of one part of the admin, in the order in which they match."""
+
+    routes: list[Route] = field(default_factory=list)
+
+    def api(
+        self,
+        call: str,
+        name: str,
+        role: Role = Role.VIEWER,
+        audit: str | None = None,
+        *,
+        takes: Any = None,
+        **more: Any,
+    ) -> Callable[[H], H]:
+        """Declare an API call, such as ``GET /queues/{q}``; ``more`` are fields of ``Route``."""
+        method, _, path = call.partition(" ")
+
+        def declare(handler: H) -> H:
+            signature = Signature.of(handler, takes)
+            is_get, status = method == "GET", more.get("status", 200)
+
+            async def answer(request: web.Request) -> web.StreamResponse:
+                called = Call.of(request)
+                found = await signature.find(called)
+                data = await signature.read(called, method)
+                result = await handler(called, *found, *data)
+                format_ = getattr(data[0], "format", "json") if data else "json"
+                return respond(result.view if isinstance(result, Done) else result, format_, status)
+
+            models = {
+                "query": signature.takes if is_get else None,
+                "takes": None if is_get or method == "DELETE" else signature.takes,
+                "gives": signature.gives,
+            }
+            self._add(handler, answer, method, PREFIX + path, role, name, audit, **(models | more))
+            return handler
+
+        return declare
+
+    def page(
+        self,
+        path: str,
+        name: str,
+        role: Role = Role.VIEWER,
+        *,
+        data: Callable[..., Any] | None = None,
+        **more: Any,
+    ) -> Callable[[H], H]:
+        """Declare a page; if the query requests another format, it sends the result of ``data``."""
+
+        def declare(handler: H) -> H:
+            signature = Signature.of(handler)
+            has_query = data is not None and Signature.of(data).has_input
+
+            async def show(request: web.Request) -> web.StreamResponse:
+                call = Call.of(request)
+                found = await signature.find(call)
+                query = await signature.read(call, "GET")
+                format_ = getattr(query[0], "format", "html") if query else "html"
+                if data is not None and format_ != "html":
+                    given = query if has_query else ()
+                    return respond(await data(call, *found, *given), format_)
+                response: web.StreamResponse = await handler(call, *found, *query)
+                return response
+
+            self._add(handler, show, "GET", path, role, name, **more)
+            return handler
+
+        return declare
+
+    def action(
+        self,
+        path: str,
+        name: str,
+        role: Role,
+        audit: str,
+        *,
+        ask: Callable[..., Any] | None = None,
+        typed: Callable[..., Sequence[str]] | None = None,
+        again: Callable[..., Awaitable[web.StreamResponse]] | None = None,
+        api: str = "",
+        api_name: str = "",
+        takes: Any = None,
+        **more: Any,
+    ) -> Callable[[H], H]:
+        """Declare a change: its form at ``path``, and its call if ``api`` is a method or a call.
+
+        ``ask`` returns the confirmation page, which is also what a submitted form must satisfy.
+        ``typed`` returns the text to type for a form that another page contains.  ``again`` shows
+        a refused form with its error.
+        """
+
+        def declare(handler: H) -> H:
+            signature = Signature.of(handler, takes)
+
+            async def show(request: web.Request) -> web.StreamResponse:
+                call = Call.of(request)
+                asked = await _confirmation(ask, call, await signature.find(call))
+                return await call.render("confirm.html", ask=asked)
+
+            async def submit(request: web.Request) -> web.StreamResponse:
+                call = Call.of(request)
+                form, found = await call.form(), await signature.find(call)
+                try:
+                    if ask is not None:
+                        (await _confirmation(ask, call, found)).check(form)
+                    if typed is not None:
+                        check_typed_text(typed(call, *found), form.raw("confirm"))
+                    call.audit(reason=form.reason())
+                    done = await handler(call, *found, *await signature.read(call, "FORM"))
+                except (Problem, ValidationError) as error:
+                    problem = problem_of(error)
+                    if again is None or problem is None:
+                        raise
+                    mark_refused(request, problem)
+                    return await again(call, *found, form, problem)
+                return _after(call, done)
+
+            if ask is not None:
+                self._add(handler, show, "GET", path, role, f"{name}-form")
+            self._add(handler, submit, "POST", path, role, name, audit)
+            if api:
+                to = api if " " in api else f"{api} {path}"
+                self.api(to, api_name or f"api-{name}", role, audit, takes=takes, **more)(handler)
+            return handler
+
+        return declare
+
+    def _add(self, of: Any, run: Any, *args: Any, **more: Any) -> None:
+        method, path, role, name, *audit = args
+        update_wrapper(run, of)
+        self.routes.append(Route(method, path, role, name, run, *audit, **more))
+
+
+async def _confirmation(ask: Any, call: Call, found: Sequence[Any]) -> Confirmation:
+    asked = ask(call, *found)
+    made: Confirmation = await asked if isawaitable(asked) else asked
+    return made
+
+
+def _after(call: Call, done: Any) -> web.StreamResponse:
+    if isinstance(done, web.StreamResponse):
+        return done
+    if done.message:
+        call.tell(done.message)
+    raise web.HTTPSeeOther(done.to or call.back(call.request.path))

@@ -1,0 +1,1 @@
+"""Messages: search results, one message, actions, selections and bulk jobs."""

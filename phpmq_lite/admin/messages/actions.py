@@ -1,0 +1,246 @@
+"""Actions on one message, and on the messages ticked in a list; ``ACTIONS`` defines them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+from phpmq_lite.admin.auth.sessions import FlashMessage
+from phpmq_lite.admin.base import formats
+from phpmq_lite.admin.base.input import (
+    ActionInput,
+    MessageId,
+    RedriveTarget,
+    UndoToken,
+    check_queue_name,
+)
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.base.search_query import ids_search
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.forms import NewTtl, QueueTarget, Ttl, Untrimmed
+from phpmq_lite.admin.messages.finding import Message
+from phpmq_lite.admin.messages.texts import describe_result, refuse_skipped
+from phpmq_lite.admin.messages.undo import make_undo
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, act_on_messages
+from phpmq_lite.model import State
+from phpmq_lite.operator_actions import ACTIONS, ON_MANY, ON_ONE, Action
+from phpmq_lite.storage.read.messages import MessageRow, seq_of
+
+endpoints: Final = Endpoints()
+
+
+# -- input
+
+
+class TtlInput(ActionInput):
+    """A new time to live for a message."""
+
+    ttl_s: NewTtl = None
+
+
+class MoveInput(ActionInput):
+    """The target queue of a move."""
+
+    target: QueueTarget
+    create: bool = Field(False, description="create the target queue if it does not exist")
+
+
+class DeleteInput(ActionInput):
+    """Whether to delete a message that a consumer holds."""
+
+    dispatched: bool = Field(False, description="delete even if a consumer holds the message")
+
+
+class RedriveOneInput(ActionInput):
+    """The target queue and time to live for redriving a dead-letter record."""
+
+    ttl_s: Ttl = None
+    target: Annotated[RedriveTarget, Untrimmed()] = None
+
+
+class TickedInput(ActionInput):
+    """An action on the messages that are ticked in a list."""
+
+    action: Action
+    id: list[str] = Field([])
+    ttl_s: NewTtl = None
+    target: Annotated[RedriveTarget, Untrimmed()] = None
+    create: bool = False
+    dispatched: bool = False
+
+
+_INPUTS: Final[dict[tuple[str, ...], type[ActionInput]]] = {
+    (): ActionInput,
+    ("ttl_s",): TtlInput,
+    ("target", "create"): MoveInput,
+    ("target", "ttl_s"): RedriveOneInput,
+    ("dispatched",): DeleteInput,
+}
+
+
+def options_of(call: Call, action: Action, asked: BaseModel) -> ActionOptions:
+    """Return an input's options, limited to the caller's queues.
+
+    Raises:
+        Problem: 422 if the target is missing or invalid, 403 if the caller has no access to it.
+    """
+    given = asked.model_dump()
+    target = given.get("target")
+    if action is Action.MOVE and not target:
+        raise Problem(422, "invalid", "Enter a target queue.", field="target", bound="a queue name")
+    if target:
+        check_queue_name(target)
+        call.check_queue(target, "target")
+    return ActionOptions(
+        given.get("ttl_s"), target, bool(given.get("create")), bool(given.get("dispatched")),
+        queues=call.allowed,
+    )  # fmt: skip
+
+
+# -- one transaction
+
+
+@dataclass(slots=True, frozen=True)
+class ActionResult:
+    """The outcome of an action, and the token that undoes it."""
+
+    outcome: ActionOutcome
+    undo: str | None
+
+
+async def apply_action(
+    call: Call, action: Action, seqs: Sequence[int], asked: ActionInput, target: str
+) -> ActionResult:
+    """Apply an action to a few messages in one transaction; ``target`` is for the audit log."""
+    options = options_of(call, action, asked)
+    call.audit(target, asked.reason)
+    outcome = await call.run(act_on_messages, action, seqs, options)
+    undo = make_undo(action, call.actor, target)
+    if undo is not None:
+        undo.note(outcome)
+    return ActionResult(outcome, call.context.actions.undos.add(undo, call.now_ms))
+
+
+class ActionResultView(BaseModel):
+    """The result of an action; ``undo`` is a token for POST /undo/{token}."""
+
+    id: MessageId
+    action: str = Field(description="requeue, release, move, delete, redrive, restore, erase, edit")
+    new_id: str | None = Field(None, description="id of the new message; null if none was created")
+    undo: UndoToken = None
+
+
+def fields_of(action: Action, keeps: str, origin: str, target: str = "") -> list[FormField]:
+    """Return the form fields for an action's options.
+
+    ``keeps`` is what an empty time to live means, ``origin`` what an empty target means.
+    """
+    is_move = action is Action.MOVE
+    help_ = "" if is_move else f"Leave empty {origin}."
+    known: dict[str, FormField] = {
+        "ttl_s": ("ttl_field", (keeps,)),
+        "target": ("target_field", ("Target queue", is_move, help_, target)),
+        "create": ("create_field", ()),
+    }
+    return [known[option] for option in ACTIONS[action].options if option in known]
+
+
+def _ask(call: Call, row: MessageRow, action: Action) -> Confirmation:
+    definition, here = ACTIONS[action], call.url("message", id=row.message_id)
+    title = f"{definition.verb} message"
+    is_strict = definition.needs_admin
+    origin = f" ({formats.escape_hidden(row.source_queue)})" if row.source_queue else ""
+    fields = fields_of(
+        action, definition.keeps, f"to use the queue where the message was dead-lettered{origin}"
+    )
+    if action is Action.RESTORE and row.deadline_at is not None and row.deadline_at <= call.now_ms:
+        text = "The message's deadline has passed. Enter a new time to live."
+        fields.append(("warning", (text,)))
+    if action is Action.DELETE and row.state == State.DISPATCHED:
+        help_ = "The consumer's acknowledgement will be ignored."
+        fields.append(
+            ("check_field", ("dispatched", "Delete the message held by a consumer", help_, True))
+        )
+    return Confirmation(
+        title="Erase the body of message" if is_strict else title, number=f"#{row.seq}",
+        button="Erase body" if is_strict else title, queue=row.queue, text=definition.text,
+        crumbs=[("Queues", call.url("queues")), (f"Message #{row.seq}", here)],
+        url=call.url(f"message-{action}", id=row.message_id), back=call.back(here), fields=fields,
+        is_danger=definition.is_danger, typed=[f"#{row.seq}"] if is_strict else (),
+        reason="required" if is_strict else "",
+    )  # fmt: skip
+
+
+def _declare(action: Action) -> None:
+    row = ACTIONS[action]
+
+    async def run(call: Call, message: Message, asked: ActionInput) -> Done[ActionResultView]:
+        id_ = message.message_id
+        if message.state not in row.takes:
+            refuse_skipped(action, row.refusal)
+        done = await apply_action(call, action, [message.seq], asked, id_)
+        if not done.outcome.done:
+            refuse_skipped(action, *done.outcome.skipped)
+        new_id = done.outcome.new_ids.get(message.seq)
+        there = call.url("message", id=new_id or id_)
+        link = f"Message #{message.seq}" if new_id is None else f"New message #{seq_of(new_id)}"
+        return Done(
+            ActionResultView(id=id_, action=str(action), new_id=new_id, undo=done.undo),
+            FlashMessage(f"Message #{message.seq} {row.done}.", done.undo, (there, link)),
+            call.back(there),
+        )
+
+    run.__doc__ = row.summary
+    endpoints.action(
+        f"/messages/{{id}}/{action}", f"message-{action}",
+        Role.ADMIN if row.needs_admin else Role.OPERATOR, f"message.{action}",
+        ask=lambda call, message: _ask(call, message, action), takes=_INPUTS[row.options],
+        api="POST", cli=f"message {action}" if row.cli else None,
+    )(run)  # fmt: skip
+
+
+for _action in ON_ONE:
+    _declare(_action)
+
+
+@endpoints.action("/messages/act", "messages-act", Role.OPERATOR, "message.act")
+async def act_on_ticked(call: Call, asked: TickedInput) -> Any:
+    """Apply an action to the messages selected in a list."""
+    ids, action, to = asked.id, asked.action, call.back(call.url("queues"))
+    if action not in ON_MANY:
+        raise Problem(422, "invalid", "Unknown action.", field="action", bound=", ".join(ON_MANY))
+    if not ids:
+        raise Problem(
+            422, "invalid", "Select at least one message.", field="id", bound="at least one message"
+        )
+    entry = call.audit()
+    entry.action = f"message.{action}"
+    frozen = await call.context.search.freeze(ids_search(ids), queues=call.allowed)
+    if action is Action.MOVE and not asked.target:
+        return await _ask_target(call, ids, to)
+    if texts_to_type(call.context.settings, len(frozen.seqs), frozen.by_queue):
+        entry.action = "selection.make"
+        what = f"{formats.count_messages(len(ids))} selected"
+        made = call.context.actions.selections.add(what, frozen, call.actor, call.now_ms)
+        raise call.redirect("selection", token=made.token, action=str(action), next=to)
+    target = ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
+    done = await apply_action(call, action, frozen.seqs, asked, target)
+    text = describe_result(action, len(done.outcome.done), done.outcome.skipped)
+    return Done(None, FlashMessage(text, done.undo), to)
+
+
+async def _ask_target(call: Call, ids: Sequence[str], to: str) -> web.Response:
+    title = f"Move {formats.count_messages(len(ids))}"
+    ask = Confirmation(
+        title=title, button=title, url=call.url("messages-act"), back=to, reason="",
+        text="The messages move to the end of the target queue and keep their ids and "
+        "deadlines. Messages held by consumers are skipped.",
+        hidden=[("action", Action.MOVE), *(("id", id_) for id_ in ids)],
+        fields=fields_of(Action.MOVE, "", ""),
+    )  # fmt: skip
+    return await call.render("confirm.html", ask=ask)

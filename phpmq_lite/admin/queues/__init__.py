@@ -1,0 +1,1 @@
+"""Queues: the list, one queue, its settings, and actions on queues."""

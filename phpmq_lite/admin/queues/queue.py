@@ -1,0 +1,331 @@
+"""Page, settings and API for a single queue."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from json import dumps
+from typing import Any, Final, Literal
+
+from aiohttp import web
+from pydantic import Field
+
+from phpmq_lite.admin.auth.permissions import check_forward_right
+from phpmq_lite.admin.base.input import Form
+from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.base.responses import ListPage, json_response
+from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.base.search_query import queue_search, verdict_search
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.finding import Queue
+from phpmq_lite.admin.insights.history_readers import read_claims
+from phpmq_lite.admin.messages.listing import (
+    MessagePage,
+    MessagesQuery,
+    MessageView,
+    SettledQuery,
+    messages_view,
+    read_failed_attempts,
+    read_history_page,
+    read_messages_page,
+)
+from phpmq_lite.admin.monitoring import attention
+from phpmq_lite.admin.queues import listing, settings_form
+from phpmq_lite.admin.queues.list import QueueView
+from phpmq_lite.admin.queues.listing import ListedQueue, read_oldest_ready
+from phpmq_lite.admin.queues.settings_form import KINDS, BadFieldError, SettingsInput, SettingsView
+from phpmq_lite.admin.views import charts, trends
+from phpmq_lite.admin.views.dead_letter_queues import (
+    RETRY,
+    dead_letter_queue_of,
+    is_dead_letter_queue,
+)
+from phpmq_lite.admin.views.trends import SPANS
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import queue_operations
+from phpmq_lite.envelopes.validation import REASONS
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.queue_settings import home_of
+from phpmq_lite.server.status import ClientStatus, QueueStatus
+from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
+from phpmq_lite.storage.read.messages import MessageRow
+
+endpoints: Final = Endpoints()
+QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
+
+
+class QueuePageQuery(MessagesQuery, SettledQuery):
+    """Query for a queue's page: the selected tab and its filters."""
+
+    tab: QueueTab = "messages"
+    span: Literal["1h", "24h", "7d", "30d"] = "1h"
+
+
+@dataclass(slots=True, frozen=True)
+class QueueConsumer:
+    """A consumer of a queue, and the messages that it holds."""
+
+    client: ClientStatus
+    credit: int
+    held: int
+    holding: ConsumerLoad | None  # details read from the database; None if no message is held
+
+
+async def list_tab(call: Call, queue: Queue, query: QueuePageQuery) -> ListPage[MessageView]:
+    """Return the messages of a queue's tab, for the formats that lists have."""
+    listed = await _listed(call, query, queue)
+    return messages_view(listed.rows, listed.next)
+
+
+@endpoints.page("/queues/{q}", "queue", data=list_tab)
+async def show_queue(call: Call, queue: Queue, query: QueuePageQuery) -> web.Response:
+    """Show a queue's current statistics and the selected tab."""
+    return await _show(call, queue, query, await _part(call, query, queue))
+
+
+async def _show(
+    call: Call, queue: QueueStatus, query: QueuePageQuery, part: dict[str, Any], status: int = 200
+) -> web.Response:
+    others = call.queues
+    records_name = dead_letter_queue_of(others, queue.name)
+    is_odd = queue.consumers and queue.name.endswith(RETRY)
+    return await call.render(
+        "queue.html",
+        status=status,
+        queue=queue,
+        query=query,
+        figures=await _figures(call, queue),
+        forecast=_forecast(call, queue),
+        pauses=listing.paused_sides(queue),
+        records=call.find_queue(records_name),
+        records_name=records_name,
+        quarantined=await _quarantined(call, queue),
+        consumers=listing.consumers_of(call.status, queue.name),
+        is_shelf=is_dead_letter_queue(others, queue.name),
+        retry_warning=f"{listing.retry_hint(queue)}." if is_odd else "",
+        **part,
+    )
+
+
+async def _figures(call: Call, queue: QueueStatus) -> dict[str, str]:
+    ages = await read_oldest_ready(call, [queue])
+    return listing.queue_figures(ListedQueue(queue, ages.get(queue.queue_id)), call.now_ms)
+
+
+async def _part(call: Call, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
+    """Read the data that the selected tab shows."""
+    if query.tab == "consumers":
+        claims = [one for one in await read_claims(call.request) if one.queue == status.name]
+        return {"consuming": await _consuming(call, status), "subscriptions": claims}
+    if query.tab == "charts":
+        return await _charts(call, status, query.span)
+    if query.tab == "settings":
+        return {"fields": _fields(call, status)}
+    listed = await _listed(call, query, status)
+    about = records if query.tab == "dead" and (records := _records(call, status)) else status
+    return {
+        "listed": listed,
+        "failed": await read_failed_attempts(call, listed.rows),
+        "all_text": _all_text(query, about, listed.rows),
+    }
+
+
+def _records(call: Call, queue: QueueStatus) -> QueueStatus | None:
+    """Return a queue's dead-letter queue, or None if it does not exist."""
+    return call.find_queue(dead_letter_queue_of(call.queues, queue.name))
+
+
+async def _quarantined(call: Call, queue: QueueStatus) -> list[tuple[str, int, str]]:
+    """Return (reason, count, search) rows for recent quarantines, highest count first."""
+    if queue.settings.payload_policy != "envelope" and not any(
+        reason in REASONS for reason in queue.deaths
+    ):
+        return []
+    since_ms = call.now_ms - attention.LATELY_MS
+    lately = (await RecentActivity(call.context.readers).deaths(since_ms)).get(queue.queue_id, {})
+    return [
+        (reason, count, str(verdict_search(queue.name, reason)))
+        for reason, count in sorted(lately.items(), key=lambda item: -item[1])
+        if reason in REASONS
+    ]
+
+
+def _fields(
+    call: Call,
+    queue: QueueStatus,
+    typed: Mapping[str, str] | None = None,
+    error: tuple[str, str] = ("", ""),
+) -> Any:
+    """Return the fields of the settings form, with the values entered and the error, if any."""
+    defaults = call.context.settings.queues.model_dump()
+    home = call.find_queue(home_of(queue.name))
+    return settings_form.form_fields_of(queue, defaults, typed, error, home=home)
+
+
+async def _listed(call: Call, query: QueuePageQuery, queue: QueueStatus) -> MessagePage:
+    if query.tab == "history":
+        return await read_history_page(call.context, query, queue.queue_id)
+    about = _records(call, queue) if query.tab == "dead" else queue
+    if about is None:
+        return MessagePage(())
+    return await read_messages_page(call.context, query, about.queue_id)
+
+
+def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
+    """Return a search that matches every message in the list, for an action on all messages."""
+    if not rows:
+        return ""
+    if query.tab == "history":
+        return str(queue_search(queue.name, (query.outcome,))) if query.outcome else ""
+    return str(queue_search(queue.name, (query.state,) if query.state else ()))
+
+
+async def _consuming(call: Call, queue: QueueStatus) -> list[QueueConsumer]:
+    """Return a queue's consumers, sorted by how long they have held a message, longest first."""
+    consumers = listing.consumers_of(call.status, queue.name)
+    if not consumers:
+        return []
+    held = {
+        holding.client: holding
+        for holding in await RecentActivity(call.context.readers).held()
+        if holding.queue_id == queue.queue_id
+    }
+    made = [
+        QueueConsumer(client, credit, count, held.get(client.client))
+        for client, credit, count in consumers
+    ]
+    made.sort(key=lambda one: (one.holding.since_ms if one.holding else 1 << 62, one.client.client))
+    return made
+
+
+async def _charts(call: Call, queue: QueueStatus, key: str) -> dict[str, Any]:
+    context, span, records = call.context, SPANS[key], _records(call, queue)
+    trend = await trends.read_trend(context, queue.queue_id, span, with_times=True)
+    dead = None if records is None else await trends.read_trend(context, records.queue_id, span)
+    return {
+        "span": span,
+        "charts": (
+            charts.draw_depth(trend, dead), charts.draw_rates(trend), charts.draw_waits(trend),
+            charts.draw_holds(trend),
+        ),
+        "table": charts.trend_table(trend, records=dead, with_times=True),
+    }  # fmt: skip
+
+
+def _forecast(call: Call, queue: QueueStatus) -> str:
+    if not queue.ready or is_dead_letter_queue(call.queues, queue.name):
+        return ""
+    context = call.context
+    points, beats = context.rollups.points(queue.queue_id), context.rollups.uptime()
+    per_s = trends.slope(points, beats, call.now_ms // 1_000)
+    return trends.forecast(queue, per_s)
+
+
+async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+    """Return the live values for the header of a queue's page."""
+    queue = call.queue(argument)
+    figures = await _figures(call, queue) | {"forecast": _forecast(call, queue)}
+    shown = {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
+    return {"shown": shown, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
+
+
+# -- settings
+
+
+@endpoints.action("/queues/{q}/settings", "queue-settings", Role.ADMIN, "queue.configure")
+async def submit_settings(call: Call, queue: Queue, form: Form) -> web.Response | Done[None]:
+    """Change a queue's settings, or reset a single setting to its default."""
+    defaults = call.context.settings.queues.model_dump()
+    home = call.find_queue(home_of(queue.name))
+    try:
+        reset = form.raw("reset")
+        changes: Mapping[str, Any] = (
+            {reset: None}
+            if reset in KINDS
+            else settings_form.changed_settings(queue, defaults, form.raw, home=home)
+        )
+        if changes:
+            check_forward_right(call.request, changes.get("on_expire"))
+            await call.run(queue_operations.configure, queue.name, changes)
+    except BadFieldError as error:
+        return await _again(call, queue, form, error.field, str(error))
+    except RefusedError as error:
+        if error.code != "bad_setting":
+            raise
+        field, _, text = str(error).partition(" ")
+        return await _again(call, queue, form, field, f"{text[:1].upper()}{text[1:]}.")
+    titles = ", ".join(KINDS[name].title.lower() for name in changes)
+    text = f"Saved: {titles}." if changes else "No settings were changed."
+    return Done(None, text, call.url("queue", q=queue.name, tab="settings"))
+
+
+async def _again(call: Call, queue: QueueStatus, form: Form, field: str, text: str) -> web.Response:
+    """Show the form again with the entered values, and the error next to the invalid field.
+
+    Raises:
+        Problem: 422 if the form does not contain the field; nothing was changed.
+    """
+    if field not in KINDS:
+        raise Problem(422, "bad_setting", f"{field} {text}", field=field)
+    call.audit().result = "bad_setting"
+    typed = {name: form.raw(name) for name in (*KINDS, "forward_to")}
+    part = {"fields": _fields(call, queue, typed, (field, text)), "has_error": True}
+    return await _show(call, queue, QueuePageQuery(tab="settings"), part, 422)
+
+
+class QueueDetailView(QueueView):
+    """A queue with its current statistics and settings."""
+
+    settings: SettingsView = Field(description="effective settings, including broker defaults")
+
+
+@endpoints.api("GET /queues/{q}", "api-queue", gives=QueueDetailView, cli="queue show")
+async def get_queue(call: Call, queue: Queue) -> web.Response:
+    """Return a queue with its settings. The ETag identifies the version of the settings."""
+    ages = await read_oldest_ready(call, [queue])
+    figures = QueueView.of_status(queue, ages.get(queue.queue_id), call.now_ms).model_dump()
+    view = QueueDetailView(**figures, settings=SettingsView.of(queue.settings))
+    return _with_etag(view, asdict(queue.settings))
+
+
+@endpoints.api(
+    "PATCH /queues/{q}", "api-queue-configure", Role.ADMIN, "queue.configure",
+    gives=SettingsView, cli="queue set",
+)  # fmt: skip
+async def configure_queue(call: Call, queue: Queue, asked: SettingsInput) -> web.Response:
+    """Change a queue's settings; with an If-Match header, only if the ETag still matches."""
+    changes = asked.changes()
+    check_forward_right(call.request, changes.get("on_expire"))
+    if target := changes.get("dead_letter_queue"):
+        call.check_queue(target, "dead_letter_queue")
+    check = check_etag(call, queue.name)
+    made = await call.run(queue_operations.configure, queue.name, changes, check=check)
+    return _with_etag(SettingsView(**made), made)
+
+
+def _with_etag(view: object, settings: dict[str, Any]) -> web.Response:
+    response = json_response(view)
+    response.headers["ETag"] = settings_etag(settings)
+    return response
+
+
+def settings_etag(settings: dict[str, Any]) -> str:
+    """Return the ETag for a set of settings."""
+    return f'"{sha256(dumps(settings, sort_keys=True).encode()).hexdigest()[:16]}"'
+
+
+def check_etag(call: Call, name: str) -> Callable[[Broker], None]:
+    """Return a function that checks If-Match and must run in the same batch as the change."""
+    given = call.request.headers.get("If-Match")
+
+    def check(core: Broker) -> None:
+        if given is None or given.strip() == "*" or name not in core.state.queues:
+            return
+        known = settings_etag(asdict(core.state.queues[name].settings))
+        if known not in {tag.strip() for tag in given.split(",")}:
+            raise RefusedError(
+                "stale",
+                f"the settings of {name!r} have changed; the current ETag is {known}",
+            )
+
+    return check

@@ -1,0 +1,191 @@
+"""The operator actions on messages: one row each, from which all other parts derive theirs.
+
+The broker reads ``takes`` and ``needs_body``; the pages, the API, the undo and the command line
+read the rest.  A new action is a row here and a method of ``PagedAction`` in ``broker/operator``.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from phpmq_lite.model import ALIVE, State
+
+
+class Action(StrEnum):
+    """An action that operators can apply to messages."""
+
+    REQUEUE = "requeue"
+    RELEASE = "release"
+    MOVE = "move"
+    REDRIVE = "redrive"
+    RESTORE = "restore"
+    DELETE = "delete"
+    ERASE = "erase"
+    PLACE = "place"
+    TAKE_BACK = "take_back"
+
+
+class SkipReason(NamedTuple):
+    """Why an action skips a message: the wording for several messages, and for one."""
+
+    many: str
+    one: str
+    is_gone: bool = False  # whether the message or its body no longer exists
+
+
+SKIP_REASONS: Final[Mapping[str, SkipReason]] = {
+    "gone": SkipReason(
+        "already settled", "It has already been settled, so there is nothing to act on.", True
+    ),
+    "consumed": SkipReason("already consumed", "Its message has already been consumed."),
+    "dispatched": SkipReason(
+        "held by a consumer",
+        "A consumer holds it. Release the message first, or wait until it returns.",
+    ),
+    "not dispatched": SkipReason(
+        "not held by a consumer", "No consumer holds it, so there is nothing to release."
+    ),
+    "not a record": SkipReason(
+        "not a dead-letter record",
+        "It is not a dead-letter record, so its original queue is unknown. Enter a target queue.",
+    ),
+    "not deleted": SkipReason("not deleted", "It was not deleted, so there is nothing to restore."),
+    "not settled": SkipReason(
+        "not settled yet", "It is still live. Only settled messages can be erased."
+    ),
+    "deadline passed": SkipReason(
+        "past their deadline; enter a new time to live",
+        "Its deadline has passed. Enter a new time to live.",
+    ),
+    "paused": SkipReason("publishing is paused", "Publishing to that queue is paused."),
+    "queue full": SkipReason("the queue is full", "That queue has reached its limit."),
+    "disk full": SkipReason("not stored: the disk is full", "The disk is full."),
+    "database full": SkipReason(
+        "not stored: the database is full", "The database has reached storage.max_bytes."
+    ),
+    "restored already": SkipReason("already restored", "It has already been restored."),
+    "foreign queue": SkipReason(
+        "in a queue you have no access to", "You have no access to its queue."
+    ),
+    "body gone": SkipReason("without a body", "Its body is no longer stored.", True),
+    "damaged": SkipReason("damaged", "Its body is damaged: the checksum does not match."),
+    "queue gone": SkipReason("whose queue no longer exists", "Its target queue no longer exists."),
+    "there already": SkipReason("already at its destination", "It is already at its destination."),
+    "no place": SkipReason(
+        "whose previous position is unknown", "Its previous position is unknown."
+    ),
+}
+
+
+class ActionDefinition(NamedTuple):
+    """An action: what it takes and does, and how people see it."""
+
+    verb: str
+    done: str  # participle, as in "2 messages requeued"
+    takes: frozenset[State]  # states of messages that the core accepts; it skips the others
+    refusal: str  # skip reason of a message in another state
+    suits: frozenset[State] = frozenset()  # states for which lists offer the action
+    opposite: Action | None = None  # action that undoes this one
+    options: tuple[str, ...] = ()  # which of ttl_s, target, create and dispatched it has
+    needs_body: bool = False  # whether the core reads the body
+    needs_admin: bool = False  # if so, a reason and the typed message number are required as well
+    is_danger: bool = False
+    is_asking: bool = True  # whether the button opens the confirmation page
+    icon: str = ""
+    key: str = ""  # on the keyboard
+    keeps: str = ""  # what an empty time to live means for one message
+    keeps_many: str = ""  # the same for a selection
+    summary: str = ""  # in the API reference
+    text: str = ""  # on the confirmation page of one message
+    text_many: str = ""  # on the page of a selection
+    cli: str = ""  # help of the command; no command if empty
+
+
+ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
+    Action.REQUEUE: ActionDefinition(
+        "Requeue", "requeued", ALIVE, "gone", ALIVE, Action.PLACE, ("ttl_s",),
+        is_asking=False, icon="requeue", key="r",
+        keeps="the deadline stays the same", keeps_many="the deadlines stay the same",
+        summary="Move a message to the end of its queue. The message keeps its id.",
+        text="The message moves to the end of its queue and keeps its id. If a consumer holds it, "
+        "that consumer's acknowledgement is ignored once another consumer holds the message.",
+        text_many="Each message moves to the end of its queue and keeps its id, including messages "
+        "held by consumers.",
+        cli="Move messages to the end of their queue.",
+    ),
+    Action.RELEASE: ActionDefinition(
+        "Release", "released", frozenset({State.DISPATCHED}), "not dispatched",
+        frozenset({State.DISPATCHED}), is_asking=False, icon="back",
+        summary="Return a dispatched message to its position in its queue.",
+        text="The message returns to its position in the queue. The current consumer can still "
+        "acknowledge the message until another consumer holds it.",
+        text_many="Each message returns to its position in the queue. The current consumer can "
+        "still acknowledge it until another consumer receives it. This action cannot be undone.",
+        cli="Return dispatched messages to their place in the queue.",
+    ),
+    Action.MOVE: ActionDefinition(
+        "Move", "moved", ALIVE, "gone", frozenset({State.READY}), Action.PLACE,
+        ("target", "create"), icon="move",
+        summary="Move a ready message to the end of another queue.",
+        text="The message moves to the end of the target queue and keeps its id and deadline.",
+        text_many="Each message moves to the end of the target queue and keeps its id. Messages "
+        "held by consumers are skipped.",
+        cli="Move messages to the end of QUEUE.",
+    ),
+    Action.REDRIVE: ActionDefinition(
+        "Redrive", "redriven", ALIVE, "gone", frozenset({State.READY}), Action.TAKE_BACK,
+        ("target", "ttl_s"), needs_body=True, icon="back",
+        keeps="the queue's default", keeps_many="the queue's default",
+        summary="Republish a dead-letter record as a new message to the queue where it was "
+        "dead-lettered.",
+        text="The message is republished at the end of the queue where it was dead-lettered, and "
+        "the dead-letter record is deleted.",
+        text_many="Each dead-letter record is republished at the end of the queue where it was "
+        "dead-lettered, and the record is then deleted. Other messages are skipped.",
+    ),
+    Action.RESTORE: ActionDefinition(
+        "Restore", "restored", frozenset({State.DELETED}), "not deleted",
+        frozenset({State.DELETED}), Action.DELETE, ("ttl_s",), needs_body=True, icon="back",
+        keeps="the previous deadline", keeps_many="messages past their deadline stay deleted",
+        summary="Restore a deleted message to its original position as a new message.",
+        text="The message returns to its original position as a new message. The deleted message "
+        "stays in the history.",
+        text_many="Each message returns to its original position as a new message.",
+        cli="Restore deleted messages to their places, as new messages.",
+    ),
+    Action.DELETE: ActionDefinition(
+        "Delete", "deleted", ALIVE, "gone", ALIVE, Action.RESTORE, ("dispatched",),
+        is_danger=True, icon="delete", key="#",
+        summary="Settle a message as deleted.",
+        text="The message is marked as deleted and kept in the history for the retention period. "
+        "Undo restores it to its original position as a new message.",
+        text_many="The messages are marked as deleted and kept in the history for the retention "
+        "period. Undo restores them.",
+        cli="Delete messages. They remain in the history, so `message restore` can restore them.",
+    ),
+    Action.ERASE: ActionDefinition(
+        "Erase", "erased", frozenset(State) - ALIVE, "not settled", needs_admin=True,
+        is_danger=True, icon="delete",
+        summary="Permanently erase the body of a settled message, but keep the message's row.",
+        text="The body is erased permanently; the message's row stays in the history. Use this for "
+        "secrets that were sent by mistake. The body cannot be restored, but earlier backups still "
+        "contain it.",
+    ),
+    # The rest only undoes other actions.
+    Action.PLACE: ActionDefinition("Put back", "put back", frozenset({State.READY}), "dispatched"),
+    Action.TAKE_BACK: ActionDefinition(
+        "Take back", "taken back", frozenset({State.DELETED}), "not deleted", needs_body=True
+    ),
+}  # fmt: skip
+ON_ONE: Final = tuple(action for action, row in ACTIONS.items() if row.summary)
+ON_MANY: Final = tuple(action for action, row in ACTIONS.items() if row.suits)
+
+
+def suiting_actions(states: set[str], *, may_redrive: bool) -> list[Action]:
+    """Return the actions that lists offer for messages in these states, in order."""
+    return [
+        action
+        for action in ON_MANY
+        if {state.name.lower() for state in ACTIONS[action].suits} & states
+        and (may_redrive or action is not Action.REDRIVE)
+    ]
