@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Union, cast
 
 from phpmq_lite import __version__, logs
 from phpmq_lite.admin import listeners as admin_listeners
-from phpmq_lite.admin.auth.setup_token import SetupToken
-from phpmq_lite.admin.monitoring import processes
+from phpmq_lite.admin.accounts.setup_token import SetupToken
+from phpmq_lite.admin.system import processes
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import STORED_FACTOR
 from phpmq_lite.clock import Clock
@@ -67,8 +67,8 @@ from phpmq_lite.storage.store_status import StoreStatus
 from phpmq_lite.storage.store_writer import StoreMaintenance, StoreWriter
 
 if TYPE_CHECKING:
-    from phpmq_lite.admin.base.context import Context
-    from phpmq_lite.admin.connection_limits import ConnectionLimits
+    from phpmq_lite.admin.context import Context
+    from phpmq_lite.admin.slow_clients import ConnectionLimits
     from phpmq_lite.relay.active import RelayListener
     from phpmq_lite.relay.standby import Relay
     from phpmq_lite.storage.postgres.backend import PostgresBackend
@@ -265,7 +265,7 @@ class Service:
             raise SettingsError(f"envelopes.schemas: {error}") from None
         file = settings.admin.initial_password_file
         if file is not None and not await asyncio.to_thread(has_admin, settings):
-            from phpmq_lite.admin.auth.services import initial_password
+            from phpmq_lite.admin.accounts.services import initial_password
 
             self._first_password = initial_password(file)
         async with AsyncExitStack() as stack:
@@ -436,9 +436,9 @@ class Service:
             for name in ("app", "serving"):
                 await asyncio.to_thread(import_module, f"phpmq_lite.admin.{name}")  # takes 200 ms
             from phpmq_lite.admin.app import create_app
-            from phpmq_lite.admin.base.context import CONTEXT
-            from phpmq_lite.admin.resources.system import DRAIN
+            from phpmq_lite.admin.context import CONTEXT
             from phpmq_lite.admin.serving import open_admin
+            from phpmq_lite.admin.system.system import DRAIN
 
             readers = backend.readers()
             stack.push_async_callback(readers.close)

@@ -11,11 +11,24 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite import logs
-from phpmq_lite.admin.auth import middleware, request_audit
-from phpmq_lite.admin.auth.accounts import Accounts
-from phpmq_lite.admin.auth.browser_security import HSTS, add_headers
-from phpmq_lite.admin.auth.request_audit import begin_entry
-from phpmq_lite.admin.auth.request_source import (
+from phpmq_lite.admin.accounts import middleware
+from phpmq_lite.admin.accounts.accounts import Accounts
+from phpmq_lite.admin.accounts.csrf import HSTS, add_headers
+from phpmq_lite.admin.accounts.services import MINUTE_MS, STANDBY_ACCOUNTS_MS, AuthServices
+from phpmq_lite.admin.accounts.setup_token import SetupToken
+from phpmq_lite.admin.context import CONTEXT, Context, EngineProtocol, context_of
+from phpmq_lite.admin.http import refused_forms, rendering, request_audit
+from phpmq_lite.admin.http.body import check_length, release_memory
+from phpmq_lite.admin.http.browser_sessions import BASE_PATH
+from phpmq_lite.admin.http.fields import check_path
+from phpmq_lite.admin.http.headers import check_encoding, media_type_of
+from phpmq_lite.admin.http.identity import identity_of, set_identity
+from phpmq_lite.admin.http.memory import FREE_BYTES
+from phpmq_lite.admin.http.problems import Problem, forget_frames, problem_of
+from phpmq_lite.admin.http.rendering import send_response
+from phpmq_lite.admin.http.request_audit import begin_entry
+from phpmq_lite.admin.http.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Role, Route
+from phpmq_lite.admin.http.source import (
     address_of,
     as_browser_sent,
     host_name,
@@ -24,28 +37,15 @@ from phpmq_lite.admin.auth.request_source import (
     is_program,
     known_hosts,
 )
-from phpmq_lite.admin.auth.services import MINUTE_MS, STANDBY_ACCOUNTS_MS, AuthServices
-from phpmq_lite.admin.auth.sessions import BASE_PATH
-from phpmq_lite.admin.auth.setup_token import SetupToken
-from phpmq_lite.admin.base.context import CONTEXT, Context, EngineProtocol, context_of
-from phpmq_lite.admin.base.http_memory import FREE_BYTES
-from phpmq_lite.admin.base.identity import identity_of, set_identity
-from phpmq_lite.admin.base.input import check_path
-from phpmq_lite.admin.base.problems import Problem, forget_frames, problem_of
-from phpmq_lite.admin.base.request_body import check_length, release_memory
-from phpmq_lite.admin.base.request_headers import check_encoding, media_type_of
-from phpmq_lite.admin.base.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Role, Route
-from phpmq_lite.admin.base.urls import Urls
-from phpmq_lite.admin.connection_limits import connection_of
-from phpmq_lite.admin.monitoring.health import (
+from phpmq_lite.admin.routes import ROUTES, form_page, register_routes, route_paths
+from phpmq_lite.admin.slow_clients import connection_of
+from phpmq_lite.admin.system.health import (
     HEALTH_PATHS,
     check_started,
     is_relaying,
     is_started,
 )
-from phpmq_lite.admin.routes import ROUTES, form_page, register_routes, route_paths
-from phpmq_lite.admin.views import refused_forms, rendering
-from phpmq_lite.admin.views.rendering import send_response
+from phpmq_lite.admin.urls import Urls
 from phpmq_lite.errors import StorageError
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.logs import get_logger, is_quiet

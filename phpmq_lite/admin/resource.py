@@ -13,16 +13,16 @@ from typing import Any, Final, get_args, get_type_hints
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from phpmq_lite.admin.auth.request_audit import audit_entry, mark_refused
-from phpmq_lite.admin.auth.sessions import FlashMessage
-from phpmq_lite.admin.base.input import Form, read_form, read_json_model, read_query
-from phpmq_lite.admin.base.problems import Problem, problem_of
-from phpmq_lite.admin.base.responses import json_response, list_response
-from phpmq_lite.admin.base.route import BODY_BYTES, VALUES, Handler, Role, Route
-from phpmq_lite.admin.base.urls import own_path_or
+from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import check_typed_text
-from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.admin.http.fields import Form, read_form, read_json_model, read_query
+from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.rendering import render_page
+from phpmq_lite.admin.http.request_audit import audit_entry, mark_refused
+from phpmq_lite.admin.http.responses import json_response, list_response
+from phpmq_lite.admin.http.route import BODY_BYTES, VALUES, Role, Route
+from phpmq_lite.admin.urls import own_path_or
 
 _AS_TYPED: Final = frozenset({"password", "queue", "target"})  # not stripped of white space
 _LINES: Final = frozenset({"queues"})  # fields that contain a list, one item per line
@@ -212,13 +212,6 @@ def view_response(view: Any, format_: str = "json", status: int = 200) -> web.Re
 def _item_model(list_model: Any) -> Any:
     [model] = get_args(list_model.model_fields["items"].annotation)
     return model
-
-
-def bind_action(handler: Callable[..., Awaitable[Any]], action: Any, summary: str) -> Handler:
-    """Return the handler for one action; ``summary`` describes the action in the API reference."""
-    bound = partial(handler, action=action)
-    bound.__doc__ = summary
-    return bound
 
 
 async def render_form(

@@ -5,37 +5,27 @@ from typing import Final
 
 from aiohttp import web
 
+from phpmq_lite.admin.accounts import audit
 from phpmq_lite.admin.accounts import routes as accounts
-from phpmq_lite.admin.base.route import Handler, Route
-from phpmq_lite.admin.messages import routes as messages
-from phpmq_lite.admin.monitoring import health
-from phpmq_lite.admin.queues import routes as queues
-from phpmq_lite.admin.resources import (
-    api_reference,
+from phpmq_lite.admin.http import openapi
+from phpmq_lite.admin.http.route import Handler, Route
+from phpmq_lite.admin.messages import (
     arrow_export,
-    audit,
-    backups,
-    claims,
-    clients,
-    dead_letters,
-    definitions,
-    docs,
-    events,
     exports,
     history,
     imports,
-    insights,
-    overview,
-    payload_schemas,
     publish,
+    schemas,
     search,
-    staging,
-    stats,
-    system,
     tail,
     traces,
     wait,
 )
+from phpmq_lite.admin.messages import routes as messages
+from phpmq_lite.admin.pipeline import claims, insights, staging
+from phpmq_lite.admin.queues import dead_letters, definitions, stats
+from phpmq_lite.admin.queues import routes as queues
+from phpmq_lite.admin.system import backups, clients, docs, events, health, overview, system
 
 # If several routes match a path, the first of them handles the request.
 ROUTES: Final[tuple[Route, ...]] = (
@@ -48,7 +38,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *dead_letters.ROUTES,
     *history.ROUTES,
     *traces.ROUTES,
-    *payload_schemas.ROUTES,
+    *schemas.ROUTES,
     *clients.ROUTES,
     *insights.ROUTES,
     *claims.ROUTES,
@@ -65,7 +55,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *backups.ROUTES,
     *system.ROUTES,
     *accounts.ROUTES,
-    *api_reference.ROUTES,
+    *openapi.ROUTES,
     *docs.ROUTES,
 )
 

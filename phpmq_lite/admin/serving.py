@@ -11,9 +11,9 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.auth.browser_security import add_headers_everywhere
-from phpmq_lite.admin.base.context import CONTEXT
-from phpmq_lite.admin.connection_limits import ConnectionLimits, LimitedConnection
+from phpmq_lite.admin.accounts.csrf import add_headers_everywhere
+from phpmq_lite.admin.context import CONTEXT
+from phpmq_lite.admin.slow_clients import ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
 from phpmq_lite.server.admission import Handshake
 from phpmq_lite.server.listeners import Kind

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from phpmq_lite.admin.base.formats import format_time
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.formats import format_time
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
@@ -160,7 +160,7 @@ def _read_password(file: Path | None) -> str:
             raise CommandError(f"the password in {file} {text}") from None
     if not is_terminal():
         raise CommandError("--password-file is required when standard input is not a terminal")
-    from phpmq_lite.admin.auth.passwords import SHORTEST
+    from phpmq_lite.admin.accounts.passwords import SHORTEST
 
     text = f"Password (at least {SHORTEST} characters)"
     password: str = click.prompt(text, hide_input=True, confirmation_prompt=True, err=True)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.admin_client import (
     WILDCARDS,
     AdminClient,

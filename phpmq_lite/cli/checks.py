@@ -7,8 +7,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from phpmq_lite.admin.base.formats import count_of
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.formats import count_of
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
 from phpmq_lite.cli.errors import CommandError, explain_rename
 from phpmq_lite.cli.output import Command

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.messages import (
@@ -174,8 +174,8 @@ def _check_selection(admin: AdminClient, token: str) -> None:
 
 def _narrow_to_dead_letters(q: str) -> str:
     """Return the search limited to dead letters, or unchanged if it already names an origin."""
-    from phpmq_lite.admin.base.problems import Problem
-    from phpmq_lite.admin.base.search_query import parse_search
+    from phpmq_lite.admin.http.problems import Problem
+    from phpmq_lite.admin.messages.search_query import parse_search
 
     try:
         terms = parse_search(q).of("origin")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from phpmq_lite.admin.base.urls import Urls
-from phpmq_lite.admin.views.documentation import INDEX, Documentation
+from phpmq_lite.admin.system.documentation import INDEX, Documentation
+from phpmq_lite.admin.urls import Urls
 from phpmq_lite.cli.admin_client import (
     BrokerUnavailableError,
     admin_url_of,

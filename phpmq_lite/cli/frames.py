@@ -48,7 +48,7 @@ def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -
 
 
 def _describe(found: dict[str, Any]) -> Iterator[str]:
-    from phpmq_lite.admin.base.formats import escape_hidden
+    from phpmq_lite.admin.formats import escape_hidden
 
     yield f"sent by        the {found['sender']}"
     yield f"framing        {found['framing']}"
@@ -75,7 +75,7 @@ def _describe(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _describe_pieces(one: dict[str, Any]) -> Iterator[str]:
-    from phpmq_lite.admin.base.formats import escape_hidden
+    from phpmq_lite.admin.formats import escape_hidden
 
     shown = [escape_hidden(piece["bytes"]) for piece in one["pieces"]]
     width = min(60, max(map(len, shown)))

@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 import click
 
-from phpmq_lite.admin.base.search_query import queue_search
+from phpmq_lite.admin.messages.search_query import queue_search
 from phpmq_lite.cli.admin_client import (
     AdminClient,
     admin_client_options,

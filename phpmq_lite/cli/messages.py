@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, check_response
 from phpmq_lite.cli.errors import NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.live_events import wait

@@ -110,7 +110,7 @@ def write_rows(
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    from phpmq_lite.admin.base.responses import csv_line
+    from phpmq_lite.admin.http.responses import csv_line
 
     keys: list[Any] = [column.key for column in columns]
     for cells in (keys, *([row.get(key) for key in keys] for row in rows)):
@@ -129,7 +129,7 @@ def write_record(found: Row, style: str | None) -> None:
 
 
 def _flatten(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
-    from phpmq_lite.admin.base.formats import format_time
+    from phpmq_lite.admin.formats import format_time
 
     for key, value in found.items():
         if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.live_events import tail

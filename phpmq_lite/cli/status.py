@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from phpmq_lite.admin.base import formats
+from phpmq_lite.admin import formats
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import ERROR
 from phpmq_lite.cli.output import (

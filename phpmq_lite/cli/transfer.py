@@ -196,7 +196,7 @@ def _read_messages(
     At the end, ``note`` is called with what is missing. Raises CommandError if a line is not a
     message.
     """
-    from phpmq_lite.admin.resources.imports import problem_with
+    from phpmq_lite.admin.messages.imports import problem_with
 
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False

@@ -10,8 +10,8 @@ import pytest
 from yarl import URL
 
 from phpmq_lite import connect
-from phpmq_lite.admin.base.urls import encode_name
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import pages
 from tests.support.stored_rows import stored_tables

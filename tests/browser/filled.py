@@ -15,7 +15,7 @@ from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.stores import ON_POSTGRES
 from tests.unit.admin.cases import HOSTILE
-from tests.unit.admin.insights.cases import summary
+from tests.unit.admin.pipeline.cases import summary
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 EVIL = f'{{"note":"\u202e{SCRIPT}","n":12345678901234567890,"n":1}}'.encode()

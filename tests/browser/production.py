@@ -17,7 +17,7 @@ import aiohttp
 from tests.browser.filled import PASSWORD, Site, site_of, write_schemas
 from tests.browser.tour import filled_paths
 from tests.support.stores import ON_POSTGRES
-from tests.unit.admin.insights.cases import summary
+from tests.unit.admin.pipeline.cases import summary
 
 LONG: Final = "warehouse.eu-central-1.fulfilment.priority-shipments.cross-border.returns-repairs"
 LONGEST: Final = ("reports.quarterly-revenue-by-region." * 8)[:240]

@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.views.rendering import make_environment
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.http.rendering import make_environment
 from tests.browser.filled import Site, log_in, site_of
 from tests.browser.production import PEOPLE, production
 from tests.browser.tabs import Browse, set_look, show_html

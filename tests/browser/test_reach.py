@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.filled import Site, log_in
 from tests.browser.production import PEOPLE, production

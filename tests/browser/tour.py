@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.routes import ROUTES
 from tests.browser.filled import BODIES, SHOP_TRACE, Site
 

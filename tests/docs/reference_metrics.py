@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from phpmq_lite.admin.monitoring.metrics import METRICS, MetricDefinition
+from phpmq_lite.admin.system.metrics import METRICS, MetricDefinition
 from tests.docs.pages import text_of
 
 PAGE: Final = "docs/reference/metrics.md"

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from phpmq_lite.admin.monitoring.metrics import METRICS
+from phpmq_lite.admin.system.metrics import METRICS
 from phpmq_lite.testing import running_service
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.base import problems
-from phpmq_lite.admin.base.urls import Urls
-from phpmq_lite.admin.views.documentation import PICTURE_TYPES, RENAMED, Documentation
-from phpmq_lite.admin.views.page_layout import HELP
+from phpmq_lite.admin.http import problems
+from phpmq_lite.admin.http.page_layout import HELP
+from phpmq_lite.admin.system.documentation import PICTURE_TYPES, RENAMED, Documentation
+from phpmq_lite.admin.urls import Urls
 from phpmq_lite.cli import main as cli
 from tests.docs.pages import ROOT, anchors
 

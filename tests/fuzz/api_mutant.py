@@ -6,7 +6,7 @@
 import json
 from base64 import urlsafe_b64decode
 
-from phpmq_lite.admin.base import responses
+from phpmq_lite.admin.http import responses
 from phpmq_lite.cli.main import main
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.admin.base import search_query
+from phpmq_lite.admin.messages import search_query
 from phpmq_lite.envelopes import json_edit, strict_json, validation
 from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame

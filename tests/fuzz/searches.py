@@ -13,8 +13,9 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
-from phpmq_lite.admin.base import responses, search_query
-from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.messages import search_query
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.read import search_plan
 from phpmq_lite.storage.sqlite.migrate import migrate

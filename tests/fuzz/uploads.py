@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from phpmq_lite.admin.base.input import TTL_MAX_S
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.resources import staging
+from phpmq_lite.admin.http.fields import TTL_MAX_S
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.pipeline import staging
 from tests.fuzz.target import Target
 
 CONTENT_MAX: Final = 1_000

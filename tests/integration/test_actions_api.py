@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
-from phpmq_lite.admin.base import responses
+from phpmq_lite.admin.http import responses
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.storage.read import audit as audit_module
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
 from phpmq_lite.storage.read.database_size import measure_database

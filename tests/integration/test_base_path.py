@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.installation import templates_folder
 from tests.support.full_broker import PAGES, FullBroker, full_broker
 from tests.unit.admin.cases import HOSTILE

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from phpmq_lite.admin.base.search_query import group_search, parse_search
+from phpmq_lite.admin.messages.search_query import group_search, parse_search
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
 from phpmq_lite.storage.read.search import Search
 from tests.support.copied_readers import readers_of

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from tests.support.full_broker import PAGES, READING, STREAM, FullBroker, full_broker
 from tests.support.http_site import running_site
 from tests.support.http_users import visible_text
 from tests.support.stored_rows import stored_rows
 from tests.support.stores import ON_POSTGRES
 from tests.unit.admin.cases import HOSTILE, NOW_MS
-from tests.unit.admin.insights.cases import summary
+from tests.unit.admin.pipeline.cases import summary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # with ``filled``
 

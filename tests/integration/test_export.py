@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.resources import arrow_export
+from phpmq_lite.admin.messages import arrow_export
 from phpmq_lite.client import connect
 from phpmq_lite.installation import install_command
 from phpmq_lite.model import checksum

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.base.search_query import parse_search
+from phpmq_lite.admin.messages.search_query import parse_search
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, ClockReading, State

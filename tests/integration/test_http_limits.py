@@ -17,8 +17,9 @@ import aiohttp
 import pytest
 
 import phpmq_lite.admin
-from phpmq_lite.admin.base.route import LOGIN_BYTES, Role, Route
-from phpmq_lite.admin.connection_limits import (
+from phpmq_lite.admin.http.route import LOGIN_BYTES, Role, Route
+from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.admin.slow_clients import (
     ANSWER,
     BODY,
     HEAD,
@@ -26,7 +27,6 @@ from phpmq_lite.admin.connection_limits import (
     LimitedConnection,
     SlowClientTimeouts,
 )
-from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.full_broker import WRITING, FullBroker

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import HttpUser, broker_fixture
-from tests.unit.admin.insights.cases import as_bytes, summary
+from tests.unit.admin.pipeline.cases import as_bytes, summary
 
 TABS = ("charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers")
 DAY_MS = 86_400_000

@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from phpmq_lite.admin.base.identity import Identity, set_identity
-from phpmq_lite.admin.base.route import Role
-from phpmq_lite.admin.monitoring.feed_viewers import feed_key
-from phpmq_lite.admin.monitoring.live_feeds import WAITS
-from phpmq_lite.admin.resources.wait import WaitPosition
+from phpmq_lite.admin.http.identity import Identity, set_identity
+from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.messages.wait import WaitPosition
+from phpmq_lite.admin.system.feed_viewers import feed_key
+from phpmq_lite.admin.system.live import WAITS
 from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
@@ -407,7 +407,7 @@ async def test_tail_shows_the_last_messages_published_by_spark_and_counts_the_re
 async def test_tail_stops_listening_without_viewers(
     broker: RunningBroker, browser: LivePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phpmq_lite.admin.resources.tail.IDLE_S", 2.0)
+    monkeypatch.setattr("phpmq_lite.admin.messages.tail.IDLE_S", 2.0)
     await publish(broker, b"first")
     assert await taps(broker) == 0
     assert (await browser.get("/queues/orders/tail"))[0] == 200

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from phpmq_lite.admin.views.bodies import HEX_BYTES
+from phpmq_lite.admin.messages.bodies import HEX_BYTES
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.sqlite.read_connections import _Reader
 from tests.support.http_site import HttpSite, running_site

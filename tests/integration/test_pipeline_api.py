@@ -13,17 +13,18 @@ import pyarrow as pa
 import pytest
 from yarl import URL
 
-from phpmq_lite.admin.base import request_body
-from phpmq_lite.admin.base.context import Context
-from phpmq_lite.admin.insights.summary import SummaryFile, read_summary
-from phpmq_lite.admin.resources import arrow_export, staging
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http import body as request_body
+from phpmq_lite.admin.messages import arrow_export
+from phpmq_lite.admin.pipeline import staging
+from phpmq_lite.admin.pipeline.summary import SummaryFile, read_summary
 from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.server import engine
 from phpmq_lite.spark.pipeline_client import globs_digest
 from tests.support.builds import NEEDS_SOURCES
 from tests.support.http_site import HttpSite
 from tests.support.http_users import BrokerFixture, HttpUser, wait_until
-from tests.unit.admin.insights.cases import as_bytes, summary
+from tests.unit.admin.pipeline.cases import as_bytes, summary
 
 NOW = 1_790_000_000_000
 OPERATOR = "operator"

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import uvloop
 
-from phpmq_lite.admin.base.search_query import ids_search, parse_search
+from phpmq_lite.admin.messages.search_query import ids_search, parse_search
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.model import State
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders

@@ -11,8 +11,8 @@ from typing import Final, cast
 
 import pytest
 
-from phpmq_lite.admin import connection_limits
-from phpmq_lite.admin.connection_limits import ANSWER, SlowClientTimeouts
+from phpmq_lite.admin import slow_clients
+from phpmq_lite.admin.slow_clients import ANSWER, SlowClientTimeouts
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server import watchdog
 from phpmq_lite.server.backpressure import NOT_READ, SlowPeerLimits, WriteProgress, acked_bytes
@@ -31,7 +31,7 @@ PATIENCE_S: Final = 8
 
 @pytest.fixture(autouse=True)
 def simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "_INTERVAL_S", 1e6)
+    monkeypatch.setattr(slow_clients, "_INTERVAL_S", 1e6)
     monkeypatch.setattr(watchdog, "_INTERVAL_S", 1e6)
 
 

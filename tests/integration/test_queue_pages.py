@@ -6,7 +6,7 @@ import re
 from html import unescape
 from pathlib import Path
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from tests.support.http_site import HttpSite, error_of, note_of, running_site
 from tests.unit.admin.cases import HOSTILE
 

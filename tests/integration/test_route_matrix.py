@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.auth import services
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.accounts import services
+from phpmq_lite.admin.http.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 

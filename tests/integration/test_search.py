@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.base.search_query import ids_search, parse_search, queue_search
+from phpmq_lite.admin.messages.search_query import ids_search, parse_search, queue_search
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read import search_plan

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from phpmq_lite.admin.base.search_query import parse_search
+from phpmq_lite.admin.messages.search_query import parse_search
 from phpmq_lite.storage.read.json_spellings import json_spellings
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.auth import services
+from phpmq_lite.admin.accounts import services
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.broker.publish_keys import STORED_FACTOR
 from phpmq_lite.client import connect

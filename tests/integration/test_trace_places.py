@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.base.search_query import parse_search
+from phpmq_lite.admin.messages.search_query import parse_search
 from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from phpmq_lite.admin.base.urls import decode_name, encode_name
+from phpmq_lite.admin.urls import decode_name, encode_name
 from phpmq_lite.spark import reader
 from phpmq_lite.spark.columns import history_columns
 from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError

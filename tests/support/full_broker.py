@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.admin.base.route import Route
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.client import connect
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture
 from tests.unit.admin.cases import HOSTILE

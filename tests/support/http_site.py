@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from yarl import URL
 
-from phpmq_lite.admin.base.urls import encode_name
+from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import RunningBroker
 from tests.support.http_users import HttpReply, prepared_service

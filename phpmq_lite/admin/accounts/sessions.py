@@ -5,17 +5,18 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.auth import request_audit, users
-from phpmq_lite.admin.auth.accounts import KEPT_MS
-from phpmq_lite.admin.auth.passwords import SHORTEST
-from phpmq_lite.admin.auth.sessions import LOGIN, cookie_of
-from phpmq_lite.admin.auth.setup_token import FILE
-from phpmq_lite.admin.base.input import Form, FormatQuery
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel, redirect_with_session
-from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.accounts import changes
+from phpmq_lite.admin.accounts.accounts import KEPT_MS
+from phpmq_lite.admin.accounts.passwords import SHORTEST
+from phpmq_lite.admin.accounts.setup_token import FILE
+from phpmq_lite.admin.http import request_audit
+from phpmq_lite.admin.http.browser_sessions import LOGIN, cookie_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
+from phpmq_lite.admin.http.fields import Form, FormatQuery
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel, redirect_with_session
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.storage.read.accounts import LoginSession, User
 
 endpoints: Final = Endpoints()
@@ -55,7 +56,7 @@ async def _login_page(
 async def submit_login(call: Call, form: Form) -> web.StreamResponse:
     """Check the name and password, and start a session."""
     name, is_kept = form.raw("name").strip(), form.raw("keep") == "yes"
-    cookie = await users.log_in(call.request, name, form.raw("password"), is_kept=is_kept)
+    cookie = await changes.log_in(call.request, name, form.raw("password"), is_kept=is_kept)
     sessions, to = call.context.sessions, call.back(call.url("overview"))
     if sessions.begin_login(call.request, cookie, name):
         to = call.url("login")  # which shows the form
@@ -69,7 +70,7 @@ async def submit_logout(call: Call) -> web.StreamResponse:
     """End the current session."""
     login = call.request.get(LOGIN)
     if login is not None:
-        await users.end_session(call.request, login)
+        await changes.end_session(call.request, login)
     response = redirect_with_session(call.url("login"))
     call.context.sessions.delete_cookie(call.request, response)
     return response
@@ -112,15 +113,15 @@ async def _setup_page(
 async def submit_setup(call: Call, _open: Open, form: Form) -> web.StreamResponse:
     """Create the first admin and log them in."""
     password, name = form.raw("password"), form.raw("name").strip()
-    users.check_same(password, form.raw("again"))
-    user = await users.add_first_user(call.request, form.raw("token"), name, password)
+    changes.check_same(password, form.raw("again"))
+    user = await changes.add_first_user(call.request, form.raw("token"), name, password)
     text = f"{user.name} is the first admin. These pages now require a login."
     return await _redirect_in_new_session(call, user, "overview", text)
 
 
 async def _redirect_in_new_session(call: Call, user: User, page: str, text: str) -> web.Response:
     """Start a session for a user who just set a password; show a message on its first page."""
-    origin, sessions = users.login_origin_of(call.request), call.context.sessions
+    origin, sessions = changes.login_origin_of(call.request), call.context.sessions
     cookie = await call.accounts.add_session(None, user, call.now_ms, origin, is_kept=False)
     response = redirect_with_session(call.url(page))
     sessions.begin_login(call.request, cookie, user.name)
@@ -133,7 +134,7 @@ async def _redirect_in_new_session(call: Call, user: User, page: str, text: str)
 
 
 def _find_session(call: Call) -> LoginSession:
-    return call.accounts.session_numbered(users.parse_id(call.request))
+    return call.accounts.session_numbered(changes.parse_id(call.request))
 
 
 Session = Annotated[LoginSession, From(_find_session)]
@@ -178,7 +179,7 @@ async def show_sessions(call: Call, _query: FormatQuery) -> web.Response:
 async def end_session(call: Call, session: Session) -> Done[SessionView]:
     """End a session, so that its browser must log in again."""
     view = _view(call, session)
-    await users.end_session(call.request, session)
+    await changes.end_session(call.request, session)
     return Done(view, "The session was ended.", call.back(call.url("sessions")))
 
 
@@ -194,7 +195,7 @@ async def show_account(call: Call) -> web.StreamResponse:
 async def _account_page(
     call: Call, _form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
-    user = users.user_of(call.request)
+    user = changes.user_of(call.request)
     return await call.render_form(
         "account.html",
         problem,
@@ -211,8 +212,8 @@ async def _account_page(
 async def submit_own_password(call: Call, form: Form) -> web.StreamResponse:
     """Change the user's own password, end their other sessions and renew this session's id."""
     new = form.raw("password")
-    users.check_same(new, form.raw("again"))
-    user = await users.change_own_password(call.request, form.raw("old"), new)
+    changes.check_same(new, form.raw("again"))
+    user = await changes.change_own_password(call.request, form.raw("old"), new)
     text = "Your password was changed. Your other sessions have ended."
     return await _redirect_in_new_session(call, user, "account", text)
 
@@ -220,7 +221,7 @@ async def submit_own_password(call: Call, form: Form) -> web.StreamResponse:
 @endpoints.action("/account/sessions/{n}/end", "account-end", Role.VIEWER, "session.end")
 async def submit_own_session_end(call: Call, session: Session) -> Done[None]:
     """End another of the user's own sessions."""
-    if session.user_id != users.user_of(call.request).user_id:
+    if session.user_id != changes.user_of(call.request).user_id:
         raise Problem(404, "unknown_session", "You have no session with this number.")
-    await users.end_session(call.request, session)
+    await changes.end_session(call.request, session)
     return Done(None, "The session was ended.", call.url("account"))

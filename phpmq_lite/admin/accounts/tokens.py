@@ -5,16 +5,16 @@ from typing import Annotated, Final, Literal
 from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
+from phpmq_lite.admin.accounts import changes
 from phpmq_lite.admin.accounts.users import Globs, form_values
-from phpmq_lite.admin.auth import users
-from phpmq_lite.admin.auth.request_audit import mark_refused
-from phpmq_lite.admin.base.input import Form, FormatQuery, StrictInput
-from phpmq_lite.admin.base.problems import Problem, problem_of
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel
-from phpmq_lite.admin.base.route import Role
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
+from phpmq_lite.admin.http.fields import Form, FormatQuery, StrictInput
 from phpmq_lite.admin.http.forms import Lines, read_form_model
+from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.request_audit import mark_refused
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.storage.read.accounts import ApiToken
 
 endpoints: Final = Endpoints()
@@ -57,7 +57,7 @@ class NewTokenView(BaseModel):
 
 
 def _visible(call: Call) -> list[ApiToken]:
-    return users.visible_accounts(call.request, call.accounts.tokens.values())
+    return changes.visible_accounts(call.request, call.accounts.tokens.values())
 
 
 @endpoints.api("GET /tokens", "api-tokens", Role.ADMIN, cli="token list")
@@ -78,7 +78,7 @@ async def _show(
     problem: Problem | None = None,
     made: NewTokenView | None = None,
 ) -> web.Response:
-    values = form_values(call, form) | {"roles": users.TOKEN_ROLES, "made": made}
+    values = form_values(call, form) | {"roles": changes.TOKEN_ROLES, "made": made}
     return await call.render_form("tokens.html", problem, found=_visible(call), **values)
 
 
@@ -112,7 +112,7 @@ def _unknown_days(days: str) -> Problem:
 )
 async def create_token(call: Call, asked: TokenInput) -> NewTokenView:
     """Create a token. The response contains the secret, which is shown only once."""
-    token, secret = await users.add_token(
+    token, secret = await changes.add_token(
         call.request, asked.name, asked.role, asked.queues, asked.expires_at
     )
     return NewTokenView(name=token.name, token=secret, expires_at=token.expires_at)
@@ -124,6 +124,6 @@ async def create_token(call: Call, asked: TokenInput) -> NewTokenView:
 )  # fmt: skip
 async def revoke_token(call: Call, token: Token) -> Done[TokenView]:
     """Revoke a token; any further call that uses the token is rejected."""
-    await users.remove_token(call.request, token)
+    await changes.remove_token(call.request, token)
     text = f"The token {token.name} was revoked."
     return Done(TokenView.of(token), text, call.back(call.url("tokens")))

@@ -5,26 +5,26 @@ from typing import Annotated, Any, Final, Literal
 from aiohttp import web
 from pydantic import Field, SecretStr
 
-from phpmq_lite.admin.auth import users
-from phpmq_lite.admin.auth.passwords import SHORTEST
-from phpmq_lite.admin.base.input import ActionInput, Form, FormatQuery, StrictInput
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel
-from phpmq_lite.admin.base.route import Role
+from phpmq_lite.admin.accounts import changes
+from phpmq_lite.admin.accounts.passwords import SHORTEST
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
+from phpmq_lite.admin.http.fields import ActionInput, Form, FormatQuery, StrictInput
 from phpmq_lite.admin.http.forms import Lines, Untrimmed
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.storage.read.accounts import User
 
 endpoints: Final = Endpoints()
 RoleName = Literal["viewer", "operator", "admin"]
 Globs = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=users.GLOB_LENGTH)]],
-    Field(max_length=users.GLOBS),
+    list[Annotated[str, Field(min_length=1, max_length=changes.GLOB_LENGTH)]],
+    Field(max_length=changes.GLOBS),
 ]
 Password = Annotated[SecretStr, Untrimmed()]
 Named = Annotated[User, From(lambda call: call.accounts.user_named(call.path("name")))]
-Visible = Annotated[User, From(lambda call: users.visible_user(call.request, call.path("name")))]
+Visible = Annotated[User, From(lambda call: changes.visible_user(call.request, call.path("name")))]
 
 
 class UserInput(StrictInput):
@@ -75,13 +75,13 @@ def form_values(call: Call, form: Form | None = None) -> dict[str, Any]:
         "form": {} if form is None else {name: form.raw(name) for name in fields},
         "is_local": call.identity.kind == "local",
         "limits": call.identity.queues,
-        "roles": users.ROLES,
+        "roles": changes.ROLES,
         "shortest": SHORTEST,
     }
 
 
 def _visible(call: Call) -> list[User]:
-    return users.visible_accounts(call.request, call.accounts.users.values())
+    return changes.visible_accounts(call.request, call.accounts.users.values())
 
 
 @endpoints.api("GET /users", "api-users", Role.ADMIN, cli="user list")
@@ -108,7 +108,7 @@ async def _show_again(call: Call, form: Form, problem: Problem) -> web.Response:
 async def create_user(call: Call, asked: UserInput) -> Done[NewUserView]:
     """Create a user. After the first one, requests of this machine need a login or a token, too."""
     password = asked.password.get_secret_value()
-    user = await users.add_user(call.request, asked.name, password, asked.role, asked.queues)
+    user = await changes.add_user(call.request, asked.name, password, asked.role, asked.queues)
     view = NewUserView.of(user, is_first=len(call.accounts.users) == 1)
     return Done(view, f"{user.name} can now log in.")
 
@@ -144,9 +144,9 @@ async def change_user(call: Call, user: Named, asked: UserChangeInput) -> Done[U
     """Change a user's password, role or queues. All of the user's sessions end."""
     password = None if asked.password is None else asked.password.get_secret_value()
     globs = asked.queues
-    if globs == users.split_lines("\n".join(user.queues)):  # the queues field was not changed
+    if globs == changes.split_lines("\n".join(user.queues)):  # the queues field was not changed
         globs = list(user.queues)
-    await users.change_user(call.request, user, role=asked.role, globs=globs, password=password)
+    await changes.change_user(call.request, user, role=asked.role, globs=globs, password=password)
     text = f"Nothing was changed: {user.name} is already {user.role}."
     if call.audit().detail:
         what = "has a new password" if password is not None else f"is now {user.role}"
@@ -160,5 +160,5 @@ async def change_user(call: Call, user: Named, asked: UserChangeInput) -> Done[U
 )  # fmt: skip
 async def remove_user(call: Call, user: Named, asked: ActionInput) -> Done[UserView]:
     """Remove a user. All of the user's sessions end."""
-    await users.remove_user(call.request, user, asked.reason)
+    await changes.remove_user(call.request, user, asked.reason)
     return Done(UserView.of(user), f"{user.name} was removed.", call.back(call.url("users")))

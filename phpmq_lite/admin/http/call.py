@@ -5,15 +5,15 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from phpmq_lite.admin.auth import permissions, request_audit
-from phpmq_lite.admin.auth.accounts import Accounts
-from phpmq_lite.admin.auth.sessions import FlashMessage
-from phpmq_lite.admin.base.context import Context, context_of, status_of
-from phpmq_lite.admin.base.identity import Identity, identity_of
-from phpmq_lite.admin.base.input import Form, path_name, read_form
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.urls import own_path_or
-from phpmq_lite.admin.views.rendering import render_page
+from phpmq_lite.admin.accounts.accounts import Accounts
+from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.http import permissions, request_audit
+from phpmq_lite.admin.http.browser_sessions import FlashMessage
+from phpmq_lite.admin.http.fields import Form, path_name, read_form
+from phpmq_lite.admin.http.identity import Identity, identity_of
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.rendering import render_page
+from phpmq_lite.admin.urls import own_path_or
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.input import Form
-from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.http.fields import Form
+from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.settings import Settings
 
 FormField = tuple[str, tuple[Any, ...]]  # name and arguments of a macro in action_fields.html

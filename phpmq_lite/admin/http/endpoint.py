@@ -24,15 +24,15 @@ from typing import (
 from aiohttp import web
 from pydantic import ValidationError
 
-from phpmq_lite.admin.auth.request_audit import mark_refused
-from phpmq_lite.admin.auth.sessions import FlashMessage
-from phpmq_lite.admin.base.input import Form, read_json_model, read_query
-from phpmq_lite.admin.base.problems import Problem, problem_of
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation, check_typed_text
+from phpmq_lite.admin.http.fields import Form, read_json_model, read_query
 from phpmq_lite.admin.http.forms import read_form_model
 from phpmq_lite.admin.http.output import respond
+from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.request_audit import mark_refused
+from phpmq_lite.admin.http.route import Role, Route
 
 V = TypeVar("V")
 H = TypeVar("H", bound=Callable[..., Awaitable[Any]])

@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from phpmq_lite.admin.auth.permissions import queue_name_of, require_queue
 from phpmq_lite.admin.http.endpoint import From
+from phpmq_lite.admin.http.permissions import queue_name_of, require_queue
 from phpmq_lite.server.status import QueueStatus
 
 Queue = Annotated[QueueStatus, From(lambda call: require_queue(call.request))]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.base.input import TTL_MAX_S, Form, TtlSeconds
+from phpmq_lite.admin.http.fields import TTL_MAX_S, Form, TtlSeconds
 from phpmq_lite.queue_settings import LONGEST_NAME
 
 M = TypeVar("M", bound=BaseModel)

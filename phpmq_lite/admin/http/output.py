@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 from aiohttp import web
 
-from phpmq_lite.admin.base.responses import json_response, list_response
+from phpmq_lite.admin.http.responses import json_response, list_response
 
 
 def respond(result: Any, format_: str = "json", status: int = 200) -> web.StreamResponse:

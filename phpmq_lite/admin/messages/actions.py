@@ -7,23 +7,23 @@ from typing import Annotated, Any, Final
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.auth.sessions import FlashMessage
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.input import (
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.http.browser_sessions import FlashMessage
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.fields import (
     ActionInput,
     MessageId,
     RedriveTarget,
     UndoToken,
     check_queue_name,
 )
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.route import Role
-from phpmq_lite.admin.base.search_query import ids_search
-from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.forms import NewTtl, QueueTarget, Ttl, Untrimmed
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.finding import Message
+from phpmq_lite.admin.messages.search_query import ids_search
 from phpmq_lite.admin.messages.texts import describe_result, refuse_skipped
 from phpmq_lite.admin.messages.undo import make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, act_on_messages

@@ -10,10 +10,13 @@ from typing import Annotated, Any, Final, Literal, Self
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.auth.sessions import FlashMessage
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.context import Context
-from phpmq_lite.admin.base.input import (
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.browser_sessions import FlashMessage
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.fields import (
     TTL_MAX_S,
     ActionInput,
     EmptyInput,
@@ -21,13 +24,10 @@ from phpmq_lite.admin.base.input import (
     RedriveTarget,
     UndoToken,
 )
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel
-from phpmq_lite.admin.base.route import Role
-from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.forms import Duration, Untrimmed
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.actions import options_of
 from phpmq_lite.admin.messages.finding import find_selection
 from phpmq_lite.admin.messages.jobs import BulkJob, BulkJobState, BulkWork

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from phpmq_lite.admin.auth.permissions import find_message
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import From
+from phpmq_lite.admin.http.permissions import find_message
 from phpmq_lite.admin.messages.selection_store import MessageSelection
 from phpmq_lite.storage.read.messages import MessageRow
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from phpmq_lite.admin.base.problems import Problem, problem_of
+from phpmq_lite.admin.http.problems import Problem, problem_of
 from phpmq_lite.admin.messages.undo import UndoRecord, UndoStore, make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.logs import get_logger

@@ -6,9 +6,13 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.base import formats, responses
-from phpmq_lite.admin.base.context import Context
-from phpmq_lite.admin.base.input import (
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named
+from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.fields import (
     LIMIT_MAX,
     BodySize,
     Deliveries,
@@ -17,14 +21,11 @@ from phpmq_lite.admin.base.input import (
     MessageId,
     TraceId,
 )
-from phpmq_lite.admin.base.responses import ListPage, ResponseModel
-from phpmq_lite.admin.base.search_query import traces_search
-from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.finding import Queue
-from phpmq_lite.admin.views import trace_view
-from phpmq_lite.admin.views.bodies import as_content, preview_envelope
-from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel
+from phpmq_lite.admin.messages import trace_view
+from phpmq_lite.admin.messages.bodies import as_content, preview_envelope
+from phpmq_lite.admin.messages.search_query import traces_search
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import Body, MessageRow
 from phpmq_lite.storage.read.search_plan import SearchQuery

@@ -11,16 +11,17 @@ from typing import Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.auth.browser_security import download_headers
-from phpmq_lite.admin.auth.request_source import host_name
-from phpmq_lite.admin.base.input import EnvelopeUrn, OutputFormat, QueryModel, TraceId
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.request_body import memory_hold_of
-from phpmq_lite.admin.base.responses import ListPage
-from phpmq_lite.admin.base.search_query import QUERY_CHARACTERS, parse_search
+from phpmq_lite.admin.accounts.csrf import download_headers
+from phpmq_lite.admin.dead_letter_queues import is_dead_letter_queue
+from phpmq_lite.admin.http.body import memory_hold_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.fields import EnvelopeUrn, OutputFormat, QueryModel, TraceId
 from phpmq_lite.admin.http.output import respond
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.responses import ListPage
+from phpmq_lite.admin.http.source import host_name
+from phpmq_lite.admin.messages import bodies, envelope_card, message_life
 from phpmq_lite.admin.messages.finding import Message
 from phpmq_lite.admin.messages.listing import (
     BodyView,
@@ -29,16 +30,15 @@ from phpmq_lite.admin.messages.listing import (
     messages_view,
     read_failed_attempts,
 )
-from phpmq_lite.admin.views import bodies, envelope_card, message_life
-from phpmq_lite.admin.views.copy_snippets import (
+from phpmq_lite.admin.messages.message_life import MessageLife
+from phpmq_lite.admin.messages.search_query import QUERY_CHARACTERS, parse_search
+from phpmq_lite.admin.messages.snippets import (
     COPY_BYTES,
     Snippet,
     copy_snippets,
     http_address,
     tcp_address,
 )
-from phpmq_lite.admin.views.dead_letter_queues import is_dead_letter_queue
-from phpmq_lite.admin.views.message_life import MessageLife
 from phpmq_lite.envelopes import validation
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.audit import AuditLog

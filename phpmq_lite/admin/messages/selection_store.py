@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from secrets import token_urlsafe
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
-from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.storage.read.search import FrozenSelection
 
 LIFE_MS: Final = 600_000

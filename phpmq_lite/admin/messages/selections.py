@@ -5,21 +5,21 @@ from typing import Any, Final, Self
 
 from pydantic import Field
 
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.input import QueryModel, StrictInput, check_queue_name
-from phpmq_lite.admin.base.responses import ResponseModel
-from phpmq_lite.admin.base.route import Role
-from phpmq_lite.admin.base.search_query import parse_search
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import FormField
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.fields import QueryModel, StrictInput, check_queue_name
+from phpmq_lite.admin.http.responses import ResponseModel
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.messages.actions import fields_of
 from phpmq_lite.admin.messages.bulk import BulkForm, BulkJobView, RedrivePlan
 from phpmq_lite.admin.messages.finding import Selection
 from phpmq_lite.admin.messages.listing import MessageView
+from phpmq_lite.admin.messages.search_query import parse_search
 from phpmq_lite.admin.messages.selection_store import MessageSelection
-from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.model import AuditEntry, State
 from phpmq_lite.operator_actions import ACTIONS, Action, suiting_actions

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NoReturn
 
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.operator_actions import ACTIONS, SKIP_REASONS, Action, SkipReason
 
 

@@ -7,17 +7,18 @@ from typing import Any, Final, Self
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.auth.request_source import host_name
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.context import Context
-from phpmq_lite.admin.base.input import ActionInput, read_query
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, PerSecond, ResponseModel
-from phpmq_lite.admin.base.route import Role
-from phpmq_lite.admin.base.search_query import queue_search
+from phpmq_lite.admin import formats, trends
+from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.fields import ActionInput, read_query
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.responses import ListPage, PerSecond, ResponseModel
+from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.http.source import host_name
 from phpmq_lite.admin.messages import bulk
+from phpmq_lite.admin.messages.search_query import queue_search
+from phpmq_lite.admin.messages.snippets import http_address, publish_snippets, tcp_address
 from phpmq_lite.admin.queues import listing
 from phpmq_lite.admin.queues.listing import (
     ListedQueue,
@@ -26,8 +27,6 @@ from phpmq_lite.admin.queues.listing import (
     make_queue_page,
     read_oldest_ready,
 )
-from phpmq_lite.admin.views import trends
-from phpmq_lite.admin.views.copy_snippets import http_address, publish_snippets, tcp_address
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.server.status import QueueStatus

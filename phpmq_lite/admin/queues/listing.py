@@ -8,12 +8,13 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from phpmq_lite.admin.base import formats, responses
-from phpmq_lite.admin.base.formats import count_of
-from phpmq_lite.admin.base.input import ListQuery
-from phpmq_lite.admin.base.problems import Problem
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
+from phpmq_lite.admin.formats import count_of
+from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.views.dead_letter_queues import dead_letter_queues_named, has_records
+from phpmq_lite.admin.http.fields import ListQuery
+from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus
 

@@ -9,16 +9,20 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.auth.permissions import check_forward_right
-from phpmq_lite.admin.base.input import Form
-from phpmq_lite.admin.base.problems import Problem
-from phpmq_lite.admin.base.responses import ListPage, json_response
-from phpmq_lite.admin.base.route import Role
-from phpmq_lite.admin.base.search_query import queue_search, verdict_search
+from phpmq_lite.admin import charts, trends
+from phpmq_lite.admin.dead_letter_queues import (
+    RETRY,
+    dead_letter_queue_of,
+    is_dead_letter_queue,
+)
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.fields import Form
 from phpmq_lite.admin.http.finding import Queue
-from phpmq_lite.admin.insights.history_readers import read_claims
+from phpmq_lite.admin.http.permissions import check_forward_right
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.responses import ListPage, json_response
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.listing import (
     MessagePage,
     MessagesQuery,
@@ -29,18 +33,14 @@ from phpmq_lite.admin.messages.listing import (
     read_history_page,
     read_messages_page,
 )
-from phpmq_lite.admin.monitoring import attention
+from phpmq_lite.admin.messages.search_query import queue_search, verdict_search
+from phpmq_lite.admin.pipeline.readers import read_claims
 from phpmq_lite.admin.queues import listing, settings_form
 from phpmq_lite.admin.queues.list import QueueView
 from phpmq_lite.admin.queues.listing import ListedQueue, read_oldest_ready
 from phpmq_lite.admin.queues.settings_form import KINDS, BadFieldError, SettingsInput, SettingsView
-from phpmq_lite.admin.views import charts, trends
-from phpmq_lite.admin.views.dead_letter_queues import (
-    RETRY,
-    dead_letter_queue_of,
-    is_dead_letter_queue,
-)
-from phpmq_lite.admin.views.trends import SPANS
+from phpmq_lite.admin.system import attention
+from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.envelopes.validation import REASONS

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, cast
 
 from pydantic import ConfigDict, Field, create_model
 
-from phpmq_lite.admin.base import formats
+from phpmq_lite.admin import formats
 from phpmq_lite.broker.queue import effective_settings
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import (

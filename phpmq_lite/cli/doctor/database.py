@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite import __version__
-from phpmq_lite.admin.base import formats
-from phpmq_lite.admin.base.formats import count_of
-from phpmq_lite.admin.monitoring.attention import STANDBY_LAG_S
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.formats import count_of
+from phpmq_lite.admin.system.attention import STANDBY_LAG_S
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
 from phpmq_lite.cli.doctor.findings import BAD, Finding, bad, ok, ok_if, warn
 from phpmq_lite.cli.errors import REFUSED, CommandError

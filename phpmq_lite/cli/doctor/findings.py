@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from phpmq_lite.admin.base.formats import plural
+from phpmq_lite.admin.formats import plural
 from phpmq_lite.cli.errors import ERROR
 from phpmq_lite.cli.output import (
     columns,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from phpmq_lite.admin.base import formats
+from phpmq_lite.admin import formats
 from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.addresses import CONTROL_SOCKET, parse_endpoint

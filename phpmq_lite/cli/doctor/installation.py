@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from phpmq_lite import __version__, installation
-from phpmq_lite.admin.monitoring.system_view import sqlite_note
+from phpmq_lite.admin.system.view import sqlite_note
 from phpmq_lite.cli.doctor.findings import BAD, OK, Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.installation import install_command, migrations_folder, templates_folder

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from phpmq_lite.admin.auth.services import initial_password
-from phpmq_lite.admin.base.formats import count_of
-from phpmq_lite.admin.monitoring.processes import PeerProcess, find_listener
-from phpmq_lite.admin.monitoring.system_view import Certificate, read_certificates
+from phpmq_lite.admin.accounts.services import initial_password
+from phpmq_lite.admin.formats import count_of
+from phpmq_lite.admin.system.processes import PeerProcess, find_listener
+from phpmq_lite.admin.system.view import Certificate, read_certificates
 from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import (

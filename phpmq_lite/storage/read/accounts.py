@@ -56,7 +56,7 @@ class LoginSession:
 
 @dataclass(slots=True)
 class StoredAccounts:
-    """All stored accounts, which are read once at startup and kept in memory by ``admin/auth``."""
+    """All stored accounts, which are read once at startup and kept in memory by ``admin``."""
 
     users: list[User]
     tokens: list[ApiToken]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.base.route import Role, Route
+from phpmq_lite.admin.http.route import Role, Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.installation import templates_folder
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click import unstyle
 
-from phpmq_lite.admin.base.responses import csv_line
+from phpmq_lite.admin.http.responses import csv_line
 from phpmq_lite.cli.accounts import TOKEN_COLUMNS, USER_COLUMNS
 from phpmq_lite.cli.dead_letters import CAUSE_COLUMNS, DEAD_LETTER_COLUMNS
 from phpmq_lite.cli.messages import MESSAGE_COLUMNS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.admin.views.bodies import from_content
+from phpmq_lite.admin.messages.bodies import from_content
 from phpmq_lite.cli import transfer
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.main import root_command

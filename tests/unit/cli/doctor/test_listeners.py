@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.monitoring.processes import PeerProcess
-from phpmq_lite.admin.monitoring.system_view import Certificate
+from phpmq_lite.admin.system.processes import PeerProcess
+from phpmq_lite.admin.system.view import Certificate
 from phpmq_lite.cli.doctor import listeners
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.cli.doctor.listeners import ListenerProbe

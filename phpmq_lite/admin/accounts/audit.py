@@ -1,0 +1,223 @@
+"""The audit log page and API."""
+
+import json
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from aiohttp import web
+from pydantic import Field
+
+from phpmq_lite.admin.context import context_of, status_of
+from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http.fields import ListQuery
+from phpmq_lite.admin.http.identity import identity_of
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel
+from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, AuditRow
+from phpmq_lite.storage.read.messages import is_message_id
+
+RESULTS: Final = ("done", "refused", "running", "cancelled", "interrupted")
+SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000}
+
+_NO_QUEUES: Final = ("user.", "token.", "session.", "login", "saved.")  # actions without a queue
+
+
+class AuditQuery(ListQuery):
+    """Filters for the audit log; if both ``span`` and ``since`` are set, both apply."""
+
+    actor: str | None = Field(None, max_length=200, description="user, token, local or control")
+    action: str | None = Field(
+        None, max_length=100, description="an action such as queue.purge, or a group such as queue"
+    )
+    result: str | None = Field(
+        None, max_length=100, description="a result such as done, or refused for all refusals"
+    )
+    target: str | None = Field(None, max_length=1_000, description="a queue, message id, user, …")
+    span: Literal["1h", "24h", "7d", "30d"] | None = Field(None, description="maximum row age")
+    since: datetime | None = Field(None, description="earliest time, inclusive; UTC by default")
+    upto: datetime | None = Field(None, description="latest time, exclusive; UTC by default")
+
+    def filter(self, now_ms: int) -> AuditFilter:
+        """Return the filter to use in database queries."""
+        starts = [_ms(self.since)] if self.since else []
+        if self.span:
+            starts.append(now_ms - SPANS[self.span])
+        return AuditFilter(
+            actor=self.actor,
+            action=self.action,
+            result=self.result,
+            target=self.target,
+            since=max(starts, default=None),
+            upto=_ms(self.upto) if self.upto else None,
+        )
+
+    @property
+    def scope(self) -> str:
+        """Return the cursor scope, using ``span`` because the start time keeps changing."""
+        parts = (
+            self.actor,
+            self.action,
+            self.result,
+            self.target,
+            self.span,
+            self.since,
+            self.upto,
+        )
+        return f"audit {parts}"
+
+
+def _ms(at: datetime) -> int:
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return round(at.timestamp() * 1_000)
+
+
+class AuditView(ResponseModel):
+    """A row of the audit log."""
+
+    audit_id: int = Field(description="row number")
+    at: int = Field(validation_alias="at_ms", description="time of the action, Unix ms")
+    actor: str = Field(description="user or token; local or control on the broker's machine")
+    source: str = Field(description="interface that was used: ui, http or cli")
+    address: str = Field(description="host or host:port; unix or control on the broker's machine")
+    action: str = Field(description="action, such as queue.purge or message.delete")
+    target: str = Field(description="target of the action: queue, message id, user, …")
+    count: int = Field(description="number of messages, queues or other objects affected")
+    reason: str = Field(description="reason given for the action")
+    result: str = Field(description="done, running, cancelled, interrupted, or a refusal code")
+    detail: str = Field(description="details as JSON, such as old and new settings; may be empty")
+    request_id: str = Field(description="request id, as in the log and the X-Request-Id header")
+
+
+@dataclass(slots=True, frozen=True)
+class AuditListPage:
+    """A page of the audit log with cursors to the adjacent pages."""
+
+    rows: list[AuditRow]
+    next: str | None = None
+    previous: str | None = None
+    searched_to: int | None = None  # audit_id at which the search stopped, if it stopped early
+
+
+async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListPage:
+    """List audited actions, including refused ones, newest first.
+
+    Callers limited to some queues see only their own rows.
+    """
+    context = context_of(request)
+    identity = identity_of(request)
+    if identity.queues:
+        query = query.model_copy(update={"actor": identity.actor})
+    cursor = responses.decode_cursor(query.scope, query.cursor)
+    place = responses.position_in(cursor)
+    found = await AuditLog(context.readers).page(
+        query.filter(context.now_ms()), **place, limit=query.limit
+    )
+    ends = (found.rows[0].audit_id, found.rows[-1].audit_id) if found.rows else (None, None)
+    older, newer = responses.cursors_around(
+        query.scope, "before", cursor, ends,
+        has_more=found.has_more, searched_to=found.searched_to,
+    )  # fmt: skip
+    return AuditListPage(found.rows, older, newer, found.searched_to)
+
+
+# -- row rendering
+
+
+@dataclass(slots=True, frozen=True)
+class SettingChange:
+    """A setting's values before and after a change; None means that the setting did not exist."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class AuditRowText:
+    """An audit row with the texts that the page shows for the row."""
+
+    row: AuditRow
+    level: str  # CSS class of the result: good, info, warn, bad or empty
+    link: tuple[str, dict[str, str]] | None  # route name and URL parameters of the target's page
+    changes: list[SettingChange]
+    detail: str  # the row's details as text; empty if ``changes`` contains them
+
+
+def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[AuditRowText]:
+    """Prepare rows for the page; ``queues`` contains the names of existing queues."""
+    return [
+        AuditRowText(
+            row,
+            result_class(row.result),
+            target_link(row, queues),
+            changes,
+            "" if changes else row.detail,
+        )
+        for row in rows
+        for changes in [read_changes(row.detail)]
+    ]
+
+
+def result_class(result: str) -> str:
+    """Return the CSS class for a result."""
+    levels = {"done": "good", "running": "info", "cancelled": "", "interrupted": "warn"}
+    return levels.get(result, "bad")
+
+
+def target_link(row: AuditRow, queues: Container[str]) -> tuple[str, dict[str, str]] | None:
+    """Return the route and parameters of the target's page, or None if there is no such page."""
+    if is_message_id(row.target):
+        return "message", {"id": row.target}
+    if row.target in queues and not row.action.startswith(_NO_QUEUES):
+        return "queue", {"q": row.target}
+    return None
+
+
+def read_changes(detail: str) -> list[SettingChange]:
+    """Return the setting changes in a row's detail, or an empty list if there are none."""
+    try:
+        changes = json.loads(detail) if detail else {}
+    except ValueError:
+        return []
+    if not isinstance(changes, dict):
+        return []
+    before, after = changes.get("before") or {}, changes.get("after") or {}
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return []
+    names = dict.fromkeys([*before, *after])
+    return [SettingChange(name, _text(before, name), _text(after, name)) for name in names]
+
+
+def _text(values: dict[str, object], name: str) -> str | None:
+    if name not in values:
+        return None
+    value = values[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+async def _values(request: web.Request, query: AuditQuery, listed: AuditListPage) -> dict[str, Any]:
+    chosen = query.model_dump(mode="json", exclude={"format", "limit", "cursor"}, exclude_none=True)
+    actions = {route.audit for route in context_of(request).routes if route.audit}
+    groups = {name.partition(".")[0] for name in actions if "." in name}
+    return {
+        "chosen": chosen,
+        "times": {key: _ms(at) for key in ("since", "upto") if (at := getattr(query, key))},
+        "listed": listed,
+        "rows": describe_rows(listed.rows, {queue.name for queue in status_of(request).queues}),
+        "actions": sorted(actions | groups),
+        "results": RESULTS,
+        "spans": tuple(SPANS),
+    }
+
+
+ROUTES: Final = Resource(
+    run=find_audit_rows, role=Role.OPERATOR, view_model=ListPage[AuditView],
+    view=lambda _request, listed: ListPage[AuditView](
+        items=[AuditView.of(row) for row in listed.rows], next=listed.next
+    ),
+    page=Page("/audit", "audit", "audit.html", _values),
+    api=Api("GET", "/api/v1/audit", "api-audit", query=AuditQuery),
+).routes()  # fmt: skip

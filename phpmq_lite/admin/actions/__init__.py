@@ -1,1 +1,0 @@
-"""Operator actions on messages: single-message actions, selections, bulk jobs and undo."""

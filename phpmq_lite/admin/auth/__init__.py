@@ -1,1 +1,0 @@
-"""Authentication and authorization: accounts, sessions, permissions, browser security."""

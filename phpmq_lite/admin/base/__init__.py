@@ -1,1 +1,0 @@
-"""Code shared by all handlers: context, routes, URLs, formatting, input and responses."""

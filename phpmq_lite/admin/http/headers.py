@@ -1,0 +1,96 @@
+"""Reads cookies, and the headers that name a media type, a charset or an encoding.
+
+A sender chooses none of them: everything is UTF-8 and not compressed, because the time of some
+decoders grows with the square of their input.  Reading a header takes time in proportion to its
+length; Python's own parser of headers took 70 ms for one of 8 KiB.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+
+from phpmq_lite.admin.http.problems import Problem
+
+PLAIN: Final = "identity"
+_NO_TYPE: Final = "application/octet-stream"
+_CHARACTERS: Final = 1_000  # of a header, in which parameters are looked for
+_PARAMETER: Final = re.compile(
+    r""";[ \t]*([^\s=;"]++)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*+)"?|([^\s;"]*+))""", re.DOTALL
+)
+
+
+def parse_parameters(header: str) -> tuple[str, dict[str, str]]:
+    """Return the value of a header in lowercase, and its parameters by their names in lowercase.
+
+    If a parameter is repeated, the first one counts.  Parameters beyond 1,000 characters, which
+    no browser or library writes, are ignored: a header of 8 KiB kept the event loop for 6 ms.
+    """
+    parameters: dict[str, str] = {}
+    for name, quoted, plain in _PARAMETER.findall(header[:_CHARACTERS]):
+        text = re.sub(r"\\(.)", r"\1", quoted) if "\\" in quoted else quoted
+        parameters.setdefault(name.lower(), text or plain)
+    return header.partition(";")[0].strip().lower(), parameters
+
+
+def media_type_of(request: web.BaseRequest) -> str:
+    """Return the media type of a request's body; use this instead of ``request.content_type``."""
+    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower() or _NO_TYPE
+
+
+def boundary_of(content_type: str) -> bytes:
+    """Return the boundary specified by a multipart content type.
+
+    Raises:
+        ValueError: the boundary is missing, or RFC 2046 does not allow it.
+    """
+    boundary = parse_parameters(content_type)[1].get("boundary", "")
+    if not 1 <= len(boundary) <= 70 or not boundary.isascii():
+        raise ValueError("the boundary is missing, not ASCII, or longer than 70 characters")
+    return boundary.encode()
+
+
+def check_encoding(request: web.BaseRequest) -> None:
+    """Refuse a body that is compressed, or in another charset than UTF-8.
+
+    The listener does not decompress bodies: no route needs it, and the result may have any size.
+
+    Raises:
+        Problem: 415, naming what is accepted.
+    """
+    for header in request.headers.getall("Content-Type", ()):
+        check_charset(parse_parameters(header)[1], "the body")
+    for encoding in request.headers.getall("Content-Encoding", ()):
+        if encoding.strip().lower() != PLAIN:
+            raise encoded("The body", encoding)
+
+
+def check_charset(parameters: Mapping[str, str], what: str) -> None:
+    """Refuse a charset other than UTF-8; ``charset*`` is a value that begins with its charset.
+
+    Raises:
+        Problem: 415.
+    """
+    named = (parameters.get("charset", ""), parameters.get("charset*", "").partition("'")[0])
+    for charset in named:
+        if charset.strip().lower() not in ("", "utf-8", "utf8"):
+            raise Problem(
+                415, "charset", f"The charset of {what} is {charset[:50]!r}. Send UTF-8.",
+                field="charset", bound="utf-8",
+            )  # fmt: skip
+
+
+def encoded(what: str, encoding: str) -> Problem:
+    """Return the problem of a body or a part with an encoding."""
+    return Problem(
+        415, "content_encoding", f"{what} is encoded as {encoding[:50]!r}. Send it uncompressed.",
+        field="Content-Encoding", bound=PLAIN,
+    )  # fmt: skip
+
+
+def read_cookie(request: web.BaseRequest, name: str) -> str:
+    """Return the value of a cookie, or an empty string; use this instead of ``request.cookies``."""
+    header = request.headers.get("Cookie", "")
+    found = re.search(rf"(?:^|;)[ \t]*{re.escape(name)}=([^;]*)", header)
+    return "" if found is None else found[1].strip(' \t"')

@@ -1,1 +1,0 @@
-"""Pipeline results: the summary file, and the charts and tables drawn from it."""

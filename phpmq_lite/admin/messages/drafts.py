@@ -1,0 +1,134 @@
+"""Pure functions that check the publish form's text and build message bodies from it."""
+
+import json
+import re
+from base64 import b64decode, encodebytes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from phpmq_lite.admin.http.problems import Problem
+
+KINDS: Final = ("json", "text", "base64")  # format of the form's text: JSON, plain text or base64
+_PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
+_BLANK: Final = " \t\n\x0b\x0c\r"  # a URN with only these characters is blank
+
+
+@dataclass(slots=True, frozen=True)
+class DraftError:
+    """A JSON error and its position; line and column numbers start at 1."""
+
+    line: int
+    column: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, column {self.column}: {self.text}"
+
+
+def check_json(text: str) -> DraftError | None:
+    """Return the first JSON error, or None if the text is standard JSON.
+
+    Numbers are not evaluated.
+    """
+
+    def refuse(name: str) -> NoReturn:
+        raise json.JSONDecodeError(f"{name} is not allowed in JSON", text, text.find(name))
+
+    try:
+        json.loads(text, parse_constant=refuse, parse_int=str, parse_float=str)
+    except json.JSONDecodeError as error:
+        return DraftError(error.lineno, error.colno, error.msg)
+    except RecursionError:
+        return DraftError(1, 1, "Nested too deeply")
+    return None
+
+
+def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
+    """Fill in ``{{n}}`` and ``{{now_ms}}``, and replace each ``{{uuid}}`` with a new UUID."""
+    values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
+    return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
+
+
+def make_bodies(
+    text: str, kind: str, count: int, now_ms: int, new_uuid: Callable[[], str], *, is_filled: bool
+) -> list[bytes]:
+    """Build the message bodies to publish from the form's text.
+
+    Raises:
+        Problem: 422 if the text is not valid for ``kind``, with line and column for JSON.
+    """
+    if kind == "base64":
+        try:
+            return [b64decode("".join(text.split()), validate=True)] * count
+        except ValueError:
+            raise Problem(
+                422, "not_base64", "The body is not valid base64.", field="body",
+                bound="A to Z, a to z, 0 to 9, + and /, padded with =",
+            ) from None  # fmt: skip
+    if not (is_filled and _PLACEHOLDER.search(text)):
+        made = [text]
+    else:
+        made = [fill_placeholders(text, at + 1, now_ms, new_uuid) for at in range(count)]
+    for one in made:
+        if kind == "json" and (wrong := check_json(one)) is not None:
+            raise Problem(
+                422, "not_json", f"The body is not valid JSON: {wrong}.", field="body",
+                bound="JSON, or choose the type text",
+            )  # fmt: skip
+    encoded = [one.encode() for one in made]
+    return encoded if len(encoded) == count else encoded * count
+
+
+def envelope_text(urn: str, data: str, queue: str) -> str:
+    """Return a BabelQueue envelope with placeholders for its ids and creation time.
+
+    Raises:
+        Problem: 422 for a blank URN, or data that is not a JSON object.
+    """
+    urn = urn.strip(_BLANK)
+    if not urn:
+        raise Problem(422, "invalid", "An envelope requires a URN.", field="urn", bound="some text")
+    data = data.strip() or "{}"
+    wrong = check_json(data)
+    if wrong is not None:
+        raise Problem(
+            422, "not_json", f"The data is not valid JSON: {wrong}.", field="data",
+            bound="a JSON object",
+        )  # fmt: skip
+    if not data.startswith("{"):
+        raise Problem(
+            422, "invalid", "The data is not a JSON object.", field="data", bound="a JSON object"
+        )
+    indented = data.replace("\n", "\n  ")
+    return (
+        "{\n"
+        f'  "job": {json.dumps(urn, ensure_ascii=False)},\n'
+        '  "trace_id": "{{uuid}}",\n'
+        f'  "data": {indented},\n'
+        '  "meta": {\n'
+        '    "id": "{{uuid}}",\n'
+        f'    "queue": {json.dumps(queue, ensure_ascii=False)},\n'
+        '    "lang": "python",\n'
+        '    "schema_version": 1,\n'
+        '    "created_at": {{now_ms}}\n'
+        "  },\n"
+        '  "attempts": 0\n'
+        "}"
+    )
+
+
+def as_form_text(content: bytes) -> tuple[str, str]:
+    """Return a pair: the body as text that a form submits unchanged, and the kind of that text.
+
+    Bodies that a browser's text field would change, because they contain carriage returns or other
+    control characters, are returned as base64.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = None
+    if text is None or re.search("[\x00-\x08\x0b-\x1f\x7f]", text):
+        return encodebytes(content).decode(), "base64"
+    is_json = text.lstrip().startswith(("{", "[")) and check_json(text) is None
+    return text, "json" if is_json else "text"

@@ -1,0 +1,166 @@
+"""Streaming export of all messages that match a search."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from typing import Final, Literal, Self
+
+from aiohttp import web
+from pydantic import Field
+
+from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.http.body import memory_hold_of
+from phpmq_lite.admin.http.fields import (
+    BodySize,
+    Deliveries,
+    EnvelopeUrn,
+    MessageId,
+    QueryModel,
+    TraceId,
+    read_query,
+)
+from phpmq_lite.admin.http.memory import MemoryReservation
+from phpmq_lite.admin.http.permissions import allowed_queues
+from phpmq_lite.admin.http.rendering import PIECE_BYTES, abort_response, send_piece
+from phpmq_lite.admin.http.responses import ResponseModel, csv_line, json_line
+from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.messages.bodies import as_content
+from phpmq_lite.admin.messages.search_query import QUERY_CHARACTERS, parse_search
+from phpmq_lite.logs import get_logger, is_quiet
+from phpmq_lite.model import State
+from phpmq_lite.storage.read.messages import MessageRow
+
+PAGE_ROWS: Final = 100
+PAGE_BYTES: Final = 1 << 20  # maximum total size of a page's bodies; a single body may be larger
+_TIMES: Final = 5  # maximum number of copies of a body in memory (bytes, text, JSON and line)
+
+
+MessageWithBody = tuple[MessageRow, bytes | None]
+
+_log = get_logger(__name__)
+
+
+class ExportInput(QueryModel):
+    """The search and format of an export."""
+
+    q: str = Field("", max_length=QUERY_CHARACTERS, description="search; empty matches all")
+    format: Literal["jsonl", "csv"] = Field("jsonl", description="JSON lines or CSV")
+
+
+class ExportView(ResponseModel):
+    """An exported message, in the format that ``import`` accepts.
+
+    The last line of a JSON lines export is ``{"complete": true, "count": n}``.
+    """
+
+    id: MessageId = Field(validation_alias="message_id")
+    queue: str | None = Field(description="queue name; null if the queue no longer exists")
+    state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
+    content: str | None = Field(description="encoded body; null if no longer stored")
+    encoding: str = Field(description="encoding of content")
+    ttl_s: int = Field(description="seconds to live, as published; 0 means it never expires")
+    published_at: int = Field(description="when the message was published, Unix ms")
+    deadline_at: int | None = Field(description="when the message expires, Unix ms; null if never")
+    settled_at: int | None = Field(description="time of settlement, Unix ms; null if live")
+    reason: str | None = Field(description="reason for the outcome; null if none")
+    deliveries: Deliveries
+    size: BodySize
+    urn: EnvelopeUrn
+    trace_id: TraceId
+
+    @classmethod
+    def of_row(cls, row: MessageRow, body: bytes | None) -> Self:
+        """Return the view of a stored message with its body."""
+        content, encoding = as_content(body) if body is not None else (None, "utf-8")
+        return cls.of(
+            row,
+            state=State(row.state).name.lower(),
+            content=content,
+            encoding=encoding,
+            ttl_s=row.ttl_s or 0,
+        )
+
+
+async def export_messages(request: web.Request) -> web.StreamResponse:
+    """Export all matching messages, oldest first; ``X-Total-Count`` contains their number.
+
+    A message that retention removes during the export is missing from the lines and from the
+    count in the last line.
+    """
+    context, asked = context_of(request), read_query(request, ExportInput)
+    frozen = await context.search.freeze(parse_search(asked.q), queues=allowed_queues(request))
+    is_csv = asked.format == "csv"
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/csv; charset=utf-8" if is_csv else "application/x-ndjson",
+            "Content-Disposition": f'attachment; filename="phpmq.{asked.format}"',
+            "X-Total-Count": str(len(frozen.seqs)),
+            "X-Total-Complete": "true" if frozen.is_complete else "false",
+        }
+    )
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    count, hold = 0, memory_hold_of(request)
+    try:
+        hold.begin(lambda: abort_response(request))
+        if is_csv:
+            await _write(hold, response, csv_line(ExportView.model_fields).encode())
+        async for pairs in _messages(context, hold, frozen.seqs):
+            lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
+            await _write(hold, response, lines)
+            count += len(pairs)
+        if not is_csv:
+            last = {"complete": frozen.is_complete, "count": count}
+            await _write(hold, response, json_line(last).encode())
+        await response.write_eof()
+    except Exception as error:  # the search is not logged, because it may contain parts of bodies
+        if not is_quiet("export_broken"):
+            _log.warning("export_broken", reason=repr(error)[:200])
+        abort_response(request)
+    return response
+
+
+def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
+    made = (ExportView.of_row(row, body).model_dump(mode="json") for row, body in pairs)
+    lines = (csv_line(out.values()) if is_csv else json_line(out) for out in made)
+    return "".join(lines).encode(errors="replace")
+
+
+async def _messages(
+    context: Context, hold: MemoryReservation, seqs: "array[int]"
+) -> AsyncIterator[list[MessageWithBody]]:
+    """Yield pages of rows with their bodies; ``hold`` reserves the memory for a single page."""
+    for at in range(0, len(seqs), PAGE_ROWS):
+        rows = await context.reader.rows(seqs[at : at + PAGE_ROWS].tolist())
+        taken: list[MessageRow] = []
+        size = 0
+        for row in rows:
+            if taken and size + row.size > PAGE_BYTES:
+                await hold.resize(size * _TIMES)
+                yield await _with_bodies(context, taken)
+                taken, size = [], 0
+            taken.append(row)
+            size += row.size
+        await hold.resize(size * _TIMES)
+        yield await _with_bodies(context, taken)
+
+
+async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[MessageWithBody]:
+    bodies = await context.reader.bodies([row.seq for row in rows])
+    return [(row, bodies.get(row.seq)) for row in rows]
+
+
+async def _write(hold: MemoryReservation, response: web.StreamResponse, data: bytes) -> None:
+    """Write the data piece by piece, with a timeout for each piece."""
+    for at in range(0, len(data), PIECE_BYTES):
+        await send_piece(response, data[at : at + PIECE_BYTES])
+        hold.move(PIECE_BYTES)
+
+
+ROUTES: Final = (
+    Route(
+        "GET", "/api/v1/export", Role.VIEWER, "api-export", export_messages, query=ExportInput,
+        gives=ExportView, cli="message export",
+    ),
+)  # fmt: skip

@@ -1,0 +1,254 @@
+"""Message import, which validates every line before storing any message."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from phpmq_lite.admin.context import Context, Reply
+from phpmq_lite.admin.http import request_audit
+from phpmq_lite.admin.http.body import (
+    check_values,
+    memory_hold_of,
+    parse_large,
+    read_body,
+    read_json,
+)
+from phpmq_lite.admin.http.call import Call, ignore_reply
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.fields import StrictInput, check_queue_name
+from phpmq_lite.admin.http.headers import media_type_of
+from phpmq_lite.admin.http.permissions import check_queue_right
+from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.request_audit import audit_entry
+from phpmq_lite.admin.http.responses import json_response
+from phpmq_lite.admin.http.route import JSON_LINES, Role
+from phpmq_lite.admin.messages.publish import ContentInput
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.operator import publishing
+from phpmq_lite.broker.operator.publishing import Published
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.queue_settings import LONGEST_NAME
+
+endpoints: Final = Endpoints()
+SLICE: Final = 500  # maximum number of messages stored in one batch
+IMPORT_MAX: Final = 100_000  # maximum number of messages in one request
+VALUES_MAX: Final = 10 * IMPORT_MAX  # maximum number of values in a JSON document (not JSON Lines)
+LINE_VALUES_MAX: Final = 10_000
+_ROW_BYTES: Final = 250  # memory that a queued message uses besides its body, in bytes
+STORED: Final = "X-Stored-Count"  # header with the number of messages stored before an error
+
+ImportedMessage = tuple[bytes, int | None]
+ImportLine = tuple[str, ImportedMessage]  # (queue name, message)
+ImportRun = tuple[str, list[ImportedMessage]]
+
+
+class ImportedInput(ContentInput):
+    """A message to import; members of an exported message that are not listed here are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="queue name")
+
+
+class ImportInput(StrictInput):
+    """The messages to import, in the order in which they will be stored.
+
+    Exports are accepted too: ``application/x-ndjson``, one message per line.
+    """
+
+    messages: list[ImportedInput] = Field(
+        max_length=IMPORT_MAX, description="messages to store, in the given order"
+    )
+
+
+class ImportView(BaseModel):
+    """The number of messages that an import stored."""
+
+    stored: int = Field(description="number of stored messages")
+
+
+@endpoints.api(
+    "POST /import",
+    "api-import",
+    Role.OPERATOR,
+    "message.import",
+    takes=ImportInput,
+    takes_lines=True,
+    gives=ImportView,
+    status=201,
+    cli="message import",
+    has_content=True,
+    values=VALUES_MAX,
+)
+async def import_messages(call: Call) -> web.Response:
+    """Append exported messages to their queues, or store nothing if any line is invalid.
+
+    Messages are stored in the order of the lines. If a queue rejects one, for example because it
+    is full, the messages before it are kept; the header ``X-Stored-Count`` says how many.
+    """
+    context, request = call.context, call.request
+    raw = await read_body(request)
+    rows = min(raw.count(b"\n" if media_type_of(request) == JSON_LINES else b"{"), IMPORT_MAX)
+    await memory_hold_of(request).grow(len(raw) + rows * _ROW_BYTES)
+    lines = await parse_large(request, raw, _all_checked(request, context, raw))
+    raw.clear()
+    return json_response(ImportView(stored=await _store(request, context, lines)), status=201)
+
+
+def _all_checked(request: web.Request, context: Context, raw: bytearray) -> Iterator[ImportLine]:
+    names: dict[str, str] = {}  # so that 100,000 lines for the same queue share one string
+    for number, line in _lines(*_read(request, raw)):
+        queue, message = _checked(request, context, number, line)
+        yield names.setdefault(queue, queue), message
+
+
+def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
+    """Return the number of messages and an iterator over them.
+
+    The lines are parsed one at a time, so that only one parsed line is in memory.
+    """
+    found: Iterable[object]
+    if media_type_of(request) == JSON_LINES:
+        count = sum(1 for _ in _texts(raw))
+        found = (_json(line, number) for number, line in _texts(raw))
+    else:
+        document = read_json(raw, VALUES_MAX)
+        if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
+            raise Problem(422, "invalid", "The messages list is missing.", field="messages")
+        found = document["messages"]
+        count = len(document["messages"])
+    if count > IMPORT_MAX:
+        raise Problem(
+            422, "invalid", f"The import contains {count} messages; the limit is {IMPORT_MAX}.",
+            field="messages", bound=f"at most {IMPORT_MAX}",
+        )  # fmt: skip
+    return count, found
+
+
+def _texts(raw: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Yield each non-blank line with its line number."""
+    at, number = 0, 0
+    while at < len(raw):
+        end = raw.find(b"\n", at)
+        end, number = len(raw) if end < 0 else end, number + 1
+        line = bytes(raw[at:end])
+        if line.strip():
+            yield number, line
+        at = end + 1
+
+
+def _json(line: bytes, number: int) -> object:
+    check_values(line, LINE_VALUES_MAX)
+    try:
+        return json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise Problem(
+            422, "malformed", f"Line {number} is not valid JSON: {error}. Nothing was stored.",
+            field=str(number),
+        ) from None  # fmt: skip
+
+
+def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
+    """Yield the messages, skipping the summary line that ends an export."""
+    for number, line in enumerate(found, 1):
+        if isinstance(line, dict) and "complete" in line and "queue" not in line:
+            if line["complete"] is not True or number != count:
+                raise Problem(
+                    422, "incomplete", "The export is incomplete. Nothing was stored.",
+                    field=str(number),
+                )  # fmt: skip
+            continue
+        yield number, line
+
+
+def problem_with(line: object) -> str | None:
+    """Return the reason a line cannot be imported, or None if the line is valid."""
+    try:
+        check_queue_name(ImportedInput.model_validate(line).queue)
+    except (ValidationError, Problem) as error:
+        problem = problem_of(error)
+        return str(error) if problem is None else problem.detail
+    return None
+
+
+def _checked(request: web.Request, context: Context, number: int, line: object) -> ImportLine:
+    try:
+        read = ImportedInput.model_validate(line)
+        check_queue_name(read.queue)
+        check_queue_right(request, read.queue)
+    except (ValidationError, Problem) as error:
+        problem = problem_of(error)
+        if problem is None:
+            raise
+        raise Problem(
+            problem.status, problem.code,
+            f"Message {number}: {problem.detail} Nothing was stored.",
+            field=f"{number}.{problem.field or ''}".rstrip("."), bound=problem.bound,
+        ) from None  # fmt: skip
+    body = read.body()
+    limit = int(context.settings.limits.max_content)
+    if len(body) > limit:
+        raise Problem(
+            413, "too_large", f"Message {number} is {len(body)} bytes; the limit is {limit} "
+            "(limits.max_content). Nothing was stored.", field=f"{number}.content",
+            bound=f"{limit} bytes",
+        )  # fmt: skip
+    return read.queue, (body, read.ttl_s)
+
+
+async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
+    """Store messages in line order. If a message is rejected, earlier messages remain stored."""
+    stored = 0
+    entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
+    while stored < len(lines):
+        of_each = groupby(lines[stored : stored + SLICE], itemgetter(0))  # consecutive messages
+        runs = [(queue, [message for _, message in run]) for queue, run in of_each]
+        try:
+            stored += await context.engine.run(_publish, entry, runs)
+        except RefusedError as error:
+            if not stored:
+                raise
+            entry.result = error.code  # in the audit row, which also counts the stored messages
+            await request_audit.write_entry(context, entry)
+            raise Problem(
+                409, error.code, f"{error}. The first {stored} messages had already been stored.",
+                field="queue", headers={STORED: str(stored)},
+            ) from error  # fmt: skip
+    return stored
+
+
+def _publish(
+    core: Broker, reply: Callable[[int], None], entry: AuditEntry, runs: Sequence[ImportRun]
+) -> None:
+    """Store one or more runs of messages in a single batch, and reply with the number stored.
+
+    The batch ends before a run that is rejected, and before a run that may be validated in the
+    background. Such a run needs a batch of its own, so that later runs are not stored before it.
+    """
+    count = 0
+    for queue, messages in runs:
+        known = core.state.registry.get_or_create(queue, entry.actor)
+        if known is None or known.validates:
+            if not count:
+                publishing.publish(core, partial(_counted, reply), entry, queue, messages)
+                return
+            break
+        try:
+            publishing.publish(core, ignore_reply, entry, queue, messages)
+        except RefusedError:
+            if not count:
+                raise
+            break
+        count += len(messages)
+    core.state.batch.replies.append((reply, count))
+
+
+def _counted(reply: Reply, result: Any) -> None:
+    reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged

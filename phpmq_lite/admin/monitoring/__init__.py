@@ -1,1 +1,0 @@
-"""Monitoring: health, metrics, limits, live feeds and notices."""

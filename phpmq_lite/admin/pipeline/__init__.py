@@ -1,0 +1,1 @@
+"""History for the data pipeline: claims, staged rows, readers and the insights page."""

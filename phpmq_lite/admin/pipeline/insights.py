@@ -1,0 +1,228 @@
+"""The page and API for the pipeline's results."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.http.body import parse_large, read_body
+from phpmq_lite.admin.http.fields import OutputFormat, QueryModel, read_query
+from phpmq_lite.admin.http.identity import identity_of
+from phpmq_lite.admin.http.permissions import may_use
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.rendering import render_page
+from phpmq_lite.admin.http.request_audit import audit_entry
+from phpmq_lite.admin.http.responses import json_response, list_response
+from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.messages import snippets
+from phpmq_lite.admin.pipeline.charts import draw_insights, queue_totals, steps_of
+from phpmq_lite.admin.pipeline.claims import show_release_form, submit_release
+from phpmq_lite.admin.pipeline.readers import (
+    ReaderView,
+    SubscriptionClaimsView,
+    read_claims,
+    read_readers,
+)
+from phpmq_lite.admin.pipeline.summary import BadSummaryError, read_summary, visible_to
+from phpmq_lite.insights_document import (
+    SUMMARY_BYTES,
+    DeadLetterTotals,
+    ExpiryTotals,
+    PipelineJobState,
+    PipelineSummary,
+    QueueTotals,
+    SummaryStep,
+    TracePath,
+    UrnTotals,
+)
+from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.consumers import StoredPipeline
+
+
+async def put_summary(request: web.Request) -> web.StreamResponse:
+    """Store figures of the Insights summary (version 1, up to 2 MiB). Absent figures are kept."""
+    context, identity = context_of(request), identity_of(request)
+    if identity.queues:
+        raise Problem(
+            403, "foreign_queue", f"The summary covers all queues, but {identity.actor!r} can "
+            "access only some of them.", bound=", ".join(identity.queues),
+        )  # fmt: skip
+    raw = bytes(await read_body(request))
+    try:
+        await parse_large(request, raw, map(read_summary, [raw]))
+    except ValueError as error:
+        raise Problem(422, "bad_summary", f"The summary is invalid: {error}.") from None
+    await context.summaries.write(raw)
+    audit_entry(request, target="summary.json").count = 1
+    return web.Response(status=204)
+
+
+async def get_summary(request: web.Request) -> web.StreamResponse:
+    """Return the summary in the format that PUT accepts, limited to the caller's queues.
+
+    All callers get the same members; members unknown to ``PipelineSummary`` are omitted.
+    """
+    try:
+        summary = await visible_summary(request)
+    except BadSummaryError as error:
+        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.") from error
+    if summary is None:
+        raise Problem(404, "no_summary", "No pipeline job has stored a summary yet.")
+    return await asyncio.to_thread(json_response, summary)
+
+
+async def visible_summary(request: web.Request) -> PipelineSummary | None:
+    """Return the part of the summary visible to the caller, or None if no summary is stored.
+
+    Raises:
+        BadSummaryError: the summary cannot be read, or is invalid.
+    """
+    context = context_of(request)
+    summary = await context.summaries.read()
+    if summary is None or not identity_of(request).queues:
+        return summary
+    known = [queue.name for queue in context.engine.status().queues]
+    return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
+
+
+ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
+OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated (allows for daily runs)
+
+
+class InsightsPageQuery(QueryModel):
+    """Query for the Insights page, or for releasing the claims of the subscription ``release``."""
+
+    tab: Literal[
+        "charts", "queues", "urns", "dead", "expired", "paths", "jobs", "claims", "readers"
+    ] = "charts"
+    span: Literal["24h", "30d"] = "24h"
+    queue: str = Field("", max_length=LONGEST_NAME)
+    release: str = Field("", max_length=255)
+    format: OutputFormat = "html"
+
+
+async def show_insights(request: web.Request) -> web.StreamResponse:
+    """Show pipeline insights: throughput, failures, trace paths, jobs, claims and readers."""
+    query = read_query(request, InsightsPageQuery)
+    if query.release:
+        return await show_release_form(request, query.release, query.queue)
+    summary, error = None, ""
+    try:
+        summary = await visible_summary(request)
+    except BadSummaryError as bad:
+        error = str(bad)
+    if query.format != "html":
+        return await _as_data(request, query, summary, error)
+    context = context_of(request)
+    bounds = await StoredPipeline(context.readers).history_bounds()
+    values: dict[str, Any] = {"queues": summary.queues() if summary else []}
+    if summary is not None and query.tab == "charts":
+        drawn = await asyncio.to_thread(
+            draw_insights, summary, query.span, query.queue
+        )  # drawing takes up to 80 ms
+        values |= {"drawn": drawn}
+    elif summary is not None or query.tab in ("claims", "readers"):
+        rows = await _rows(request, query, summary)
+        values |= {"rows": rows[:ROWS], "total": len(rows)}
+    # commands for creating the first summary, with the address that the browser used
+    base = snippets.http_address(request.scheme, request.host, context.urls.base_path)
+    needs_token = identity_of(request).kind != "local"
+    return await render_page(
+        request, "insights.html",
+        query=query, summary=summary, error=error, bounds=bounds,
+        path=str(context.summaries.path),
+        state=_state(summary, bounds.history_id, bounds.hi, context.now_ms()) if summary else {},
+        commands=snippets.pipeline_snippets(base, needs_token=needs_token),
+        **values,
+    )  # fmt: skip
+
+
+async def _as_data(
+    request: web.Request, query: InsightsPageQuery, summary: PipelineSummary | None, error: str
+) -> web.Response:
+    if error and query.tab not in ("claims", "readers"):
+        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
+    rows = await _rows(request, query, summary)
+    return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
+
+
+_MODELS: Final[dict[str, type[BaseModel]]] = {
+    "charts": SummaryStep,
+    "queues": QueueTotals,
+    "urns": UrnTotals,
+    "dead": DeadLetterTotals,
+    "expired": ExpiryTotals,
+    "paths": TracePath,
+    "jobs": PipelineJobState,
+    "claims": SubscriptionClaimsView,
+    "readers": ReaderView,
+}
+
+
+async def _rows(
+    request: web.Request, query: InsightsPageQuery, summary: PipelineSummary | None
+) -> Sequence[BaseModel]:
+    """Return all rows for a tab, in the order shown on the page."""
+    if query.tab == "claims":
+        return await read_claims(request)
+    if query.tab == "readers":
+        return await read_readers(context_of(request))
+    if summary is None:
+        return []
+    return await asyncio.to_thread(_rows_of, summary, query)
+
+
+def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[BaseModel]:
+    if query.tab in ("charts", "queues"):
+        steps = steps_of(summary, query.span, query.queue)
+        return steps if query.tab == "charts" else queue_totals(steps)
+    if query.tab == "jobs":
+        return summary.jobs
+    if query.tab == "paths":
+        return sorted(summary.paths, key=lambda path: -path.traces)
+    parts: dict[str, Sequence[UrnTotals | DeadLetterTotals | ExpiryTotals]] = {
+        "urns": summary.urns,
+        "dead": summary.deaths,
+        "expired": summary.expiries,
+    }
+    some = (part for part in parts[query.tab] if query.queue in ("", part.queue))
+    return sorted(some, key=lambda part: -part.total)
+
+
+def _state(summary: PipelineSummary, history_id: str, hi: int, now_ms: int) -> dict[str, Any]:
+    """Return whether the summary is outdated, how far each job lags behind, and any problems."""
+    is_foreign = bool(summary.history_id) and summary.history_id != history_id
+    done = None if is_foreign else summary.archive.offset
+    return {
+        "is_old": now_ms - summary.finished_at > OLD_MS,
+        "is_ahead": summary.finished_at > now_ms + 60_000,
+        "is_foreign": is_foreign,
+        "behind": None if done is None else max(hi - done, 0),
+        "broken": [job for job in summary.jobs if job.state == "failed"],
+        "lags": {
+            job.name: max(hi - job.offset, 0)
+            for job in summary.jobs
+            if job.offset is not None and not is_foreign
+        },
+    }
+
+
+ROUTES: Final = (
+    Route(
+        "PUT", "/api/v1/pipeline/insights", Role.OPERATOR, "api-insights-put", put_summary,
+        "pipeline.insights", takes=PipelineSummary, status=204, body=SUMMARY_BYTES,
+        values=SUMMARY_BYTES // 4,
+    ),
+    Route(
+        "GET", "/api/v1/pipeline/insights", Role.VIEWER, "api-insights", get_summary,
+        gives=PipelineSummary,
+    ),
+    Route("GET", "/insights", Role.VIEWER, "insights", show_insights),
+    Route(
+        "POST", "/insights/release", Role.OPERATOR, "insights-release", submit_release,
+        "claims.release",
+    ),
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""History readers and their lag, and the open claims of subscriptions."""
+
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.http.permissions import may_use
+from phpmq_lite.storage.read.consumers import StoredPipeline
+from phpmq_lite.storage.read.database_size import measure_database
+
+BURST_MS: Final = 3_600_000  # rates are averaged over at least this time, to smooth out bursts
+
+
+@dataclass(slots=True, frozen=True)
+class HistoryExtent:
+    """The stored history and its retention limits; times are in milliseconds."""
+
+    lo: int  # oldest offset that still exists
+    hi: int  # newest offset
+    rows: int
+    bytes: int
+    oldest_at: int | None  # when the oldest row was settled
+    age_ms: int  # retention time, after which rows are removed
+    rows_max: int
+    bytes_max: int
+    lo_deleted: int = 0  # deleted messages with at least this offset still have rows
+
+    def per_ms(self, now_ms: int) -> float:
+        """The mean number of rows per millisecond, averaged over at least one hour."""
+        if self.oldest_at is None:
+            return 0.0
+        return self.rows / max(now_ms - self.oldest_at, BURST_MS)
+
+
+@dataclass(slots=True, frozen=True)
+class ReaderLag:
+    """A reader's lag; ``reached_at`` is when the reader's next row is expected to be removed."""
+
+    behind: int  # number of unread offsets
+    is_reached: bool  # whether rows were removed before the reader read them
+    reached_at: int | None  # Unix ms
+    bound: str | None  # retention limit that will remove the row: days, rows or bytes
+
+
+def measure_lag(
+    kept: HistoryExtent, position: int, next_settled_at: int | None, now_ms: int
+) -> ReaderLag:
+    """Return the lag of a reader that has read all rows up to ``position``.
+
+    ``next_settled_at`` is when the first unread row was settled, or None if there is none.
+    The growth of the history is forecast from the mean rate and size of existing rows.
+    """
+    behind = max(kept.hi - position, 0)
+    if not behind or next_settled_at is None:
+        return ReaderLag(behind, is_reached=bool(behind), reached_at=None, bound=None)
+    if position + 1 < max(kept.lo, kept.lo_deleted):
+        return ReaderLag(behind, is_reached=True, reached_at=None, bound=None)
+    found = [(next_settled_at + kept.age_ms, "days")]
+    per_ms = kept.per_ms(now_ms)
+    if per_ms > 0:
+        ahead = position + 1 - kept.lo  # number of rows older than the reader's next row
+        to_come = max(kept.rows_max - kept.rows, 0) + ahead
+        found.append((now_ms + round(to_come / per_ms), "rows"))
+        size = kept.bytes / kept.rows if kept.rows else 0.0
+        if size:
+            to_come = max(round((kept.bytes_max - kept.bytes) / size), 0) + ahead
+            found.append((now_ms + round(to_come / per_ms), "bytes"))
+    at, bound = min(found)
+    return ReaderLag(behind, is_reached=False, reached_at=max(at, now_ms), bound=bound)
+
+
+class SubscriptionClaimsView(BaseModel):
+    """A subscription and its open claims."""
+
+    subscription: str
+    queue: str | None
+    claims: int
+    bytes: int
+    oldest_at: int | None  # Unix ms
+    acked: int
+    hi: int
+    created_at: int
+
+
+class ReaderView(BaseModel):
+    """A history reader; at ``reached_at``, the limit ``bound`` is likely to remove its next row."""
+
+    reader: str
+    offset: int
+    behind: int
+    seen_at: int  # Unix ms
+    is_reached: bool  # whether rows were removed before they were read
+    reached_at: int | None
+    bound: str | None
+    owner: str | None  # user or token NAME; None means the next user who reports
+
+
+async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
+    """Return the subscriptions visible to the caller, those with the oldest claims first."""
+    rows = await StoredPipeline(context_of(request).readers).subscriptions()
+    made = [
+        SubscriptionClaimsView(
+            subscription=row.name, queue=row.queue, claims=row.count, bytes=row.bytes,
+            oldest_at=row.oldest_at_ms, acked=row.acked_upto, hi=row.hi, created_at=row.created_at,
+        )
+        for row in rows
+        if may_use(request, row.queue or "")
+    ]  # fmt: skip
+    made.sort(key=lambda row: (row.oldest_at or 1 << 62, row.subscription))
+    return made
+
+
+async def read_readers(context: Context) -> list[ReaderView]:
+    """Return the readers that have reported a position, sorted by lag, largest first."""
+    rows = await StoredPipeline(context.readers).readers()
+    if not rows:
+        return []
+    kept, now_ms = await _history_extent(context), context.now_ms()
+    made = []
+    for row in sorted(rows, key=lambda row: (row.offset, row.name)):
+        following = (await context.reader.history(after=row.offset, limit=1)).rows
+        stands = measure_lag(
+            kept, row.offset, following[0].settled_at if following else None, now_ms
+        )
+        made.append(
+            ReaderView(
+                reader=row.name,
+                offset=row.offset,
+                seen_at=row.at_ms,
+                owner=row.owner,
+                **asdict(stands),
+            )
+        )
+    return made
+
+
+async def _history_extent(context: Context) -> HistoryExtent:
+    bounds = await StoredPipeline(context.readers).history_bounds()
+    found, keep = await measure_database(context.readers), context.settings.history
+    return HistoryExtent(
+        lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,
+        rows=found.history_rows, bytes=found.history_bytes, oldest_at=found.history_oldest_at,
+        age_ms=round(keep.days * 86_400_000), rows_max=keep.rows, bytes_max=int(keep.bytes),
+    )  # fmt: skip

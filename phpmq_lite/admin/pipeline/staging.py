@@ -1,0 +1,452 @@
+"""Rows staged by Spark tasks and published in one transaction (``docs/guides/pipeline.md``)."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+from pydantic import BaseModel, Field
+
+from phpmq_lite.admin.accounts import changes
+from phpmq_lite.admin.context import UPLOADS, Context, context_of
+from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http.body import read_body
+from phpmq_lite.admin.http.fields import (
+    TTL_MAX_S,
+    AppIdParameter,
+    QueryModel,
+    StrictInput,
+    check_queue_name,
+    check_text,
+    read_query,
+)
+from phpmq_lite.admin.http.identity import identity_of
+from phpmq_lite.admin.http.permissions import check_all_queues, check_queue_right, may_use
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.request_audit import audit_entry, keep_audit_entry
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel, json_response
+from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.messages.arrow_export import MEDIA, need_arrow
+from phpmq_lite.admin.resource import api_route
+from phpmq_lite.broker.pipeline import staging
+from phpmq_lite.broker.pipeline.state import StageWriter
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.model import AuditEntry
+from phpmq_lite.storage.read.consumers import StoredPipeline
+from phpmq_lite.storage.read.read_pool import read_owner
+
+ROWS_MAX: Final = 100_000  # maximum number of rows per token and per publish call
+SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # small slices, so that other batches run in between
+SLICE_BYTES: Final = 256 << 10
+_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_COLUMNS: Final = ("body", "queue", "ttl_s")
+_BROKEN: Final = (ArithmeticError, LookupError, OSError, ValueError, struct.error)
+_COMPRESSION: Final = 10  # vtable offset of RecordBatch.compression in Arrow's Message.fbs
+
+
+class UploadedRows(NamedTuple):
+    """Validated rows from a stream; ``bytes`` is the total size of the message bodies."""
+
+    batches: list[Any]  # pyarrow.RecordBatch
+    rows: int
+    bytes: int
+
+    def chunks(self) -> Iterator[list[staging.StagedRow]]:
+        """Yield the rows in order, in chunks small enough for one slice of the broker."""
+        for batch in self.batches:
+            at = 0
+            while at < batch.num_rows:
+                some = batch.slice(at, _rows_that_fit(batch.column(0).slice(at, SLICE_ROWS)))
+                bodies, queues, ttls = (column.to_pylist() for column in some.columns)
+                yield list(zip(queues, bodies, ttls, strict=True))
+                at += some.num_rows
+
+
+def _rows_that_fit(bodies: Any) -> int:
+    """Return how many bodies from the start of the list fit into one slice, but at least 1."""
+    import pyarrow.compute as pc
+
+    sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
+    return max(1, sum(size <= SLICE_BYTES for size in sizes))
+
+
+def read_rows(
+    raw: bytes | bytearray, content_max: int, check_right: Callable[[str], None]
+) -> UploadedRows:
+    """Read and validate a complete stream; call ``check_right`` once for each queue in the stream.
+
+    Raises:
+        Problem: 422 naming the column or bound, 413 for too many rows or a body that is too large.
+    """
+    import pyarrow as pa
+
+    if not raw.endswith(_END):
+        raise _bad("The Arrow stream is truncated: its end-of-stream marker is missing.")
+    try:
+        _check_plain(pa, raw)
+        with pa.ipc.open_stream(pa.py_buffer(raw)) as reader:
+            _check_schema(pa, reader.schema)
+            batches = _batches(pa, reader)
+    except (pa.ArrowException, *_BROKEN) as error:
+        raise _bad(f"The Arrow stream cannot be read: {error}") from None
+    return _checked(batches, content_max, check_right)
+
+
+def _batches(pa: Any, reader: Any) -> list[Any]:
+    """Read only non-empty batches; a 64 MiB stream could expand to 290,000 empty 3 KiB batches."""
+    batches, rows = [], 0
+    for batch in reader:
+        batch.validate(full=True)
+        rows += batch.num_rows
+        if rows > ROWS_MAX:
+            raise Problem(413, "too_large",
+                          f"The stream has at least {rows} rows; the limit is {ROWS_MAX}.",
+                          field="body", bound=f"at most {ROWS_MAX} rows")  # fmt: skip
+        if batch.num_rows:
+            batches.append(_arrange_columns(pa, batch))
+    return batches
+
+
+def _check_plain(pa: Any, raw: bytes | bytearray) -> None:
+    """Reject compressed batches and dictionary columns before unpacking anything."""
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(raw)):
+        if message.type == "dictionary":
+            raise _bad("Dictionary columns are not supported.", bound="plain columns")
+        if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
+            raise _bad("Compressed Arrow streams are not supported.", bound="no compression")
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return whether a record batch's flatbuffer specifies a compression codec."""
+    message = struct.unpack_from("<I", metadata)[0]
+    header = _member(metadata, message, 8)
+    if header is None:
+        return False
+    batch = header + struct.unpack_from("<I", metadata, header)[0]
+    return _member(metadata, batch, _COMPRESSION) is not None
+
+
+def _member(buffer: bytes, table: int, slot: int) -> int | None:
+    """Return the position of a flatbuffer table's member, or None if the member is absent."""
+    entries = table - struct.unpack_from("<i", buffer, table)[0]
+    if entries < 0 or slot >= struct.unpack_from("<H", buffer, entries)[0]:
+        return None
+    offset = struct.unpack_from("<H", buffer, entries + slot)[0]
+    return table + offset if offset else None
+
+
+def _check_schema(pa: Any, schema: Any) -> None:
+    types = pa.types
+    takes = {
+        "body": (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string),
+        "queue": (types.is_string, types.is_large_string),
+        "ttl_s": (types.is_integer, types.is_null),
+    }
+    for name in schema.names:
+        if name not in takes:
+            raise _bad(f"The column {name!r} is unknown.", name, ", ".join(_COLUMNS))
+        if schema.names.count(name) > 1:
+            raise _bad(f"The column {name!r} appears more than once.", name, "once")
+        type_ = schema.field(name).type
+        if not any(is_right(type_) for is_right in takes[name]):
+            bound = {"body": "binary or string", "queue": "string", "ttl_s": "int64"}[name]
+            raise _bad(f"The column {name!r} has type {type_}, not {bound}.", name, bound)
+    for name in ("body", "queue"):
+        if name not in schema.names:
+            raise _bad(f"The column {name!r} is missing.", name, "body, queue and optionally ttl_s")
+
+
+def _arrange_columns(pa: Any, batch: Any) -> Any:
+    """Return the columns in the order of ``_COLUMNS``, converted to the types used here."""
+    ttl = (
+        batch.column("ttl_s").cast(pa.int64())
+        if "ttl_s" in batch.schema.names
+        else pa.nulls(batch.num_rows, pa.int64())
+    )
+    body = batch.column("body")
+    if pa.types.is_string(body.type):
+        body = body.cast(pa.binary())
+    elif pa.types.is_large_string(body.type):
+        body = body.cast(pa.large_binary())
+    return pa.RecordBatch.from_arrays([body, batch.column("queue"), ttl], list(_COLUMNS))
+
+
+def _checked(
+    batches: list[Any], content_max: int, check_right: Callable[[str], None]
+) -> UploadedRows:
+    import pyarrow.compute as pc
+
+    rows, size = 0, 0
+    queues: set[str] = set()
+    for batch in batches:
+        rows += batch.num_rows
+        body, queue, ttl = batch.columns
+        for name, column in (("body", body), ("queue", queue)):
+            if column.null_count:
+                raise _bad(f"The column {name!r} contains {column.null_count} nulls; none are "
+                           "allowed.", name, "no nulls")  # fmt: skip
+        lengths = pc.binary_length(body)
+        longest = pc.max(lengths).as_py() or 0
+        if longest > content_max:
+            raise Problem(413, "too_large", f"A body is {longest} bytes; the limit is "
+                          f"{content_max} (limits.max_content).", field="body",
+                          bound=f"{content_max} bytes")  # fmt: skip
+        size += pc.sum(lengths).as_py() or 0
+        queues |= set(pc.unique(queue).to_pylist())
+        bounds = pc.min_max(ttl).as_py()
+        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= TTL_MAX_S:
+            raise _bad(f"The column 'ttl_s' ranges from {bounds['min']} to {bounds['max']}; "
+                       f"values must be 0 to {TTL_MAX_S}.",
+                       "ttl_s", f"0 to {TTL_MAX_S}, or null")  # fmt: skip
+    for name in sorted(queues):
+        check_queue_name(name)
+        check_right(name)
+    return UploadedRows(batches, rows, size)
+
+
+def _bad(text: str, field: str | None = None, bound: str | None = None) -> Problem:
+    return Problem(422, "bad_arrow", text, field=field, bound=bound)
+
+
+STAGE_BYTES: Final = 64 << 20  # maximum size of the upload for a token, in bytes
+TOKENS_MAX: Final = 10_000  # maximum number of tokens per call
+TOKENS_BYTES: Final = 4 << 20  # maximum body size of a call with tokens
+ROW_COUNT: Final = "X-Row-Count"
+_SLOT_S: Final = 30.0  # maximum time to wait for an upload slot
+
+
+class StageQuery(QueryModel):
+    """The token that identifies the staged rows."""
+
+    token: str = Field(
+        pattern="^[!-~]{1,128}$",
+        description="random token that identifies these rows, 1 to 128 characters; use each "
+        "token only once",
+    )
+
+
+class StageView(BaseModel):
+    """The number and total size of the rows staged under a token."""
+
+    rows: int = Field(description="number of rows staged under the token")
+    bytes: int = Field(description="total size of the bodies in bytes")
+
+
+class PublishStagedInput(StrictInput):
+    """Tokens to publish together; the broker stores each ``app_id``'s highest ``version``."""
+
+    app_id: AppIdParameter
+    version: int = Field(
+        ge=0, le=(1 << 63) - 1, description="each version of an app_id is published only once"
+    )
+    tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
+    single_use: bool = Field(False, description="whether this app_id is used only once")
+    in_parts: bool = Field(
+        False, description="publish in parts; repeat the call until remaining is 0"
+    )
+
+
+class PublishStagedView(ResponseModel):
+    """The number of published messages, and whether the version was already published."""
+
+    published: int = Field(description="number of published messages")
+    repeated: bool = Field(
+        validation_alias="is_repeated", description="true if already published; nothing was stored"
+    )
+    quarantined: int = Field(0, description="published messages dead-lettered by queue rules")
+    remaining: int = Field(0, description="messages left to publish; repeat the call until it is 0")
+    resumed: bool = Field(
+        False,
+        validation_alias="is_resumed",
+        description="whether the call published rows left over from an earlier call",
+    )
+
+
+class AppIdsQuery(QueryModel):
+    """Query for a page of app_ids."""
+
+    limit: int = Field(100, ge=1, le=1_000, description="maximum number of items")
+    cursor: str = Field("", max_length=2_000, description="value of next in the previous page")
+
+
+class AppIdView(BaseModel):
+    """An app_id with its owner."""
+
+    app_id: str = Field(description="publisher name")
+    owner: str | None = Field(description="user or token NAME; null means the next publisher")
+    version: int = Field(description="highest published version")
+    at_ms: int = Field(description="when that version was published, Unix ms")
+    rows: int = Field(description="number of messages in that version")
+
+
+class TransferInput(StrictInput):
+    """The new owner of an app_id."""
+
+    app_id: AppIdParameter
+    owner: str | None = Field(description="user or token NAME; null means the next publisher")
+
+
+class TransferView(BaseModel):
+    """The owner of an app_id."""
+
+    app_id: str = Field(description="publisher name")
+    owner: str | None = Field(description="user or token NAME; null means the next publisher")
+
+
+class UnstageInput(StrictInput):
+    """The tokens to drop, together with their rows; unknown tokens are ignored."""
+
+    tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
+
+
+class UnstageView(BaseModel):
+    """The number of tokens that were dropped."""
+
+    unstaged: int = Field(description="number of tokens dropped")
+
+
+async def stage_rows(request: web.Request) -> web.StreamResponse:
+    """Stage an Arrow IPC stream (columns body, queue and optionally ttl_s) under a token.
+
+    A header ``X-Row-Count`` must equal the number of rows. ``publish`` later publishes the rows.
+    """
+    need_arrow()
+    context, token = context_of(request), read_query(request, StageQuery).token
+    expected = _row_count(request)
+    entry = audit_entry(request, target=token)
+    content_max = int(context.settings.limits.max_content)
+    raw = await read_body(request)  # before taking a slot, because the body may arrive slowly
+    async with _slot(context):
+        upload = await asyncio.to_thread(
+            read_rows, raw, content_max, lambda name: check_queue_right(request, name)
+        )
+        if expected not in (None, upload.rows):
+            raise Problem(
+                422, "row_count", f"{ROW_COUNT} is {expected}, but there are {upload.rows} rows. "
+                "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
+            )  # fmt: skip
+        await _store(context, entry, token, upload)
+    keep_audit_entry(request)
+    return json_response(StageView(rows=upload.rows, bytes=upload.bytes))
+
+
+def _row_count(request: web.Request) -> int | None:
+    text = request.headers.get(ROW_COUNT)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise Problem(
+            422, "invalid", f"{ROW_COUNT} is {text[:50]!r}; it must be a number.",
+            field=ROW_COUNT, bound="0 or more",
+        )  # fmt: skip
+    return int(text)
+
+
+@asynccontextmanager
+async def _slot(context: Context) -> AsyncIterator[None]:
+    """Hold an upload slot while rows are checked and stored; users get slots in turn."""
+    owner = read_owner.get()
+    try:
+        async with asyncio.timeout(_SLOT_S):
+            await context.uploads.acquire(owner)
+    except TimeoutError:
+        raise Problem(
+            503, "busy", "Too many uploads are running. Nothing was staged. Try again later.",
+            bound=f"{UPLOADS} at a time", headers={"Retry-After": "5"},
+        ) from None  # fmt: skip
+    try:
+        yield
+    finally:
+        context.uploads.release(owner)
+
+
+async def _store(context: Context, entry: AuditEntry, token: str, upload: UploadedRows) -> None:
+    """Stage the rows slice by slice; drop the token if a slice fails."""
+    run, after, chunks = context.engine.run, 0, upload.chunks()
+    try:
+        while (rows := await asyncio.to_thread(next, chunks, None)) is not None:
+            await run(staging.stage, entry, token, rows, after=after, is_whole=False)
+            after += len(rows)
+        await run(staging.stage, entry, token, [], after=after, is_whole=True)
+    except BaseException as error:
+        # The first slice may be rejected because the token belongs to another user.
+        if after or not isinstance(error, RefusedError):
+            await asyncio.shield(run(staging.unstage, entry, [token], writer=StageWriter()))
+        raise
+
+
+async def publish_staged(request: web.Request, asked: PublishStagedInput) -> PublishStagedView:
+    """Publish the rows staged under the tokens in one transaction, once per app_id and version."""
+    entry = audit_entry(request, target=asked.app_id, detail=f"version {asked.version}")
+    done = await context_of(request).engine.run(
+        staging.publish_staged, entry, asked.app_id, asked.version, asked.tokens,
+        writer=_writer(request), is_single=asked.single_use, in_parts=asked.in_parts,
+    )  # fmt: skip
+    return PublishStagedView.of(done)
+
+
+async def drop_staged(request: web.Request, asked: UnstageInput) -> UnstageView:
+    """Drop unpublished tokens together with the rows staged under them."""
+    context = context_of(request)
+    entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
+    count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))
+    keep_audit_entry(request)
+    return UnstageView(unstaged=count)
+
+
+def _writer(request: web.Request) -> StageWriter:
+    return StageWriter(identity_of(request).owner, lambda queue: may_use(request, queue))
+
+
+async def list_app_ids(request: web.Request, asked: AppIdsQuery) -> ListPage[AppIdView]:
+    """List the app_ids with their owners. Each version of an app_id is published only once."""
+    check_all_queues(request, "see every app_id")
+    cursor = responses.decode_cursor("app_ids", asked.cursor)
+    after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
+    check_text(after, "cursor")
+    rows = await StoredPipeline(context_of(request).readers).app_ids(after, asked.limit)
+    next_ = None
+    if len(rows) == asked.limit:
+        next_ = responses.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
+    return ListPage[AppIdView](items=[AppIdView(**asdict(row)) for row in rows], next=next_)
+
+
+async def transfer_app_id(request: web.Request, asked: TransferInput) -> TransferView:
+    """Transfer an app_id to another user."""
+    check_all_queues(request, "transfer an app_id")
+    context = context_of(request)
+    owner = None if asked.owner is None else changes.owner_named(request, asked.owner)
+    entry = audit_entry(request, target=asked.app_id, detail=f"to {owner or 'the next writer'}")
+    await context.engine.run(staging.transfer_app_id, entry, asked.app_id, owner)
+    return TransferView(app_id=asked.app_id, owner=owner)
+
+
+_PIPELINE: Final = "/api/v1/pipeline"
+
+
+ROUTES: Final = (
+    Route(
+        "POST", f"{_PIPELINE}/stage", Role.OPERATOR, "api-stage", stage_rows, "pipeline.stage",
+        query=StageQuery, takes=bytes, media=MEDIA, gives=StageView, body=STAGE_BYTES,
+    ),
+    api_route(
+        "POST", f"{_PIPELINE}/publish", Role.OPERATOR, "api-publish-staged", publish_staged,
+        "pipeline.publish", body=TOKENS_BYTES, values=2 * TOKENS_MAX,
+    ),
+    api_route(
+        "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", drop_staged,
+        "pipeline.unstage", body=TOKENS_BYTES, values=2 * TOKENS_MAX,
+    ),
+    api_route(
+        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids,
+        cli="pipeline app-ids",
+    ),
+    api_route(
+        "POST", f"{_PIPELINE}/app-ids/transfer", Role.ADMIN, "api-app-id-transfer", transfer_app_id,
+        "pipeline.transfer", cli="pipeline transfer",
+    ),
+)  # fmt: skip

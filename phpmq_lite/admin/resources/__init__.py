@@ -1,1 +1,0 @@
-"""Handlers for the pages and the API, one module per resource."""

@@ -1,0 +1,1 @@
+"""The broker as a whole: health, limits, metrics, connections, backups, live updates."""

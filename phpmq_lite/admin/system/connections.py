@@ -1,0 +1,235 @@
+"""Labels, statistics and held messages of client connections."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+from itertools import islice
+from typing import Any, Final
+
+from aiohttp import web
+
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.http.permissions import allowed_queues
+from phpmq_lite.admin.http.problems import not_found
+from phpmq_lite.admin.system import processes
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.server.frame_recorder import FrameRecorder, watch_client
+from phpmq_lite.server.status import ClientStatus
+from phpmq_lite.storage.read.accounts import SavedItems
+from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
+
+HELD_SHOWN: Final = 50
+CLOSED_MS: Final = 24 * 3_600_000  # how long a closed connection stays in the list
+LABEL: Final = "label"  # kind of the saved items that store labels
+LABEL_MAX: Final = 60  # maximum number of characters in a label
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid and gid of a Unix socket's peer
+HIDDEN_QUEUE_TEXT: Final = "hidden: you do not have access to this queue"
+
+
+@dataclass(slots=True, frozen=True)
+class HeldMessage:
+    """A message that has been dispatched to a connection but not yet settled."""
+
+    queue: str
+    seq: int
+    message_id: str
+    held_ms: int
+    deliveries: int
+    size: int
+
+
+@dataclass(slots=True)
+class ConnectionSnapshot:
+    """The state of a connection between two batches."""
+
+    is_open: bool = False
+    held: list[HeldMessage] = field(default_factory=list)  # longest held first
+    held_total: int = 0
+    recorder: FrameRecorder | None = None
+    pid: int | None = None  # process id of the peer on a Unix socket
+
+
+# -- labels
+
+
+async def read_labels(context: Context) -> dict[str, str]:
+    """Return all labels, keyed by the address or network that each applies to."""
+    rows = await SavedItems(context.readers).all(LABEL)
+    return {row.name: row.content for row in rows if isinstance(row.content, str)}
+
+
+def host_of(address: str) -> str:
+    """Return an address without its port, or unchanged if it has no port."""
+    place = processes.split_address(address)
+    return address if place is None else str(place[0])
+
+
+def label_of(address: str, labels: Mapping[str, str]) -> str:
+    """Return an address's label, or that of the smallest labelled network containing it."""
+    if not labels:
+        return ""
+    host = host_of(address)
+    if host in labels:
+        return labels[host]
+    place = processes.split_address(address)
+    if place is None:
+        return ""
+    best, width = "", -1
+    for name, label in labels.items():
+        try:
+            network = ip_network(name, strict=False)
+        except ValueError:
+            continue
+        if place[0] in network and network.prefixlen > width:
+            best, width = label, network.prefixlen
+    return best
+
+
+def read_label_name(text: str) -> str | None:
+    """Parse the address, network or ``unix`` that a label applies to, or return None if invalid."""
+    text = text.strip()
+    if text == "unix":
+        return text
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        return None
+    is_one = network.prefixlen == network.max_prefixlen
+    return str(network.network_address) if is_one else str(network)
+
+
+# -- statistics
+
+
+def format_figures(client: ClientStatus) -> dict[str, str]:
+    """Return the table cells for a connection, keyed by the names of the live fields."""
+    held = sum(held for _, held in client.queues.values())
+    credit = sum(credit for credit, _ in client.queues.values())
+    return {
+        "held": formats.format_number(held),
+        "credit": formats.format_number(credit),
+        "acks": formats.format_rate(client.acked_per_s),
+        "published": formats.format_number(client.published),
+        "acked": formats.format_number(client.acked),
+        "in": formats.format_size(client.bytes_in),
+        "out": formats.format_size(client.bytes_out),
+        "speaks": describe_protocol(client.framing, client.packet_header, client.revision),
+        "paused": formats.escape_hidden(client.paused_reason or ""),
+    }
+
+
+def describe_protocol(framing: str | None, packet_header: int | None, revision: str | None) -> str:
+    """Describe a connection's framing and protocol revision."""
+    if framing is None:
+        return "nothing yet"
+    words = [framing, str(packet_header or ""), revision or ""]
+    return " ".join(word for word in words if word)
+
+
+# -- one connection
+
+
+async def take_snapshot(
+    request: web.Request, client: int, *, is_watching: bool
+) -> ConnectionSnapshot:
+    """Return the state of a connection; if ``is_watching``, start recording its frames."""
+    context = context_of(request)
+    allowed = allowed_queues(request)
+    now_s = asyncio.get_running_loop().time()
+    inspector = context.engine.figures.inspector
+
+    def look(core: Broker, reply: Callable[[ConnectionSnapshot], None]) -> None:
+        made = ConnectionSnapshot()
+        connection = core.connections.get(client)
+        if connection is not None:
+            made.is_open = True
+            _add_held(made, core, connection, allowed)
+            made.pid = _unix_pid(connection)
+        if is_watching:
+            made.recorder = watch_client(core, inspector, client, now_s)
+        reply(made)
+
+    return await context.engine.run(look)
+
+
+def _add_held(
+    look: ConnectionSnapshot, core: Broker, connection: Any, allowed: frozenset[int] | None
+) -> None:
+    now_ms = core.state.now.steady_ms
+    for consumer in connection.consumers.values():
+        if allowed is not None and consumer.queue.queue_id not in allowed:
+            continue
+        look.held_total += len(consumer.held)
+        for message in islice(consumer.held.values(), HELD_SHOWN):
+            look.held.append(
+                HeldMessage(
+                    consumer.queue.name,
+                    message.seq,
+                    message.message_id.decode(),
+                    max(0, now_ms - message.held_since_ms),
+                    message.deliveries,
+                    message.size,
+                )
+            )
+    look.held.sort(key=lambda held: -held.held_ms)
+    del look.held[HELD_SHOWN:]
+
+
+def _unix_pid(connection: Any) -> int | None:
+    if connection.kind != "unix" or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    transport = connection.peer.transport
+    peer = None if transport is None else transport.get_extra_info("socket")
+    if peer is None:
+        return None
+    try:
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:  # the socket is closed; the core is notified in this or the next batch
+        return None
+    pid: int = _CREDENTIALS.unpack(raw)[0]
+    return pid or None
+
+
+async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
+    """Find the process of a connection's peer in a thread; return None if it is not visible."""
+    if pid is not None:
+        return await asyncio.to_thread(processes.describe, pid)
+    return await asyncio.to_thread(processes.find_peer, address)
+
+
+def is_local(address: str, kind: str) -> bool:
+    """Return whether the peer of a connection is on this machine."""
+    place = processes.split_address(address)
+    return kind == "unix" or (place is not None and place[0].is_loopback)
+
+
+def parse_client_number(text: str) -> int:
+    """Parse a connection number; raise a 404 ``Problem`` if it is not a number."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise not_found("client", text)
+    return int(text)
+
+
+async def find_client(request: web.Request, number: int) -> ClientRow:
+    """Return a connection's row, whether the connection is open or closed.
+
+    Raises:
+        Problem: 404 if the connection never existed or its row has been removed.
+    """
+    status = find_client_status(request, number)
+    if status is not None:
+        return ClientRow(number, status.kind, status.address, status.opened_at, None,
+                         status.framing, status.revision, None)  # fmt: skip
+    found = await StoredClients(context_of(request).readers).one(number) if number else None
+    if found is None:
+        raise not_found("client", str(number))
+    return found
+
+
+def find_client_status(request: web.Request, number: int) -> ClientStatus | None:
+    """Return a connection's statistics, or None if the connection is not open."""
+    return next((c for c in status_of(request).clients if c.client == number), None)

@@ -1,0 +1,161 @@
+"""Live updates through an event stream or polling."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp_sse import EventSourceResponse
+from pydantic import BaseModel, Field
+
+from phpmq_lite.admin.context import forget_status
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.fields import QueryModel
+from phpmq_lite.admin.http.identity import identity_of
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.responses import json_response
+from phpmq_lite.admin.messages.bulk import live_bulk
+from phpmq_lite.admin.messages.tail import live_tail
+from phpmq_lite.admin.queues.list import live_queues
+from phpmq_lite.admin.queues.queue import live_queue
+from phpmq_lite.admin.system.clients import live_client, live_clients
+from phpmq_lite.admin.system.feed_viewers import FEED, feed_key, is_alive, stream_owner
+from phpmq_lite.admin.system.live import (
+    EvaluateFeed,
+    FeedData,
+    FeedStream,
+    parse_position,
+)
+from phpmq_lite.admin.system.overview import live_overview
+
+TopicEvaluator = Callable[[Any, str, tuple[int, ...]], Awaitable[FeedData]]
+
+# maps a topic name (before any colon) to its evaluator and whether it requires an argument
+TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
+    "overview": (live_overview, False),
+    "queues": (live_queues, False),
+    "queue": (live_queue, True),
+    "clients": (live_clients, False),
+    "client": (live_client, True),
+    "bulk": (live_bulk, True),
+    "tail": (live_tail, True),
+}
+
+
+def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
+    """Return a function that computes a topic's current values for a request.
+
+    Raises:
+        Problem: 422 if the topic is unknown.
+    """
+    name, colon, argument = topic.partition(":")
+    known = TOPICS.get(name)
+    if known is None or known[1] is not bool(colon and argument):
+        shown = ", ".join(f"{key}:…" if has_argument else key
+                          for key, (_, has_argument) in TOPICS.items())  # fmt: skip
+        raise Problem(422, "unknown_topic", f"There is no topic {topic!r}.", field="topic",
+                      bound=shown)  # fmt: skip
+    look = known[0]
+
+    async def evaluate() -> FeedData:
+        forget_status(request)
+        has_call = look in (live_bulk, live_queue, live_queues)
+        return await look(Call.of(request) if has_call else request, argument, ids)
+
+    return evaluate
+
+
+endpoints: Final = Endpoints()
+PING_S: Final = 15.0
+SEND_S: Final = 30.0  # maximum time for a browser to accept an event
+RETRY_MS: Final = 3_000
+
+
+class LiveQuery(QueryModel):
+    """The topic to follow, and the numbers of the rows shown on the page."""
+
+    topic: str = Field(
+        min_length=1,
+        max_length=300,
+        description="overview, queues, clients, queue:NAME, client:NUMBER, bulk:JOB or tail:NAME",
+    )
+    ids: str = Field(
+        "",
+        pattern=r"^[0-9]{0,18}(,[0-9]{1,18})*$",
+        max_length=4_000,
+        description="comma-separated numbers of the rows shown on the page",
+    )
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The row numbers in ascending order."""
+        return tuple(sorted({int(number) for number in self.ids.split(",") if number}))
+
+
+class LivePollQuery(LiveQuery):
+    """The topic to follow, and the id of the previous response."""
+
+    after: str = Field("", max_length=100, description="id of the previous response, if any")
+
+
+class LiveView(BaseModel):
+    """The changes since the previous response. Unchanged members are omitted."""
+
+    id: str = Field(description="id to pass as after in the next call, or as Last-Event-ID")
+    shown: dict[str, str | None] | None = Field(
+        None, description="texts by field; omitted if unchanged"
+    )
+    points: dict[str, str | None] | None = Field(
+        None, description="chart line points by field; omitted if unchanged"
+    )
+    new: int | None = Field(None, description="number of rows not in ids; omitted if unchanged")
+    says: str | None = Field(None, description="text for screen readers; omitted if unchanged")
+    rows: list[dict[str, Any]] | None = Field(
+        None, description="new rows, oldest first; omitted if there are none"
+    )
+    missed: int | None = Field(None, description="number of earlier rows skipped; omitted if none")
+
+
+@endpoints.api("GET /events", "events")
+async def stream_events(call: Call, asked: LiveQuery) -> web.StreamResponse:
+    """Stream changes as server-sent events, at most one per second; on a 204, poll instead."""
+    context, request = call.context, call.request
+    evaluate = evaluation_of(request, asked.topic, asked.numbers)
+    key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
+    seen = parse_position(request.headers.get("Last-Event-ID", ""))
+    owner, user = stream_owner(request), identity_of(request).actor
+    stream = context.live.open(key, evaluate, owner, user, seen, is_alive(request))
+    if stream is None:
+        return web.Response(status=204)
+    try:
+        return await _send(request, stream)
+    finally:
+        context.live.leave(key, stream)
+
+
+async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
+    response = EventSourceResponse(ping_interval=PING_S, send_timeout=SEND_S)
+    response.headers["Cache-Control"] = "no-store"
+    try:
+        await response.prepare(request)
+        async with response:
+            retry: int | None = RETRY_MS
+            while (update := await stream.next()) is not None:
+                text = json.dumps(update.data, ensure_ascii=False, separators=(",", ":"))
+                await response.send(text, id=str(update.seen), retry=retry)
+                retry = None
+            await response.send(json.dumps({"reason": stream.reason}), event="bye")
+    except (ConnectionResetError, TimeoutError):
+        pass  # the browser has disconnected or stopped reading
+    return response
+
+
+@endpoints.api("GET /live", "live", gives=LiveView)
+async def poll_changes(call: Call, asked: LivePollQuery) -> web.Response:
+    """Return the changes since the previous call, for pages without a stream."""
+    context, request = call.context, call.request
+    evaluate = evaluation_of(request, asked.topic, asked.numbers)
+    key = request[FEED] = feed_key(request, asked.topic, asked.numbers)
+    update = await context.live.poll(key, evaluate, parse_position(asked.after))
+    return json_response({"id": str(update.seen), **update.data})

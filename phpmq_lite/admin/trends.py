@@ -1,0 +1,411 @@
+"""Trends, sparklines and forecasts for queues, computed from stored and recent points."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter, lt
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+
+from phpmq_lite import histogram
+from phpmq_lite.admin import formats
+from phpmq_lite.admin.context import Context, context_of
+from phpmq_lite.admin.http.permissions import allowed_queues
+from phpmq_lite.server.status import QueueStatus
+from phpmq_lite.storage.read.rollups import (
+    ALL,
+    COUNTS,
+    DEAD_LETTERS,
+    MINUTE_S,
+    QUARTER_S,
+    Point,
+    StoredRollups,
+    UptimeSpan,
+)
+
+SPARK_STEP_S: Final = 30
+SPARK_SAMPLES: Final = 120  # number of samples in a sparkline, which covers one hour
+FORECAST_S: Final = 300  # number of seconds of data on which a forecast is based
+
+
+class TrendPeriod(NamedTuple):
+    """A period that a chart covers, and the length of its steps."""
+
+    key: str  # the period's name in URLs
+    title: str
+    length_s: int
+    step_s: int
+
+
+SPANS: Final = {
+    span.key: span
+    for span in (
+        TrendPeriod("1h", "1 h", 3_600, 20),
+        TrendPeriod("24h", "24 h", 86_400, 360),
+        TrendPeriod("7d", "7 d", 7 * 86_400, 2_700),
+        TrendPeriod("30d", "30 d", 30 * 86_400, 10_800),
+    )
+}
+
+
+@dataclass(slots=True, frozen=True)
+class TrendBucket:
+    """One step of a chart; rates are per second, and percentiles and the age are in ms.
+
+    A percentile or age is None if nothing was dispatched, settled or waiting.
+    """
+
+    published: float = 0.0
+    dispatched: float = 0.0
+    redelivered: float = 0.0
+    acked: float = 0.0
+    requeued: float = 0.0
+    expired: float = 0.0
+    dead: float = 0.0
+    deleted: float = 0.0
+    ready: int = 0
+    held: int = 0
+    live_bytes: int = 0
+    oldest_age_ms: int | None = None
+    wait_p50_ms: int | None = None
+    wait_p95_ms: int | None = None
+    hold_p50_ms: int | None = None
+    hold_p95_ms: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Trend:
+    """The trend of one queue or of all queues over a span; buckets without data are None."""
+
+    span: TrendPeriod
+    start_s: int  # in Unix seconds; a multiple of the step length
+    buckets: Sequence[TrendBucket | None]
+
+    @property
+    def end_s(self) -> int:
+        """The end of the last bucket, which may be in the future."""
+        return self.start_s + self.span.step_s * len(self.buckets)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether every bucket is a gap."""
+        return not any(self.buckets)
+
+
+@dataclass(slots=True)
+class _BucketSums:
+    """The values accumulated from all points in one bucket."""
+
+    observed_s: int = 0
+    has_rest: bool = False
+    is_known: bool = False
+    counts: list[float] = field(default_factory=lambda: [0.0] * len(COUNTS))
+    gauges: list[int] = field(default_factory=lambda: [0] * 4)
+    wait: list[int] | None = None
+    hold: list[int] | None = None
+
+    def add(self, point: Point, share: float, *, with_times: bool) -> None:
+        self.is_known = True
+        for at, count in enumerate(point.counts):
+            if count:
+                self.counts[at] += count * share
+        self.gauges = list(map(max, self.gauges, point.gauges))
+        if with_times:
+            self.wait = _merge_histograms(self.wait, point.wait)
+            self.hold = _merge_histograms(self.hold, point.hold)
+
+    def bucket(self) -> TrendBucket | None:
+        if not self.observed_s or (self.has_rest and not self.is_known):
+            return None
+        ready, held, size, age_ms = self.gauges
+        values: list[Any] = [count / self.observed_s for count in self.counts]
+        values += (ready, held, size, age_ms or None)
+        values += (*_percentiles(self.wait), *_percentiles(self.hold))
+        return TrendBucket(*values)
+
+
+def _merge_histograms(counts: list[int] | None, packed: bytes | None) -> list[int] | None:
+    if packed is None:
+        return counts
+    merged = [0] * histogram.BUCKETS if counts is None else counts
+    histogram.add_packed(merged, packed)
+    return merged
+
+
+def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
+    if counts is None:
+        return None, None
+    return histogram.percentile(counts, 0.5), histogram.percentile(counts, 0.95)
+
+
+def first_bucket_s(span: TrendPeriod, now_s: int) -> int:
+    """Return when a chart's first bucket starts, given that the last one contains ``now_s``."""
+    return (now_s // span.step_s + 1) * span.step_s - span.length_s
+
+
+def make_trend(
+    points: Iterable[Point],
+    beats: Iterable[UptimeSpan],
+    span: TrendPeriod,
+    now_s: int,
+    *,
+    with_times: bool = True,
+) -> Trend:
+    """Compute the trend over a span that ends now.
+
+    If the broker was running, a bucket without points counts as idle and empty.  However, it has
+    no data if the queue may have been counted in the combined point for other queues.
+    """
+    start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
+    gathered = [_BucketSums() for _ in range(count)]
+    for beat in beats:
+        for at, seconds in split_over_buckets(beat, start_s, span.step_s, count):
+            bucket = gathered[at]
+            bucket.observed_s = min(bucket.observed_s + seconds, span.step_s)
+            bucket.has_rest |= beat.has_rest
+    for point in points:
+        for at, seconds in split_over_buckets(point, start_s, span.step_s, count):
+            gathered[at].add(point, seconds / point.span_s, with_times=with_times)
+    return Trend(span, start_s, [bucket.bucket() for bucket in gathered])
+
+
+def split_over_buckets(
+    part: Point | UptimeSpan, start_s: int, step_s: int, count: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the index of each bucket that ``part`` overlaps, and the overlap in seconds."""
+    at_s, end_s = part.at_s, part.at_s + part.span_s
+    while at_s < end_s:
+        bucket = (at_s - start_s) // step_s
+        until_s = min(end_s, start_s + (bucket + 1) * step_s)
+        if 0 <= bucket < count:
+            yield bucket, until_s - at_s
+        at_s = until_s
+
+
+# -- sparklines
+
+
+def make_spark(
+    points: Iterable[Point], beats: Sequence[UptimeSpan], column: str, now_s: int, *, is_rate: bool
+) -> list[float]:
+    """Return a sparkline's samples since the last gap in the past hour, oldest first."""
+    value_of = attrgetter(column)
+    start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
+    observed = [0] * SPARK_SAMPLES
+    for beat in beats:
+        for at, seconds in split_over_buckets(beat, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+            observed[at] += seconds
+    values = [0.0] * SPARK_SAMPLES
+    for point in points:
+        for at, seconds in split_over_buckets(point, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+            if is_rate:
+                values[at] += value_of(point) * seconds / point.span_s
+            else:
+                values[at] = max(values[at], value_of(point))
+    if not observed[-1]:  # omit the current sample if it has no data yet
+        observed, values = observed[:-1], values[:-1]
+    since = max((at + 1 for at, seconds in enumerate(observed) if not seconds), default=0)
+    if is_rate:
+        return [
+            value / min(seconds, SPARK_STEP_S)
+            for value, seconds in zip(values[since:], observed[since:], strict=True)
+        ]
+    return values[since:]
+
+
+def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
+    """Return the ``points`` of an SVG polyline that ends at the right edge; its scale starts at 0.
+
+    Returns "" for fewer than two samples, or if all are 0.
+    """
+    numbers = list(values)
+    if len(numbers) < 2 or not any(numbers):
+        return ""
+    top = max(numbers) * 1.1
+    step = width / (SPARK_SAMPLES - 1)
+    left = width - step * (len(numbers) - 1)
+    room = height - 3  # keep the line a pixel away from the edges
+    return " ".join(
+        f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
+        for at, value in enumerate(numbers)
+    )
+
+
+# -- forecasts
+
+
+def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> float | None:
+    """Return the growth per second of a queue's ready messages over the last 5 min.
+
+    Uses least squares over all points and returns None if there are too few.
+    """
+    depth = {point.at_s: point.ready for point in points}
+    seen = [
+        (beat.at_s + beat.span_s, depth.get(beat.at_s, 0))
+        for beat in beats
+        if beat.at_s >= now_s - FORECAST_S
+    ]
+    if len(seen) < 3:
+        return None
+    mean_x = sum(x for x, _ in seen) / len(seen)
+    mean_y = sum(y for _, y in seen) / len(seen)
+    width = sum((x - mean_x) ** 2 for x, _ in seen)
+    if not width:
+        return None
+    return sum((x - mean_x) * (y - mean_y) for x, y in seen) / width
+
+
+def growth(points: Iterable[Point], beats: Sequence[UptimeSpan], now_s: int) -> int:
+    """Return by how much a queue's ready messages have grown in each third of the last 5 min.
+
+    Returns 0 if they did not grow in one of them, or if the broker has not run for so long.
+    """
+    depth = {point.at_s: point.ready for point in points}
+    ends_s = [now_s - FORECAST_S * thirds // 3 for thirds in (3, 2, 1, 0)]
+    seen = [max((b.at_s for b in beats if b.at_s < end_s), default=None) for end_s in ends_s]
+    depths = [depth.get(at_s, 0) for at_s in seen if at_s is not None]
+    is_growing = len(depths) == len(ends_s) and all(map(lt, depths, depths[1:]))
+    return depths[-1] - depths[0] if is_growing else 0
+
+
+def forecast(queue: QueueStatus, per_s: float | None) -> str:
+    """Return a forecast such as ``Empty in about 4 min`` or ``Grows by 12/s``, or ``""``.
+
+    It follows from the rates that are shown beside it, if the last minutes (``per_s``) agree.
+    """
+    if not queue.ready:
+        return ""
+    why = "delivery paused" if queue.delivery_paused else "" if queue.consumers else "no consumers"
+    rate, steady = queue.published_per_s - queue.acked_per_s, max(1.0, queue.ready / 1_000)
+    signs = set() if per_s is None else {_sign(x * FORECAST_S, steady) for x in (rate, per_s)}
+    text = "Steady" if signs == {0} else f"Grows by {_speed(rate)}" if signs == {1} else ""
+    if signs == {-1} and not queue.delivery_paused:
+        return f"Empty in about {_about(queue.ready / -rate)}"
+    return f"{text}, {why}" if text and why else text or why.capitalize()
+
+
+def _sign(value: float, steady: float) -> int:
+    return 0 if abs(value) < steady else 1 if value > 0 else -1
+
+
+def _speed(per_s: float) -> str:
+    if per_s >= 1:
+        return f"{formats.format_rate(per_s)}/s"
+    per_minute = per_s * 60
+    if per_minute >= 1:
+        return f"{formats.format_rate(per_minute)}/min"
+    return f"{formats.format_rate(max(per_minute * 60, 0.1))}/h"
+
+
+def _about(seconds: float) -> str:
+    if seconds < 60:
+        return f"{max(1, round(seconds / 5) * 5)} s"
+    if seconds < 5_400:
+        return f"{round(seconds / 60)} min"
+    if seconds < 172_800:
+        return f"{round(seconds / 3_600)} h"
+    return f"{round(seconds / 86_400):,} d"
+
+
+_MINUTES_S: Final = 90_000  # how long per-minute points are stored
+
+
+async def read_trend(
+    context: Context, queue_id: int, span: TrendPeriod, *, with_times: bool = False
+) -> Trend:
+    """Return the trend of a queue, ALL or DEAD_LETTERS over a span that ends now.
+
+    ``with_times`` adds the percentiles of wait and hold times.
+    """
+    now_s = context.now_ms() // 1_000
+    points, beats = context.rollups.points(queue_id), context.rollups.uptime()
+    start_s = first_bucket_s(span, now_s)
+    if start_s < now_s - 3_600 - span.step_s:
+        points, beats = await gather_points(context, queue_id, start_s)
+    if not with_times:
+        return make_trend(points, beats, span, now_s, with_times=False)
+    return await asyncio.to_thread(make_trend, points, beats, span, now_s)
+
+
+async def gather_points(
+    context: Context, queue_id: int, start_s: int
+) -> tuple[list[Point], list[UptimeSpan]]:
+    """Return the points and uptime since ``start_s``, from the database and then from memory."""
+    rollups = context.rollups
+    points, beats = rollups.points(queue_id), rollups.uptime()
+    joint_s = _joint(beats, rollups.minute_s)
+    older, ran = await _older(context, queue_id, start_s, joint_s)
+    return (
+        [*older, *(point for point in points if point.at_s >= joint_s)],
+        [*ran, *(beat for beat in beats if beat.at_s >= joint_s)],
+    )
+
+
+def _joint(beats: list[UptimeSpan], minute_s: int) -> int:
+    """Return the time from which points in memory are used: the first minute boundary, if any.
+
+    A minute is stored once it is complete; before any is complete, all points in memory are used.
+    ``minute_s`` is the start of the current minute.
+    """
+    if not beats:
+        return minute_s
+    full_s = -(-beats[0].at_s // MINUTE_S) * MINUTE_S
+    return full_s if full_s <= minute_s else beats[0].at_s
+
+
+async def _older(
+    context: Context, queue_id: int, start_s: int, until_s: int
+) -> tuple[list[Point], list[UptimeSpan]]:
+    """Read points and uptime from the database: per minute, or per quarter hour if older."""
+    points: list[Point] = []
+    beats: list[UptimeSpan] = []
+    if start_s >= until_s:
+        return points, beats
+    stored, minutes_s = StoredRollups(context.readers), start_s
+    if start_s < until_s - _MINUTES_S:
+        last_s = await stored.last(QUARTER_S)
+        if last_s is not None:
+            minutes_s = max(start_s, min(last_s + QUARTER_S, until_s))
+        points += await stored.of_queue(QUARTER_S, queue_id, start_s, minutes_s)
+        beats += await stored.uptime(QUARTER_S, start_s, minutes_s)
+    points += await stored.of_queue(MINUTE_S, queue_id, minutes_s, until_s)
+    beats += await stored.uptime(MINUTE_S, minutes_s, until_s)
+    return points, beats
+
+
+# -- sparklines
+
+
+def read_spark(context: Context, queue_id: int) -> str:
+    """Return the ``points`` of a sparkline of the messages published to a queue."""
+    return _spark(context, queue_id, "published", 72, 20)
+
+
+def read_sparks(request: web.Request) -> dict[str, str]:
+    """Return the ``points`` of the overview's sparklines, keyed by the name of the live field."""
+    context = context_of(request)
+    if allowed_queues(request) is not None:  # sparklines include all queues
+        return {}
+    return {
+        "total.ready": _spark(context, ALL, "ready"),
+        "total.dispatched": _spark(context, ALL, "held"),
+        "total.dead": _spark(context, DEAD_LETTERS, "ready"),
+        "total.age": _spark(context, ALL, "oldest_age_ms"),
+        "total.in": _spark(context, ALL, "published"),
+        "total.out": _spark(context, ALL, "acked"),
+    }
+
+
+def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
+    """Return the ``points`` of a sparkline, which are cached until the next sample."""
+    rollups = context.rollups
+    kept = rollups.charts
+    key = (queue_id, column)
+    if key not in kept:
+        values = make_spark(
+            rollups.points(queue_id), rollups.uptime(), column, context.now_ms() // 1_000,
+            is_rate=column in ("published", "acked"),
+        )  # fmt: skip
+        kept[key] = polyline(values, width, height)
+    return kept[key]

@@ -1,0 +1,97 @@
+"""A message's timeline, built from its row, its events and those of its relatives."""
+
+from dataclasses import replace
+
+from phpmq_lite.admin.messages.message_life import LifeStep, list_relatives, make_timeline
+from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, wire_id
+from tests.unit.admin.cases import NOW_MS
+
+ROW = MessageRow(
+    offset=None, seq=5, token=6, queue_id=1, queue="orders", position=5, state=0, reason=None,
+    settled_at=None, ttl_s=None, deadline_at=None, published_at=NOW_MS - 10_000,
+    first_dispatched_at=None, last_dispatched_at=None, deliveries=0, charged=0, size=2, crc=0,
+    publisher=8, publisher_kind="tcp", publisher_address="10.0.0.1:5", consumer=None,
+    consumer_kind=None, consumer_address=None, urn=None, trace_id=None, meta_id=None,
+    attempts=None, source_seq=None, source_token=None, source_queue=None, source_reason=None,
+    preview=b"{}",
+)  # fmt: skip
+
+
+def titles(steps: list[LifeStep]) -> list[str]:
+    return [step.title for step in steps]
+
+
+def test_timeline_of_a_ready_message_ends_with_its_deadline() -> None:
+    row = replace(ROW, deadline_at=NOW_MS + 5_000)
+    steps = make_timeline(row, [], NOW_MS)
+    assert titles(steps) == ["Published", "Expires unless dispatched first"]
+    assert (steps[0].detail, steps[1].gap) == ("by client 8 · tcp 10.0.0.1:5", "5 s")
+
+
+def test_timeline_shows_a_whole_life_in_order() -> None:
+    row = replace(
+        ROW, state=4, reason="max_deliveries", deliveries=20, consumer=7,
+        first_dispatched_at=NOW_MS - 9_000, last_dispatched_at=NOW_MS - 2_000,
+        settled_at=NOW_MS - 1_000,
+    )  # fmt: skip
+    record = f"{9:016x}{1:016x}"
+    events = [
+        EventRow(NOW_MS - 8_000, "return", "connection ended"),
+        EventRow(NOW_MS - 5_000, "requeue", None),
+        EventRow(NOW_MS - 1_000, "dead_letter", record),
+    ]
+    steps = make_timeline(row, events, NOW_MS)
+    assert titles(steps) == [
+        "Published",
+        "First dispatched",
+        "Returned to its position",
+        "Requeued to the end of its queue",
+        "Dispatched, delivery 20",
+        "Dead-letter record written",
+        "Dead",
+    ]
+    assert [step.gap for step in steps][:3] == [None, "1 s", "1 s"]
+    assert steps[5].message_id == record
+
+
+def test_timeline_shows_both_sides_of_a_redrive() -> None:
+    newer, older = f"{9:016x}{1:016x}", f"{2:016x}{1:016x}"
+    events = [EventRow(NOW_MS, "redrive", newer), EventRow(NOW_MS, "redrive", older)]
+    shown = titles(make_timeline(ROW, events, NOW_MS))
+    assert shown[1:] == ["Redriven as a new message", "Created by a redrive"]
+
+
+def test_timeline_shows_an_event_it_does_not_know() -> None:
+    steps = make_timeline(ROW, [EventRow(NOW_MS, "moved", "by anna")], NOW_MS)
+    assert (steps[1].title, steps[1].detail) == ("moved", "by anna")
+
+
+def test_timeline_includes_other_messages_of_the_same_life() -> None:
+    """A deleted message was restored: its steps are merged with those of the new one."""
+    older = replace(ROW, seq=2, state=5, published_at=NOW_MS - 60_000, settled_at=NOW_MS - 20_000)
+    events = [EventRow(NOW_MS - 10_000, "restore", wire_id(5, 6))]
+    steps = make_timeline(
+        ROW, [EventRow(NOW_MS - 10_000, "restore", wire_id(2, 6))], NOW_MS, {2: (older, events)}
+    )
+    assert [(step.title, step.of_seq) for step in steps] == [
+        ("Published", 2),
+        ("Deleted", 2),
+        ("Published", None),
+        ("Created by a restore", None),
+        ("Restored as a new message", 2),
+    ]
+
+
+def test_relatives_are_named_by_their_relation() -> None:
+    record = replace(ROW, source_seq=3, source_token=6)
+    links = [
+        LinkRow(5, 0, "edit", wire_id(9, 1)),
+        LinkRow(5, 0, "restore", wire_id(2, 1)),
+        LinkRow(9, 0, "edit", wire_id(5, 6)),  # the other side of the first
+    ]
+    found = list_relatives(record, links, {9: replace(ROW, seq=9)})
+    assert [(one.seq, one.how, one.row is None) for one in found] == [
+        (2, "Restored from", True),
+        (3, "Dead-letter record of", True),
+        (9, "Edited as", False),
+    ]

@@ -1,0 +1,109 @@
+"""Which actions can be undone, and how."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.messages.undo import (
+    LIFE_MS,
+    UndoRecord,
+    UndoStore,
+    make_publish_undo,
+    make_undo,
+)
+from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
+from phpmq_lite.operator_actions import Action
+from tests.unit.admin.messages.made import new_id
+
+
+def undo(action: Action, *outcomes: ActionOutcome) -> UndoRecord:
+    made = make_undo(action, "anna", "orders")
+    assert made is not None
+    for outcome in outcomes:
+        made.note(outcome)
+    return made
+
+
+def test_delete_is_undone_by_restoring_the_same_messages() -> None:
+    made = undo(Action.DELETE, ActionOutcome([3, 1]), ActionOutcome([2]))
+    assert (made.action, list(made.seqs)) == (Action.RESTORE, [3, 1, 2])
+    assert made.complete(ActionOptions(), 0, 3) == ActionOptions()
+
+
+@pytest.mark.parametrize("action", [Action.REQUEUE, Action.MOVE])
+def test_requeue_and_move_are_undone_by_their_old_positions(action: Action) -> None:
+    first = ActionOutcome([1, 2], places={1: (5, 10), 2: (6, 20)})
+    made = undo(action, first, ActionOutcome([3], places={3: (5, -30)}))
+    assert made.action is Action.PLACE
+    options = ActionOptions(ttl_s=5)
+    assert made.complete(options, 0, 2) == replace(options, places={1: (5, 10), 2: (6, 20)})
+    assert made.complete(options, 2, 500) == replace(options, places={3: (5, -30)})
+
+
+RESTORED = ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter(gone=1))
+
+
+def test_restore_is_undone_by_deleting_the_new_messages() -> None:
+    made = undo(Action.RESTORE, RESTORED)
+    assert (made.action, list(made.seqs)) == (Action.DELETE, [1_001, 1_002])
+
+
+def test_redrive_is_undone_by_taking_the_messages_back() -> None:
+    made = undo(Action.REDRIVE, RESTORED, ActionOutcome([3], {3: new_id(3)}))
+    assert (made.action, list(made.seqs)) == (Action.TAKE_BACK, [1, 2, 3])
+    assert made.complete(ActionOptions(), 1, 500).made == {2: 1_002, 3: 1_003}
+
+
+def test_publish_is_undone_by_deleting() -> None:
+    made = make_publish_undo([new_id(1)], "anna", "orders")
+    assert (made.action, list(made.seqs)) == (Action.DELETE, [1_001])
+
+
+@pytest.mark.parametrize("action", [Action.RELEASE, Action.ERASE, Action.PLACE])
+def test_some_actions_cannot_be_undone(action: Action) -> None:
+    assert make_undo(action, "anna", "orders") is None
+    assert UndoStore().add(None, 0) is None
+
+
+def test_action_without_effect_has_no_undo() -> None:
+    undos = UndoStore()
+    assert undos.add(undo(Action.DELETE), 0) is None
+    assert len(undos) == 0
+
+
+def test_undo_is_found_by_its_owner_until_it_was_used() -> None:
+    undos = UndoStore()
+    made = undo(Action.DELETE, ActionOutcome([1]))
+    token = undos.add(made, 0)
+    assert token is not None
+    assert undos.find(token, "anna", LIFE_MS - 1) is made
+    for owner, at_ms in (("bert", 0), ("anna", LIFE_MS)):
+        with pytest.raises(Problem, match="undone"):
+            undos.find(token, owner, at_ms)
+    undos.take(token)
+    undos.take(token)
+    with pytest.raises(Problem) as caught:
+        undos.find(token, "anna", 0)
+    assert caught.value.status == 410
+
+
+def test_oldest_undo_is_dropped_to_make_room() -> None:
+    undos = UndoStore(limit_bytes=20)
+    tokens = [undos.add(undo(Action.DELETE, ActionOutcome([1, 2])), 0) for _ in range(2)]
+    assert tokens[1] is not None
+    assert list(undos.find(tokens[1], "anna", 0).seqs) == [1, 2]
+    assert len(undos) == 1
+
+
+def test_undos_of_one_user_do_not_push_out_those_of_another() -> None:
+    undos = UndoStore(limit_bytes=40)
+    theirs = undo(Action.DELETE, ActionOutcome([1, 2]))
+    theirs.owner = "bert"
+    kept = undos.add(theirs, 0)
+    for _ in range(5):
+        undos.add(undo(Action.DELETE, ActionOutcome([1, 2])), 0)
+    assert kept is not None
+    assert undos.find(kept, "bert", 0) is theirs
+    assert len(undos) == 2
