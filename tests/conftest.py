@@ -19,6 +19,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.support import template_branches
 from tests.support.engine_differences import OF_ONE_ENGINE, SKIPPED, reason_of
 from tests.support.stores import (
     ON_POSTGRES,
@@ -71,6 +72,12 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    template_branches.install()
+
+
+def pytest_unconfigure() -> None:
+    """Write which branches of the templates this process has rendered."""
+    template_branches.save()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
