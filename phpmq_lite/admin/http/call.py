@@ -40,9 +40,10 @@ class Call:
     @classmethod
     def of(cls, request: web.Request) -> Self:
         """Return the request's call, creating it for the first caller."""
-        made: Self = request.get(_CALL) or cls(request)
-        request[_CALL] = made
-        return made
+        call: Self | None = request.get(_CALL)
+        if call is None or call.request is not request:  # a clone has the values of its original
+            call = request[_CALL] = cls(request)
+        return call
 
     # -- the caller, and what they are allowed to see
 
