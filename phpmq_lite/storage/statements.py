@@ -8,11 +8,16 @@ in files of the same names.  They contain statements like this one, each ending 
     DELETE FROM body WHERE seq IN ({rows:?});
 
 ``{rows:X}`` is replaced by one X per row, separated by commas, and ``{n}`` in X by the number of
-the row, from 0.  ``{NAME}`` is replaced by the text under ``-- part: NAME``, which several
-statements of a file can share; a shared statement can contain a part that differs.  A statement
-or part with a line ``-- twin: NAME`` is two, such as the pages before and after a row: of
-``{A | B}``, the first has A and its twin has B.  What is shared is written for SQLite, and
-``_DIALECTS`` replaces what an engine writes differently.
+the row, from 0.  ``{values: COLUMNS}`` after ``INSERT INTO`` a table inserts rows with these
+columns, and ``{given: COLUMNS}`` is a table ``given`` of such rows: SQLite gets ``{rows:(?,…)}``,
+and PostgreSQL an array for each column.
+
+``{NAME}`` is replaced by the text under ``-- part: NAME``, which several statements of a file can
+share; a shared statement can contain a part that differs.  A statement or part with a line
+``-- twin: NAME`` is two, such as the pages before and after a row: of ``{A | B}``, the first has A
+and its twin has B.  What is shared is written for both engines with the few terms in ``_TERMS``.
+
+``python -m tests.support.statement_files postgres next_ready`` prints what an engine executes.
 """
 
 import re
@@ -28,33 +33,52 @@ _NAME = re.compile(r"^-- (name|part): (\w+)(?:\n-- twin: (\w+))?$", re.MULTILINE
 _CHOICE = re.compile(r"\{((?:[^{}|]|\{\w+\})+?)\s+\|\s+((?:[^{}|]|\{\w+\})+)\}")
 _PART = re.compile(r"\{(\w+)\}")
 _ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
+_COLUMNS = re.compile(r"\{(values|given): ([^{}]+)\}")
+_GIVEN = re.compile(r"\bgiven\.(\w+)")
 _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
 # What is quoted and casts are matched first, so that nothing in them is taken for a parameter.
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|::|:([A-Za-z_]\w*)|\?(\d*)""")
 
-# What is replaced in shared texts, which are otherwise written for SQLite.
+# Terms of shared texts: what SQLite gets, and what PostgreSQL gets.
+_TERMS: Final = (
+    # a JSON array of numbers as a list and as a table
+    (r"IN ids\(([^()]+)\)", r"IN (SELECT value FROM json_each(\1))", r"= ANY (ids(\1))"),
+    (r"ids\((:\w+)\) AS (\w+)", r"json_each(\1) AS \2", r"unnest(ids(\1)) AS \2 (value)"),
+    (r"IN \(\{rows:\?\}\)", r"\g<0>", "= ANY (?::bigint[])"),
+    # an id of a message, and the half for its seq, which is compared with the start of ids
+    (
+        r"message_id\(([^(),]+), ([^(),]+)\)",
+        r"printf('%016x%016x', \1, \2)",
+        r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",
+    ),
+    (
+        r"id_half\(([^(),]+)\)",
+        r"printf('%016x', \1)",
+        r"""(lpad(to_hex(\1::bigint), 16, '0') COLLATE "C")""",
+    ),
+    # a function of PostgreSQL that remembers the place of the row
+    (r"counter_value\(('\w+')\)", r"(SELECT value FROM counter WHERE name = \1)", r"\g<0>"),
+    # types of parameters, which SQLite does not need, and hints for its planner
+    (r"(\?\d*)::(?:bigint|text)\b", r"\1", r"\g<0>"),
+    (r" (?:NOT INDEXED|INDEXED BY \w+)", r"\g<0>", ""),
+    (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", r"\g<0>", r"\1"),
+)
 _DIALECTS: Final = {
-    "sqlite": (
-        (re.compile(r"counter_value\(('\w+')\)"), r"(SELECT value FROM counter WHERE name = \1)"),
-    ),
-    "postgres": tuple(
-        (re.compile(pattern), replacement)
-        for pattern, replacement in (
-            (r" (?:NOT INDEXED|INDEXED BY \w+)", ""),  # hints for SQLite's planner
-            (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", r"\1"),  # SQLite keeps this order
-            (r"IN \(\{rows:\?\}\)", "= ANY (?::bigint[])"),
-            (r"NOT IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"<> ALL (ids(\1))"),
-            (r"IN \(SELECT value FROM json_each\((:[{\w}]+)\)\)", r"= ANY (ids(\1))"),
-            (r"json_each\((:\w+)\) AS (\w+)", r"unnest(ids(\1)) AS \2 (value)"),
-            (r"GLOB (:\{v\}|\(:\{v\}[^)]*\))", r"LIKE like_pattern(\1)"),
-            (
-                r"printf\('%016x%016x', ([\w.]+), ([\w.]+)\)",
-                r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",
-            ),
-            (r"printf\('%016x', ([\w.]+)\) <", r"""lpad(to_hex(\1), 16, '0') COLLATE "C" <"""),
-            (r"printf\('%016x', ([:\w.]+)\)", r"lpad(to_hex(\1::bigint), 16, '0')"),
-        )
-    ),
+    engine: tuple((re.compile(term[0]), term[at]) for term in _TERMS if term[at] != r"\g<0>")
+    for at, engine in enumerate(("sqlite", "postgres"), 1)
+}
+# How an engine takes the rows of a statement.
+_ROW_TEXTS: Final = {
+    ("sqlite", "values"): "({columns}) VALUES {{rows:({row})}}",
+    ("sqlite", "given"): "(VALUES {{rows:({row})}}) AS given",
+    ("postgres", "values"): "({columns}) SELECT * FROM unnest({arrays})",
+    ("postgres", "given"): "unnest({arrays}) AS given ({columns})",
+}
+# Columns of rows whose type in PostgreSQL is not bigint.
+_TYPES: Final = {
+    **dict.fromkeys(("urn", "trace_id", "meta_id", "kind", "address", "detail"), "text"),
+    **dict.fromkeys(("reason", "source_reason"), "text"),
+    **dict.fromkeys(("content", "keys", "record_id", "record"), "bytea"),
 }
 
 
@@ -76,19 +100,37 @@ def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
         path = folder / f"{name}.sql"
         pieces = _NAME.split(path.read_text(encoding="utf-8") if path.exists() else "")
         for kind, title, twin, text in zip(*(pieces[at::4] for at in (1, 2, 3, 4)), strict=True):
-            found = parts if kind == "part" else statements
-            found[title] = bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
+            texts = parts if kind == "part" else statements
+            texts[title] = bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
             if twin:
-                found[title], found[twin] = _CHOICE.sub(r"\1", bare), _CHOICE.sub(r"\2", bare)
+                texts[title], texts[twin] = _CHOICE.sub(r"\1", bare), _CHOICE.sub(r"\2", bare)
             for each in filter(None, (title, twin)):
                 for pattern, replacement in _DIALECTS[engine] if folder == _FOLDER else ():
-                    found[each] = pattern.sub(replacement, found[each])
+                    texts[each] = pattern.sub(replacement, texts[each])
 
     def fill(text: str) -> str:
         return _PART.sub(lambda part: fill(parts[part[1]]) if part[1] in parts else part[0], text)
 
-    filled = [{title: fill(text) for title, text in each.items()} for each in (parts, statements)]
-    return filled[0], filled[1]
+    return (
+        {title: fill(text) for title, text in parts.items()},
+        {title: _expand_rows(fill(text), engine) for title, text in statements.items()},
+    )
+
+
+def _expand_rows(text: str, engine: str) -> str:
+    """Return a statement with its ``{values: …}`` or ``{given: …}`` as the engine takes rows."""
+    rows = _COLUMNS.search(text)
+    if rows is None:
+        return text
+    columns = re.split(r",\s*", rows[2])
+    if engine == "sqlite":
+        text = _GIVEN.sub(lambda column: f"given.column{columns.index(column[1]) + 1}", text)
+    expanded = _ROW_TEXTS[engine, rows[1]].format(
+        columns=", ".join(columns),
+        row=",".join("?" * len(columns)),
+        arrays=", ".join(f"?::{_TYPES.get(column, 'bigint')}[]" for column in columns),
+    )
+    return text.replace(rows[0], expanded)
 
 
 class MultiRowStatement:

@@ -31,7 +31,6 @@ _TRACES: Final = "SQLite indexes traces in their own table; PostgreSQL has an in
 _TAIL: Final = "SQLite indexes the newest rows later; PostgreSQL does at once"
 _FOLDER_STATE: Final = "for SQLite, the data folder says that it has been copied"
 ONE_ENGINE: Final = {
-    ("batch", "last_offset"): "SQLite assigns the next offset by itself",
     ("copy", "forget_index"): _RUNS,
     ("copy", "identities"): "SQLite assigns the next number without a sequence",
     ("copy", "states"): _FOLDER_STATE,

@@ -39,11 +39,11 @@ GROUP BY queue_id;
 -- index: history_seq
 SELECT m.seq, m.token, m.queue_id, m.size, nullif(substr(b.content, 1, 480), '')
 FROM message AS m LEFT JOIN body AS b ON b.seq = m.seq
-WHERE m.seq IN (SELECT value FROM json_each(:seqs))
+WHERE m.seq IN ids(:seqs)
 UNION ALL
 SELECT m.seq, m.token, m.queue_id, m.size, nullif(substr(b.content, 1, 480), '')
 FROM history AS m LEFT JOIN body AS b ON b.seq = m.seq
-WHERE m.seq IN (SELECT value FROM json_each(:seqs));
+WHERE m.seq IN ids(:seqs);
 
 -- name: recent_events
 -- Events of one queue's messages among the newest events of all queues, newest first.

@@ -6,7 +6,7 @@
 m."offset"
 
 -- part: column_message_id
-printf('%016x%016x', m.seq, m.token)
+message_id(m.seq, m.token)
 
 -- part: column_queue
 (SELECT name FROM queue WHERE queue.queue_id = m.queue_id)
@@ -25,10 +25,10 @@ m.deadline_ms + CASE WHEN m.deadline_ms IS NOT NULL THEN coalesce(
 c.claim
 
 -- part: only_queues
-AND m.queue_id IN (SELECT value FROM json_each(:queue_ids))
+AND m.queue_id IN ids(:queue_ids)
 
 -- part: only_outcomes
-AND m.outcome IN (SELECT value FROM json_each(:outcomes))
+AND m.outcome IN ids(:outcomes)
 
 -- part: history_range
 -- Settled messages within a range of offsets.
@@ -39,6 +39,14 @@ WHERE m."offset" > :lo AND m."offset" <= :hi
 -- Messages held by a subscription, within a range of claims.
 FROM claim AS c JOIN message AS m ON m.seq = c.seq
 WHERE c.subscription_id = :subscription_id AND c.claim > :lo AND c.claim <= :hi
+
+-- part: part_ends
+-- Last number of each part, which has :part_bytes of bodies, or one larger body.
+SELECT max(number) AS number FROM (
+  SELECT {number} AS number,
+    CAST(sum(m.size) OVER (ORDER BY {number}) AS bigint) / CAST(:part_bytes AS bigint) AS part
+  {range}
+) AS summed GROUP BY part ORDER BY 1
 
 -- name: bounds
 -- Range of offsets in the history, at a single moment.

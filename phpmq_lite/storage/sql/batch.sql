@@ -18,6 +18,109 @@ seq, token, queue_id, position, ttl_s,
   crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
   source_reason
 
+-- name: insert_enveloped
+-- New messages that are not dead letters and not in a run; dead-letter columns stay NULL.
+INSERT INTO message {values: {envelope_columns}};
+
+-- name: insert_with_source
+-- New dead letters, with all columns.
+INSERT INTO message {values: {all_columns}};
+
+-- name: dispatch_messages
+-- Stored messages that this batch dispatched.
+-- rows: seq, consumer, dispatched (Unix ms)
+UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.consumer,
+  last_dispatched_at = given.at_ms,
+  first_dispatched_at = coalesce(first_dispatched_at, given.at_ms)
+FROM {given: seq, consumer, at_ms} WHERE message.seq = given.seq;
+
+-- name: update_messages
+-- Stored messages that this batch returned, requeued or forwarded.
+UPDATE message SET queue_id = given.queue_id, position = given.position, state = given.state,
+  ttl_s = given.ttl_s, deadline_ms = given.deadline_ms,
+  first_dispatched_at = given.first_dispatched_at, last_dispatched_at = given.last_dispatched_at,
+  deliveries = given.deliveries, charged = given.charged, consumer = given.consumer
+FROM {given: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
+  last_dispatched_at, deliveries, charged, consumer} WHERE message.seq = given.seq;
+
+-- name: settle_messages
+-- History rows for settled messages in seq order, with the next offsets.
+-- before the rows: outcome, reason, now (Unix ms).  rows: seq
+INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
+SELECT {next_offset} ?::bigint, ?::text, ?::bigint, {history_columns}
+FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
+
+-- name: settle_run
+-- Like settle_messages, for messages with consecutive numbers.
+-- parameters: outcome, reason, now (Unix ms), first and last seq
+-- index: PRIMARY KEY
+INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
+SELECT {next_offset} ?::bigint, ?::text, ?::bigint, {history_columns}
+FROM message WHERE seq BETWEEN ? AND ? ORDER BY seq;
+
+-- name: settle_dispatched
+-- Like settle_messages, for stored messages that this batch both dispatched and settled.  Not
+-- updating their live rows in between saves 1 µs per message.
+-- before the rows: outcome, reason, now (Unix ms).  rows: seq, consumer, dispatched (Unix ms)
+INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
+SELECT {next_offset} ?::bigint, ?::text, ?::bigint, message.seq, token, queue_id, position, ttl_s,
+  deadline_ms, published_at, coalesce(first_dispatched_at, given.at_ms), given.at_ms,
+  deliveries + 1, charged, size, crc, publisher, given.consumer, urn, trace_id, meta_id, attempts,
+  source_seq, source_queue_id, source_reason
+FROM {given: seq, consumer, at_ms} CROSS JOIN message ON message.seq = given.seq
+ORDER BY message.seq;
+
+-- name: settle_dispatched_run
+-- Like settle_dispatched, for messages with consecutive numbers dispatched to one consumer.
+-- parameters: consumer, dispatched (Unix ms), outcome, reason, now (Unix ms), first and last seq
+-- index: PRIMARY KEY
+INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
+SELECT {next_offset} ?3::bigint, ?4::text, ?5::bigint, seq, token, queue_id, position, ttl_s,
+  deadline_ms, published_at, coalesce(first_dispatched_at, ?2::bigint), ?2::bigint,
+  deliveries + 1, charged, size, crc, publisher, ?1::bigint, urn, trace_id, meta_id, attempts,
+  source_seq, source_queue_id, source_reason
+FROM message WHERE seq BETWEEN ?6 AND ?7 ORDER BY seq;
+
+-- name: insert_event
+INSERT INTO event_entry {values: seq, at_ms, kind, detail};
+
+-- name: insert_receipt
+INSERT INTO receipt {values: n, queue_id, seq, at_ms, key_bytes, keys};
+
+-- name: insert_client
+INSERT INTO client {values: client, kind, address, opened_at};
+
+-- name: insert_claims
+INSERT INTO claim {values: subscription_id, claim, seq, claimed_at};
+
+-- name: insert_staged_rows
+INSERT INTO stage_row {values: row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts,
+  reason, detail, record_id, record, content};
+
+-- name: client_records
+-- Live dead letters that clients published about messages that were not dead yet: by any client in
+-- their dead-letter queue or NAME.dlq, in other queues only by the client that held the message.
+-- Reads only the newest few for each message, because clients may publish any number of them.
+-- columns: source_seq, seq, token, size
+-- index: message_source
+SELECT record.source_seq, record.seq, record.token, record.size
+FROM {given: source_seq, queue_id, other_queue_id, publisher}
+CROSS JOIN message AS record ON record.seq IN (
+  SELECT seq FROM (
+    SELECT newest.seq FROM message AS newest
+    WHERE newest.source_seq = given.source_seq AND newest.queue_id = given.queue_id
+    ORDER BY newest.seq DESC LIMIT 8) AS newest_few
+  UNION
+  SELECT seq FROM (
+    SELECT newest.seq FROM message AS newest
+    WHERE newest.source_seq = given.source_seq AND newest.queue_id = given.other_queue_id
+    ORDER BY newest.seq DESC LIMIT 8) AS newest_few
+  UNION
+  SELECT seq FROM (
+    SELECT newest.seq FROM message AS newest
+    WHERE newest.source_seq = given.source_seq AND newest.publisher = given.publisher
+    ORDER BY newest.seq DESC LIMIT 8) AS newest_few);
+
 -- name: dispatch_run
 -- Stored messages with consecutive numbers that this batch dispatched to one consumer.
 -- parameters: consumer, dispatched (Unix ms), first and last seq
@@ -109,7 +212,7 @@ FROM message WHERE seq IN ({rows:?});
 -- index: history_seq
 SELECT seq, token, queue_id, position,
   CASE WHEN EXISTS (SELECT 1 FROM event WHERE event.seq = history.seq AND kind = 'restore'
-    AND detail > printf('%016x%016x', history.seq, token)) THEN 0 ELSE outcome END,
+    AND detail > message_id(history.seq, token)) THEN 0 ELSE outcome END,
   ttl_s, deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged,
   size, crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
   source_reason
@@ -186,9 +289,9 @@ DELETE FROM body WHERE seq = :seq;
 -- index: PRIMARY KEY
 -- index: history_seq
 INSERT INTO event_entry (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
-  (SELECT printf('%016x%016x', seq, token) FROM message WHERE seq = :source_seq),
-  (SELECT printf('%016x%016x', seq, token) FROM history WHERE seq = :source_seq),
-  printf('%016x', :source_seq));
+  (SELECT message_id(seq, token) FROM message WHERE seq = :source_seq),
+  (SELECT message_id(seq, token) FROM history WHERE seq = :source_seq),
+  id_half(:source_seq));
 
 -- name: insert_clock_step
 -- Applies to all messages settled from now on; stored before any batch decided after the change.
@@ -205,7 +308,7 @@ SELECT step_ms FROM clock_step ORDER BY number DESC LIMIT 1;
 -- parameters: away_ms, first_number, excluded
 UPDATE message SET deadline_ms = deadline_ms - :away_ms
 WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
-  AND seq NOT IN (SELECT value FROM json_each(:excluded));
+  AND NOT seq IN ids(:excluded);
 
 -- name: create_stage
 -- parameters: stage_id, token, created_at, until_ms

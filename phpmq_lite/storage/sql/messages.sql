@@ -63,7 +63,7 @@ SELECT
     ORDER BY position
     LIMIT 1
   )
-FROM json_each(:queue_ids) AS wanted;
+FROM ids(:queue_ids) AS wanted;
 
 -- name: expiring
 -- Ready messages that will expire soon, by queue; at most :limit rows are read.
@@ -93,12 +93,12 @@ GROUP BY queue_id;
 SELECT {live_columns}
 FROM message AS m
 {joins}
-WHERE m.seq {= :seq | IN (SELECT value FROM json_each(:seqs))}
+WHERE m.seq {= :seq | IN ids(:seqs)}
 UNION ALL
 SELECT {settled_columns}
 FROM history AS m
 {joins}
-WHERE m.seq {= :seq LIMIT 1 | IN (SELECT value FROM json_each(:seqs))};
+WHERE m.seq {= :seq LIMIT 1 | IN ids(:seqs)};
 
 -- name: history_older
 -- twin: history_newer
@@ -145,9 +145,9 @@ LIMIT :limit;
 -- columns: offset, seq, whether the message is in the trash
 -- index: history_unusual
 SELECT m."offset", m.seq,
-  (CAST(:queues AS text) IS NULL OR m.queue_id IN (SELECT value FROM json_each(:queues)))
+  (CAST(:queues AS text) IS NULL OR m.queue_id IN ids(:queues))
   AND NOT EXISTS (SELECT 1 FROM event AS e WHERE e.seq = m.seq AND e.kind = 'restore'
-    AND printf('%016x', m.seq) < substr(e.detail, 1, 16))
+    AND id_half(m.seq) < substr(e.detail, 1, 16))
   AND EXISTS (SELECT 1 FROM body AS b WHERE b.seq = m.seq)
 FROM history AS m INDEXED BY history_unusual
 WHERE m.outcome <> 2 AND m.outcome = 5 AND m."offset" < :start
@@ -171,7 +171,7 @@ SELECT
 -- Tokens of live messages, which are the random halves of their ids.
 -- parameters: seqs (a JSON array)
 -- columns: seq, token
-SELECT seq, token FROM message WHERE seq IN (SELECT value FROM json_each(:seqs));
+SELECT seq, token FROM message WHERE seq IN ids(:seqs);
 
 -- name: links
 -- Events that link messages to other messages: restore, redrive, edit, dead letter.
@@ -179,7 +179,7 @@ SELECT seq, token FROM message WHERE seq IN (SELECT value FROM json_each(:seqs))
 -- columns: seq, at_ms, kind, detail (the id of the other message)
 -- index: event_seq
 SELECT seq, at_ms, kind, detail FROM event
-WHERE seq IN (SELECT value FROM json_each(:seqs))
+WHERE seq IN ids(:seqs)
   AND kind IN ('redrive', 'restore', 'edit', 'dead_letter') AND length(detail) = 32
 ORDER BY event_id + 0  -- otherwise, PostgreSQL might read all events in order
 LIMIT :limit;
@@ -190,7 +190,7 @@ LIMIT :limit;
 -- parameters: seq; or seqs (a JSON array)
 -- columns: seq (of several), content
 SELECT {content | seq, content} FROM body
-WHERE seq {= :seq | IN (SELECT value FROM json_each(:seqs))};
+WHERE seq {= :seq | IN ids(:seqs)};
 
 -- name: events
 -- The events of a message, in order.

@@ -78,7 +78,7 @@ ORDER BY "offset" LIMIT :limit;
 -- parameters: seqs (JSON list); limit
 -- index: event_seq
 DELETE FROM event WHERE event_id IN (
-  SELECT event_id FROM event WHERE seq IN (SELECT value FROM json_each(:seqs))
+  SELECT event_id FROM event WHERE seq IN ids(:seqs)
     AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
   LIMIT :limit);
 
@@ -87,7 +87,7 @@ DELETE FROM event WHERE event_id IN (
 -- records, which are smaller than the body if they only refer to it.
 -- parameters: seqs (JSON list)
 -- index: PRIMARY KEY
-DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
+DELETE FROM body WHERE seq IN ids(:seqs)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
   AND NOT EXISTS (
     SELECT 1 FROM message WHERE source_seq = body.seq AND size < length(body.content));
@@ -98,7 +98,7 @@ DELETE FROM body WHERE seq IN (SELECT value FROM json_each(:seqs))
 -- index: PRIMARY KEY
 DELETE FROM body WHERE seq IN (
     SELECT source_seq FROM history
-    WHERE "offset" IN (SELECT value FROM json_each(:offsets)) AND source_seq IS NOT NULL)
+    WHERE "offset" IN ids(:offsets) AND source_seq IS NOT NULL)
   AND NOT EXISTS (SELECT 1 FROM history WHERE history.seq = body.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE source_seq = body.seq);
@@ -142,7 +142,7 @@ WHERE "offset" = (SELECT max("offset") FROM history)
 -- name: remove_settled
 -- parameters: offsets (JSON list)
 -- index: PRIMARY KEY
-DELETE FROM history WHERE "offset" IN (SELECT value FROM json_each(:offsets));
+DELETE FROM history WHERE "offset" IN ids(:offsets);
 
 -- name: remove_clients
 -- Removes connections closed before the oldest row of the history.

@@ -41,7 +41,7 @@ WHERE m.state = 1 AND m.seq > :low AND m.seq < :high
 -- index: message_place, or message_held
 SELECT m.position AS place, {columns}
 FROM message AS m INDEXED BY {message_place | message_held} {join}
-WHERE m.state = {0 | 1} AND m.queue_id IN (SELECT value FROM json_each(:queues))
+WHERE m.state = {0 | 1} AND m.queue_id IN ids(:queues)
   AND m.position > :low AND m.position < :high
 
 -- part: ready_numbers
@@ -78,7 +78,7 @@ WHERE m."offset" > :low AND m."offset" < :high
 -- index: history_unusual
 SELECT m."offset" AS place, {columns}
 FROM history AS m INDEXED BY history_unusual {join}
-WHERE m.outcome <> 2 AND m.outcome IN (SELECT value FROM json_each(:outcomes))
+WHERE m.outcome <> 2 AND m.outcome IN ids(:outcomes)
   AND m."offset" > :low AND m."offset" < :high
 
 -- part: body
@@ -89,43 +89,43 @@ LEFT JOIN body AS b ON b.seq = m.seq
 ORDER BY place {DESC | ASC} LIMIT :limit
 
 -- part: these_queues
-IN (SELECT value FROM json_each(:queues))
+IN ids(:queues)
 
 -- part: this_queue
 = :queue
 
 -- part: not_in_queues
-m.queue_id NOT IN (SELECT value FROM json_each(:other_queues))
+NOT m.queue_id IN ids(:other_queues)
 
 -- part: in_states
-m.{state} IN (SELECT value FROM json_each(:{v}))
+m.{state} IN ids(:{v})
 
 -- part: in_seqs
-m.seq IN (SELECT value FROM json_each(:{v}))
+m.seq IN ids(:{v})
 
 -- part: urn
-m.urn GLOB :{v}
+m.urn {glob} (:{v})
 
 -- part: trace
-m.trace_id GLOB :{v}
+m.trace_id {glob} (:{v})
 
 -- part: trace_exact
 m.trace_id = :{v}
 
 -- part: id
-printf('%016x%016x', m.seq, m.token) GLOB :{v}
+message_id(m.seq, m.token) {glob} (:{v})
 
 -- part: meta
-m.meta_id GLOB :{v}
+m.meta_id {glob} (:{v})
 
 -- part: verdict
 -- Only matches reasons of invalid envelopes, because the same columns also hold other reasons.
-m.{why} GLOB :{v} AND m.{why} IN {reasons}
-  OR m.source_reason GLOB :{v} AND m.source_reason IN {reasons}
+m.{why} {glob} (:{v}) AND m.{why} IN {reasons}
+  OR m.source_reason {glob} (:{v}) AND m.source_reason IN {reasons}
 
 -- part: clients
 -- Clients with an address, with any port, or with a number.
-SELECT client FROM client WHERE address GLOB :{v} OR address GLOB (:{v} || ':*')
+SELECT client FROM client WHERE address {glob} (:{v}) OR address {glob} (:{v} || ':*')
     OR CAST(client AS text) = :{v}
 
 -- part: client
@@ -172,10 +172,10 @@ SELECT
         ORDER BY position LIMIT 1
       ), 4611686018427387904)
     ))
-    FROM json_each(:queues) AS wanted
+    FROM ids(:queues) AS wanted
   ),
   (SELECT CAST(sum(live_count) AS bigint) FROM queue),
-  (SELECT CAST(sum(live_count) AS bigint) FROM queue WHERE queue_id IN (SELECT value FROM json_each(:queues))),
+  (SELECT CAST(sum(live_count) AS bigint) FROM queue WHERE queue_id IN ids(:queues)),
   {indexed_upto},
   {untraced};
 
@@ -184,7 +184,7 @@ SELECT
 -- parameters: queues (a JSON array)
 -- columns: queue_id, name
 SELECT queue_id, name FROM queue
-WHERE queue_id IN (SELECT value FROM json_each(:queues));
+WHERE queue_id IN ids(:queues);
 
 -- name: lately
 -- URNs and contents of the newest messages, used to complete search terms.

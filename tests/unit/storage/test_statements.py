@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.storage.statements import SIZES, MultiRowStatement, load, many, parts
+from tests.support.statement_files import executed
 
 
 class Recorder:
@@ -41,6 +42,18 @@ def test_shared_statement_is_adapted_to_each_engine() -> None:
     texts = "".join(load("messages", "postgres").values())
     assert "INDEXED" not in texts
     assert "json_each" not in texts
+
+
+def test_rows_are_values_for_sqlite_and_arrays_for_postgresql() -> None:
+    assert executed("sqlite", "insert_client").endswith(
+        "INSERT INTO client (client, kind, address, opened_at) VALUES {rows:(?,?,?,?)};\n"
+    )
+    assert executed("postgres", "insert_client").endswith(
+        "INSERT INTO client (client, kind, address, opened_at)"
+        " SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[]);\n"
+    )
+    for engine, column in (("sqlite", "given.column3"), ("postgres", "given.at_ms")):
+        assert f"last_dispatched_at = {column}," in load("batch", engine)["dispatch_messages"]
 
 
 def test_twin_of_a_statement_has_the_other_of_each_two_choices() -> None:

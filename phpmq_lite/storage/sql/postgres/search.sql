@@ -26,6 +26,9 @@ WHERE m.trace_id IN ({traces}) AND m.seq > :low AND m.seq < :high
 -- part: in_outcomes
 m.outcome = ANY (ids(:outcomes))
 
+-- part: glob
+LIKE like_pattern
+
 -- part: reason
 -- index: message_source
 coalesce(m.{why} LIKE like_pattern(:{v}), false)

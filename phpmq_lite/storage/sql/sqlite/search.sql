@@ -97,6 +97,9 @@ WHERE trace_place.trace_id IN ({traces}) AND {near} AND m."offset" <= {placed}
 -- part: in_outcomes
 history_run.outcome IN (SELECT value FROM json_each(:outcomes))
 
+-- part: glob
+GLOB
+
 -- part: reason
 -- For invalid envelopes, also search the detail, which is part of the dead letter.  For an original
 -- message, the detail is read from its dead letter while the dead letter is live.
