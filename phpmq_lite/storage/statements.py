@@ -30,6 +30,7 @@ SIZES: Final = (500, 100, 20, 5, 1)  # only a few, so that all statements stay i
 
 _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)(?:\n-- twin: (\w+))?$", re.MULTILINE)
+_COMMENT = re.compile(r"--[^\n]*")
 _CHOICE = re.compile(r"\{((?:[^{}|]|\{\w+\})+?)\s+\|\s+((?:[^{}|]|\{\w+\})+)\}")
 _PART = re.compile(r"\{(\w+)\}")
 _ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
@@ -60,7 +61,7 @@ _TERMS: Final = (
     (r"counter_value\(('\w+')\)", r"(SELECT value FROM counter WHERE name = \1)", r"\g<0>"),
     # types of parameters, which SQLite does not need, and hints for its planner
     (r"(\?\d*)::(?:bigint|text)\b", r"\1", r"\g<0>"),
-    (r" (?:NOT INDEXED|INDEXED BY \w+)", r"\g<0>", ""),
+    (r" (?:NOT INDEXED|INDEXED BY (?:\w+|\{\w+ \| \w+\}))", r"\g<0>", ""),
     (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", r"\g<0>", r"\1"),
 )
 _DIALECTS: Final = {
@@ -98,15 +99,15 @@ def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
     statements: dict[str, str] = {}
     for folder in (_FOLDER, _FOLDER / engine):
         path = folder / f"{name}.sql"
-        pieces = _NAME.split(path.read_text(encoding="utf-8") if path.exists() else "")
-        for kind, title, twin, text in zip(*(pieces[at::4] for at in (1, 2, 3, 4)), strict=True):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        for pattern, replacement in _DIALECTS[engine] if folder == _FOLDER else ():
+            text = pattern.sub(replacement, text)
+        pieces = _NAME.split(text)
+        for kind, title, twin, piece in zip(*(pieces[at::4] for at in (1, 2, 3, 4)), strict=True):
             texts = parts if kind == "part" else statements
-            texts[title] = bare = re.sub(r"--[^\n]*", "", text).strip().rstrip(";")
+            texts[title] = bare = _COMMENT.sub("", piece).strip().rstrip(";")
             if twin:
                 texts[title], texts[twin] = _CHOICE.sub(r"\1", bare), _CHOICE.sub(r"\2", bare)
-            for each in filter(None, (title, twin)):
-                for pattern, replacement in _DIALECTS[engine] if folder == _FOLDER else ():
-                    texts[each] = pattern.sub(replacement, texts[each])
 
     def fill(text: str) -> str:
         return _PART.sub(lambda part: fill(parts[part[1]]) if part[1] in parts else part[0], text)
