@@ -195,9 +195,15 @@ def _insert_bodies(batch: Batch) -> list[Step]:
 MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
 # Values of a new message to which nothing but a dispatch has happened.
 _SHARED: Final = attrgetter(
-    "ttl_s", "deadline_ms", "published_at", "last_dispatched_at", "publisher", "consumer",
-    "indexed", "source",
-)  # fmt: skip
+    "ttl_s",
+    "deadline_ms",
+    "published_at",
+    "last_dispatched_at",
+    "publisher",
+    "consumer",
+    "indexed",
+    "source",
+)
 _PLAIN: Final = (NOT_INDEXED, NO_SOURCE)
 _seq_of: Final = attrgetter("seq")
 _position_of: Final = attrgetter("position")

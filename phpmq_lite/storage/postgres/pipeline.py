@@ -240,9 +240,11 @@ def is_optional(step: EncodedStep) -> bool:
 
 
 _DIAGNOSTICS: Final = (
-    DiagnosticField.SQLSTATE, DiagnosticField.MESSAGE_PRIMARY, DiagnosticField.TABLE_NAME,
+    DiagnosticField.SQLSTATE,
+    DiagnosticField.MESSAGE_PRIMARY,
+    DiagnosticField.TABLE_NAME,
     DiagnosticField.CONSTRAINT_NAME,
-)  # fmt: skip
+)
 
 
 def _failure(result: Any) -> Exception:

@@ -507,13 +507,18 @@ def _all_clients_wait(batch: Batch) -> bool:
 def _is_short(batch: Batch) -> bool:
     """Return whether a batch's statements take only a few milliseconds."""
     return not (
-        batch.has_special_rows or batch.commands > _SHORT_COMMANDS
-        or batch.created_bytes > _SHORT_BYTES or _row_count(batch) > _SHORT_ROWS
-    )  # fmt: skip
+        batch.has_special_rows
+        or batch.commands > _SHORT_COMMANDS
+        or batch.created_bytes > _SHORT_BYTES
+        or _row_count(batch) > _SHORT_ROWS
+    )
 
 
 def _row_count(batch: Batch) -> int:
     return (
-        len(batch.created) + len(batch.dispatched) + len(batch.changed) + len(batch.events) // 4
+        len(batch.created)
+        + len(batch.dispatched)
+        + len(batch.changed)
+        + len(batch.events) // 4
         + batch.settled_count
-    )  # fmt: skip
+    )

@@ -82,9 +82,12 @@ class WriterProcess:
             descriptors = lock, theirs.fileno(), file.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, *PROGRAM, str(database), str(cache_bytes), *map(str, descriptors)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=descriptors, start_new_session=True,  # Ctrl-C is for the broker
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C is for the broker
+            )
             own.pop_all()
 
     @property
@@ -163,11 +166,12 @@ def _shared_file() -> IO[bytes]:
 
 
 PROGRAM: Final = (  # -m would import from the working directory first
-    "-P", "-c",
+    "-P",
+    "-c",
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.storage.sqlite.writer_process import run; run(sys.argv[2:])",
     str(Path(__file__).parents[3]),
-)  # fmt: skip
+)
 
 
 # -- the program

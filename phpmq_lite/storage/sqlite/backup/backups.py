@@ -204,9 +204,16 @@ class BackupMaker:
         stamp = f"{datetime.fromtimestamp(began_at / 1_000, UTC):%Y%m%dT%H%M%SZ}"
         folder = unused_path(self._folder, stamp)
         manifest = BackupManifest(
-            folder.name, began_at, time_ns() // 1_000_000 - began_at, self._version, schema,
-            sha256_of(copy), _size(copy), *counts, *ends,
-        )  # fmt: skip
+            folder.name,
+            began_at,
+            time_ns() // 1_000_000 - began_at,
+            self._version,
+            schema,
+            sha256_of(copy),
+            _size(copy),
+            *counts,
+            *ends,
+        )
         write_json(place / MANIFEST, asdict(manifest))
         place.rename(folder)
         sync_folder(self._folder)
@@ -383,9 +390,12 @@ class BackupSchedule:
 
     async def _make(self) -> Backup:
         self._maker = maker = BackupMaker(
-            self._database, self.folder, self._version, reserve=self._reserve(),
+            self._database,
+            self.folder,
+            self._version,
+            reserve=self._reserve(),
             check_files=self._check_files,
-        )  # fmt: skip
+        )
         try:
             backup = await asyncio.to_thread(maker.run)
             self.last_manifest = backup.manifest

@@ -298,5 +298,10 @@ def _withdraw_access(
 def _rights(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
     """Return the three values that identify a user, then those on which a login depends."""
     return (
-        user.user_id, user.name, user.created_at, user.password, user.role, user.queues,
-    )  # fmt: skip
+        user.user_id,
+        user.name,
+        user.created_at,
+        user.password,
+        user.role,
+        user.queues,
+    )

@@ -69,10 +69,11 @@ def check_all(
         *checks,
         _run_check("bodies", connection, lambda _, check: check_bodies(execute, sql, check)),
         _run_check(
-            "tables", connection,
+            "tables",
+            connection,
             lambda one, check: check_tables(execute, sql, check, _version(one)),
         ),
-    ]  # fmt: skip
+    ]
 
 
 # -- checks

@@ -140,7 +140,7 @@ def _measure(data: Path, state: StandbyState, has_read_wal: bool) -> StandbyStat
         lag_bytes=pending + (unread or 0),
         lag_messages=messages,
         backlog_bytes=sum(map(_size, waiting)),
-    )  # fmt: skip
+    )
 
 
 def _complete_until(files: list[tuple[int, Path]], known: int) -> int:

@@ -86,9 +86,12 @@ def run_litestream(*arguments: str, data: Path | None = None, timeout_s: float =
     try:
         return subprocess.run(
             ["litestream", *arguments],  # noqa: S607 - the one on the PATH
-            capture_output=True, text=True, timeout=timeout_s,
-            check=True, env=environment_of(data) if data else None,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+            env=environment_of(data) if data else None,
+        ).stdout
     except subprocess.CalledProcessError as error:
         raise StartRefusedError(
             f"litestream {arguments[0]}: {(error.stderr.strip() or error.stdout.strip())[-500:]}"
@@ -139,10 +142,13 @@ def write_config(place: Path, replica: str, wal_bytes: int) -> None:
         for name in ("password", "key-path", "host-key"):
             target[name] = f"${{LITESTREAM_SFTP_{name.replace('-', '_').upper()}}}"
     database = {
-        "path": "${PHPMQ_STANDBY_DATABASE}", "monitor-interval": "1s", "replica": target,
-        "checkpoint-interval": "1m", "truncate-page-n": max(200, wal_bytes // _FRAME_BYTES),
+        "path": "${PHPMQ_STANDBY_DATABASE}",
+        "monitor-interval": "1s",
+        "replica": target,
+        "checkpoint-interval": "1m",
+        "truncate-page-n": max(200, wal_bytes // _FRAME_BYTES),
         "min-checkpoint-page-count": max(100, wal_bytes // 16 // _FRAME_BYTES),
-    }  # fmt: skip
+    }
     socket = {"enabled": True, "path": "${PHPMQ_STANDBY_SOCKET}", "permissions": PRIVATE_FILE}
     logging = {"level": "warn", "stderr": True}
     write_json(place / CONFIG, {"dbs": [database], "socket": socket, "logging": logging})
