@@ -144,10 +144,10 @@ class MultiRowStatement:
     __slots__ = ("_is_numbered", "_texts", "width")
 
     def __init__(self, text: str) -> None:
-        found = _ROWS.search(text)
-        if found is None:
+        rows = _ROWS.search(text)
+        if rows is None:
             raise ValueError(f"no rows to repeat in: {text}")
-        row = found[1]
+        row = rows[1]
         self.width = len(_OWN.findall(row))  # number of parameters per row
         self._is_numbered = "{n}" in row  # whether the first parameter counts rows
         self._texts = {size: _repeat_row(text, row, size) for size in SIZES}
@@ -163,10 +163,10 @@ class MultiRowStatement:
         ``before`` holds the parameters that precede the rows in the statement.  If rows are
         numbered, its first value is a number that the statement adds to the number of each row.
         """
-        given: list[Any] = []
+        rows: list[Any] = []
         for text, values in self._pieces(flat, before):
-            given += execute(text, values).fetchall()
-        return given
+            rows += execute(text, values).fetchall()
+        return rows
 
     def write(
         self,
@@ -214,10 +214,10 @@ def compiled(text: str) -> tuple[str, tuple[str, ...]]:
     """
     names: list[str] = []
 
-    def number(found: re.Match[str]) -> str:
-        name, digits = found.groups()
+    def number(token: re.Match[str]) -> str:
+        name, digits = token.groups()
         if name is None and digits is None:
-            return found[0]
+            return token[0]
         name = name or digits or str(len(names) + 1)
         if digits:
             names.extend(str(n) for n in range(len(names) + 1, int(digits) + 1))

@@ -52,8 +52,8 @@ class PostgresSide:
 
     def states(self) -> dict[str, CopyState]:
         """Return the copies of which this is the ``source`` and, if incomplete, the ``target``."""
-        found = self.store.execute(self._sql["states"]).fetchall()
-        return {role: CopyState.from_json(text) for role, text in found}
+        rows = self.store.execute(self._sql["states"]).fetchall()
+        return {role: CopyState.from_json(text) for role, text in rows}
 
     def set_source(self, state: CopyState | None) -> None:
         """Store durably which copy this is the source of."""

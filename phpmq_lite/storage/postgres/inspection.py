@@ -121,14 +121,15 @@ def probe(url: str) -> ServerProbe:
         replicas = [Replica(*row) for row in store.execute(store.sql("server")["replicas"])]
         required = required_replicas(facts.quorum)
         pooler = _pooler(store, info)
-        found = ServerProbe(shown(info), facts, facts.wall_ms - here_ms, pooler, required, replicas)
+        clock_ms = facts.wall_ms - here_ms
+        server = ServerProbe(shown(info), facts, clock_ms, pooler, required, replicas)
         try:
-            found.schema, found.pending = _schema_version(store)
+            server.schema, server.pending = _schema_version(store)
         except StartRefusedError as error:
-            found.refusal = str(error)
-        if found.schema:
-            found.epoch = read_row(store)
-    return found
+            server.refusal = str(error)
+        if server.schema:
+            server.epoch = read_row(store)
+    return server
 
 
 def _facts(store: PostgresStore) -> ServerFacts:

@@ -78,14 +78,14 @@ class Standby:
             try:
                 store = self._connected()
                 sql = store.sql("epoch")
-                found: tuple[Any, ...] | None = store.execute(sql["relay_secret"]).fetchone()
-                if found is None:
+                secret: tuple[Any, ...] | None = store.execute(sql["relay_secret"]).fetchone()
+                if secret is None:
                     store.execute(sql["add_relay_secret"], make())
-                    found = store.execute(sql["relay_secret"]).fetchone()
+                    secret = store.execute(sql["relay_secret"]).fetchone()
             except (ConnectionBrokenError, NotWritableError) as error:
                 self._disconnect(error)
                 return None
-            return found
+            return secret
 
         while (secret := await asyncio.to_thread(read)) is None:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)

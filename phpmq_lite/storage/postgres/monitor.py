@@ -47,14 +47,14 @@ class ServerMonitor:
         except StorageError as error:
             self.problem = str(error)
             return
-        known = replace(ServerStatus(*status), replicas=tuple(Replica(*row) for row in replicas))
+        server = replace(ServerStatus(*status), replicas=tuple(Replica(*row) for row in replicas))
         for name, age_s in oldest:
-            known = replace(known, oldest_transaction=name, oldest_transaction_s=age_s)
-        if known.folder is not None:
+            server = replace(server, oldest_transaction=name, oldest_transaction_s=age_s)
+        if server.folder is not None:
             with suppress(OSError):
-                disk = shutil.disk_usage(known.folder)
-                known = replace(known, disk_free=disk.free, disk_bytes=disk.total)
-        self.server, self.problem = known, None
+                disk = shutil.disk_usage(server.folder)
+                server = replace(server, disk_free=disk.free, disk_bytes=disk.total)
+        self.server, self.problem = server, None
 
     async def explain_delay(self) -> None:
         """Show what a batch waits for: without a quorum, PostgreSQL does not answer at all."""

@@ -251,8 +251,8 @@ def _failure(result: Any) -> Exception:
     """Return the error for a failed statement, without the row that the server shows in detail."""
     fields = [result.error_field(field) for field in _DIAGNOSTICS]
     state, text, *of_what = [field and field.decode("utf-8", "replace") for field in fields]
-    whole = result.error_message.decode("utf-8", "replace").strip()
-    return failure_of(state, text or whole, *of_what)
+    message = result.error_message.decode("utf-8", "replace").strip()
+    return failure_of(state, text or message, *of_what)
 
 
 def _quorum(row: list[bytes]) -> Quorum:

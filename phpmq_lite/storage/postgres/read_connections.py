@@ -69,7 +69,7 @@ class PostgresReaders(ReadPool[Callable[[], str], Connection]):
         conninfo = self._database()
         try:
             own = conninfo_to_dict(conninfo).get("options") or ""
-            made = await psycopg.AsyncConnection.connect(
+            connection = await psycopg.AsyncConnection.connect(
                 conninfo,
                 options=f"{own} {options}",
                 autocommit=True,
@@ -78,8 +78,8 @@ class PostgresReaders(ReadPool[Callable[[], str], Connection]):
         except (psycopg.Error, OSError) as error:
             raise StorageError(f"cannot connect to the database: {summary(error)}") from error
         # The type of a parameter must not depend on its value: a statement is prepared once.
-        made.adapters.register_dumper(int, Int8BinaryDumper)
-        return made
+        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        return connection
 
     def _interrupt(self, connection: Connection) -> None:
         disconnect(connection)

@@ -103,12 +103,12 @@ class PostgresStore(Store):
             lambda notice: self.notices.append(notice.message_primary or "")
         )
 
-    def _execute(self, text: str, given: Any = (), /) -> psycopg.RawCursor[tuple[Any, ...]]:
+    def _execute(self, text: str, values: Any = (), /) -> psycopg.RawCursor[tuple[Any, ...]]:
         query, names = compiled(text)
-        found = [given[name] for name in names] if isinstance(given, Mapping) else given
+        ordered = [values[name] for name in names] if isinstance(values, Mapping) else values
         cursor = psycopg.RawCursor(self.connection)
         with self.translating():
-            cursor.execute(query.encode(), [int(v) if v.__class__ is bool else v for v in found])
+            cursor.execute(query.encode(), [int(v) if v.__class__ is bool else v for v in ordered])
         return cursor
 
     def many(self, name: str, flat: Sequence[Any]) -> list[Any]:
@@ -156,15 +156,15 @@ class PostgresStore(Store):
             yield
         except psycopg.Error as error:
             diagnosis = error.diag
-            found = failure_of(
+            translated = failure_of(
                 error.sqlstate, summary(error), diagnosis.table_name, diagnosis.constraint_name
             )
-            if not isinstance(found, ConnectionBrokenError):
+            if not isinstance(translated, ConnectionBrokenError):
                 try:
                     self.connection.execute("ROLLBACK")
                 except psycopg.Error as second:
-                    found = ConnectionBrokenError(summary(second))
-            raise found from error
+                    translated = ConnectionBrokenError(summary(second))
+            raise translated from error
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -31,25 +31,25 @@ def connection_info(url: str) -> str:
             machine without checking its certificate.
     """
     try:
-        given = conninfo_to_dict(url)
+        parameters = conninfo_to_dict(url)
     except ProgrammingError as error:
         raise SettingsError(f"store.url: {str(error).strip()}") from None
-    if "password" in given:
+    if "password" in parameters:
         raise SettingsError(
             "store.url contains a password, which other accounts of the machine could read: put it "
             "into a file and name the file in PGPASSFILE, or pass it as the credential pgpass"
         )
-    hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
-    beyond = [host for host in hosts if not _is_local(host)]
-    if beyond and given.get("sslmode") != "verify-full":
+    hosts = str(parameters.get("host") or parameters.get("hostaddr") or "").split(",")
+    remote = [host for host in hosts if not _is_local(host)]
+    if remote and parameters.get("sslmode") != "verify-full":
         raise SettingsError(
-            f"store.url: {beyond[0]} is another machine, so sslmode=verify-full is required, not "
-            f"{given.get('sslmode') or 'none'}. Add &sslmode=verify-full&sslrootcert=FILE"
+            f"store.url: {remote[0]} is another machine, so sslmode=verify-full is required, not "
+            f"{parameters.get('sslmode') or 'none'}. Add &sslmode=verify-full&sslrootcert=FILE"
         )
     folder = os.environ.get("CREDENTIALS_DIRECTORY")  # of systemd
     if folder is not None and (password_file := Path(folder) / "pgpass").is_file():
-        given.setdefault("passfile", str(password_file))
-    parts: dict[str, Any] = {**_DEFAULTS, "target_session_attrs": "read-write", **given}
+        parameters.setdefault("passfile", str(password_file))
+    parts: dict[str, Any] = {**_DEFAULTS, "target_session_attrs": "read-write", **parameters}
     return make_conninfo(**parts)
 
 

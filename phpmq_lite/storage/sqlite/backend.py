@@ -63,12 +63,12 @@ class SqliteBackend:
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
         """Check the files, open the database and migrate it."""
         await asyncio.to_thread(check_standby, self._folder.path)
-        found = await asyncio.to_thread(
+        check = await asyncio.to_thread(
             check_files, self._folder, accept_loss=self._accept_loss, tell=tell
         )
-        starting.note_wal(found.wal.frames, found.wal.commits, found.wal.commits_lost)
-        starting.report.checks += found.checks
-        self.is_structure_due = found.is_structure_due
+        starting.note_wal(check.wal.frames, check.wal.commits, check.wal.commits_lost)
+        starting.report.checks += check.checks
+        self.is_structure_due = check.is_structure_due
         await self.writer.open(self._cache_bytes)
         tell("migrating")
         starting.note_migrations(

@@ -68,12 +68,12 @@ class SqliteSide:
 
     def states(self) -> dict[str, CopyState]:
         """Return the copies of which this is the ``source`` and, if incomplete, the ``target``."""
-        found = {} if self._folder.meta.copy is None else {"source": self._folder.meta.copy}
+        states = {} if self._folder.meta.copy is None else {"source": self._folder.meta.copy}
         names = {name for (name,) in self.store.execute(self.store.sql("migrate")["tables"])}
         if self._is_target and "copy_state" in names:
             row = self.connection.execute("SELECT content FROM copy_state").fetchone()
-            found["target"] = CopyState.from_json(row[0])
-        return found
+            states["target"] = CopyState.from_json(row[0])
+        return states
 
     def set_source(self, state: CopyState | None) -> None:
         """Store durably which copy this is the source of."""

@@ -54,12 +54,7 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        sqlite3.Error,
-        MemoryError,
-        OverflowError,
-        UnicodeError,
-    ) as error:  # OverflowError and UnicodeError mean that a value cannot be bound
+    except (sqlite3.Error, MemoryError, *_BINDING_ERRORS) as error:
         raise translated_error(connection, error) from error
 
 
@@ -88,17 +83,17 @@ def translate_file_errors() -> Iterator[None]:
 def translated_error(connection: sqlite3.Connection, error: Exception) -> StorageError:
     """Return the error for ``translate_errors`` and roll back if the outcome is known."""
     code = getattr(error, "sqlite_errorcode", 0)
-    found: StorageError
+    translated: StorageError
     if code & 0xFF == sqlite3.SQLITE_FULL:
-        found = StorageFullError("the disk is full")
+        translated = StorageFullError("the disk is full")
     elif code & 0xFF == sqlite3.SQLITE_BUSY:
-        found = NotWritableError("another program keeps the database locked")
+        translated = NotWritableError("another program keeps the database locked")
     elif code & 0xFF == sqlite3.SQLITE_READONLY or (
         code in _MAY_BE_READ_ONLY and _is_read_only(connection)
     ):
-        found = NotWritableError("the file system is read-only")
+        translated = NotWritableError("the file system is read-only")
     elif is_refusal(error):
-        found = BatchRefusedError(_text(error))
+        translated = BatchRefusedError(_text(error))
     else:
         return OutcomeUnknownError(_text(error))
     if connection.in_transaction:
@@ -106,7 +101,7 @@ def translated_error(connection: sqlite3.Connection, error: Exception) -> Storag
             connection.execute("ROLLBACK")
         except sqlite3.Error as second:
             return OutcomeUnknownError(f"{_text(error)}, and then {_text(second)}")
-    return found
+    return translated
 
 
 def is_refusal(error: Exception) -> bool:

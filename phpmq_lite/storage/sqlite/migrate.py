@@ -48,7 +48,7 @@ def pending(connection: sqlite3.Connection, folder: Path) -> list[Migration]:
     """
     migrations = read_migrations(folder)
     try:
-        version = _version(connection)
+        version = schema_version(connection)
         _check_known(connection, migrations, version)
     except sqlite3.DatabaseError as error:
         raise _refusal("cannot read the schema", error) from error
@@ -100,18 +100,18 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
     """
     pending(connection, folder)
     migrations = read_migrations(folder)
-    made = sqlite3.connect(":memory:", isolation_level=None)
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        made.create_function("checksum", 2, checksum, deterministic=True)
-        for migration in migrations[: _version(connection)]:
-            _apply(made, migration)
-        expected, found = _statements(made), _statements(connection)
+        fresh.create_function("checksum", 2, checksum, deterministic=True)
+        for migration in migrations[: schema_version(connection)]:
+            _apply(fresh, migration)
+        expected, actual = _statements(fresh), _statements(connection)
     finally:
-        made.close()
+        fresh.close()
     return [
         f"the definition of {name!r} differs from the migrations"
         for name, text in sorted(expected.items())
-        if found.get(name) != text
+        if actual.get(name) != text
     ]
 
 
@@ -187,7 +187,8 @@ def _authorize(action: int, *_: str | None) -> int:
     return sqlite3.SQLITE_DENY if action in _NOT_INSIDE else sqlite3.SQLITE_OK
 
 
-def _version(connection: sqlite3.Connection) -> int:
+def schema_version(connection: sqlite3.Connection) -> int:
+    """Return the number of the last migration that was applied; 0 if there is none."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 

@@ -156,12 +156,12 @@ def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
         return False
     for segment in inner:
         if None in segment:
-            found = _find_with_gaps(text, segment, start, end, check)
+            place = _find_with_gaps(text, segment, start, end, check)
         else:
-            found = _find(text, "".join(filter(None, segment)), start, end, check)
-        if found < 0:
+            place = _find(text, "".join(filter(None, segment)), start, end, check)
+        if place < 0:
             return False
-        start = found + len(segment)
+        start = place + len(segment)
     return True
 
 
@@ -185,9 +185,9 @@ def _find(text: AnyStr, part: AnyStr, start: int, end: int, check: DeadlineCheck
     """Return the first index of ``part`` in ``text[start:end]``, or -1."""
     for piece in range(start, end, PIECE):
         check()
-        found = text.find(part, piece, min(end, piece + PIECE + len(part) - 1))
-        if found >= 0:
-            return found
+        place = text.find(part, piece, min(end, piece + PIECE + len(part) - 1))
+        if place >= 0:
+            return place
     return -1 if part else start
 
 
@@ -203,12 +203,12 @@ def _find_with_gaps(
     for at, mark in enumerate(segment):
         if mark is not None:
             masks[mark] = masks.get(mark, gaps) | 1 << at
-    whole = 1 << len(segment) - 1
+    matched = 1 << len(segment) - 1
     state = 0
     for piece in range(start, end, PIECE):
         check()
         for at in range(piece, min(end, piece + PIECE)):
             state = (state << 1 | 1) & masks.get(text[at], gaps)
-            if state & whole:
+            if state & matched:
                 return at - len(segment) + 1
     return -1

@@ -267,11 +267,11 @@ class Writer(StoreWriter):
         self._large_batches += 1
         done: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
         last, self._last = self._last, done
-        self._in_process = one = _InProcess(encoded, steps, batch, done)
+        self._in_process = request = _InProcess(encoded, steps, batch, done)
         if last is None or last.done() or last is self._removal:
-            self._send(one)
+            self._send(request)
         else:
-            last.add_done_callback(lambda _: self._send(one))
+            last.add_done_callback(lambda _: self._send(request))
         return done
 
     def _start_process(self) -> None:
@@ -287,16 +287,16 @@ class Writer(StoreWriter):
         asyncio.get_running_loop().add_reader(process.socket, self._on_message)
         self._folder, self._process = folder, process
 
-    def _send(self, one: "_InProcess") -> None:
+    def _send(self, request: "_InProcess") -> None:
         if self._process is None or self._store is None or self._failed is not None:
-            one.done.set_exception(self._failed or StorageError("the writer is not open"))
+            request.done.set_exception(self._failed or StorageError("the writer is not open"))
             self._leave_process()
             return
         store = self._store
-        rows = store.indexer.batch_rows if store.needs_index(one.batch) else 0
+        rows = store.indexer.batch_rows if store.needs_index(request.batch) else 0
         retention = store.retention if rows else None
         self._removes = retention is not None
-        self._process.send(one.encoded, rows, retention)
+        self._process.send(request.encoded, rows, retention)
 
     def poll(self) -> None:
         """Handle the process's reply to a batch now if it has arrived.
@@ -355,9 +355,9 @@ class Writer(StoreWriter):
         for start in waiting:
             start()
 
-    def _finish_in_process(self, reply: Reply, one: "_InProcess") -> None:
+    def _finish_in_process(self, reply: Reply, request: "_InProcess") -> None:
         """Complete a batch: load its rows in the thread, or store it there if it is not stored."""
-        _, steps, batch, done = one
+        _, steps, batch, done = request
         store, connection = self._store, self._connection
         if reply.outcome is Outcome.UNKNOWN or store is None or connection is None:
             error = OutcomeUnknownError(reply.error)

@@ -40,6 +40,7 @@ from phpmq_lite.storage.atomic_files import (
 )
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.sqlite.integrity.database_check import integrity_problems
+from phpmq_lite.storage.sqlite.migrate import schema_version
 from phpmq_lite.storage.statements import load
 
 MANIFEST: Final = "manifest.json"
@@ -67,7 +68,7 @@ class BackupManifest:
     last_offset: int
 
 
-_TYPES: Final = {one.name: one.type for one in fields(BackupManifest)}
+_TYPES: Final = {field.name: field.type for field in fields(BackupManifest)}
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,8 +112,7 @@ class BackupMaker:
     def stop(self) -> None:
         """Cancel the backup; ``run`` raises an error shortly afterwards."""
         self._is_stopped.set()
-        connection = self._connection
-        if connection is not None:
+        if (connection := self._connection) is not None:
             with suppress(sqlite3.ProgrammingError):  # the connection may just have been closed
                 connection.interrupt()
 
@@ -197,7 +197,7 @@ class BackupMaker:
             problems = integrity_problems(connection, "quick_check")
             if problems:
                 raise DataDamagedError(f"the copy is damaged: {'; '.join(problems[:3])}")
-            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            schema = schema_version(connection)
             sql = load("database_check")
             counts = connection.execute(sql["counts"]).fetchone()
             ends = connection.execute(sql["ends"]).fetchone()
@@ -236,8 +236,8 @@ def list_backups(folder: Path) -> list[Backup]:
     if not folder.is_dir():
         return []
     names = sorted((path for path in folder.iterdir() if is_id(path.name)), reverse=True)
-    found = (read_backup(path) for path in names)
-    return sorted((one for one in found if one is not None), key=lambda b: -b.manifest.made_at)
+    backups = (read_backup(path) for path in names)
+    return sorted(filter(None, backups), key=lambda backup: -backup.manifest.made_at)
 
 
 def is_id(text: str) -> bool:
@@ -257,20 +257,20 @@ def read_backup(folder: Path) -> Backup | None:
     return Backup(folder, manifest) if (folder / DATABASE).is_file() else None
 
 
-def remove_old(folder: Path, keep: int, made: str) -> list[str]:
+def remove_old(folder: Path, keep: int, newest_id: str) -> list[str]:
     """Remove all but the ``keep`` newest backups and return the ids of those removed.
 
     ``made`` always counts as the newest, because others may have been made with a wrong clock.
     """
-    gone = []
-    others = [backup for backup in list_backups(folder) if backup.manifest.id != made]
+    removed = []
+    others = [backup for backup in list_backups(folder) if backup.manifest.id != newest_id]
     for backup in others[keep - 1 :]:
         # rename the folder first, so that a partly removed backup never looks complete
         hidden = folder / f".{backup.manifest.id}.new"
         backup.folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-        gone.append(backup.manifest.id)
-    return gone
+        removed.append(backup.manifest.id)
+    return removed
 
 
 def check_space(folder: Path, need: int) -> None:

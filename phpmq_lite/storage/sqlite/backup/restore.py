@@ -228,11 +228,11 @@ def move_aside(folder: DataFolder) -> Path | None:
     """Move the old files aside, the database first, so that startup fails after an interruption."""
     names = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal", scrub.FILE)
     files = (*map(folder.path.joinpath, names), folder.last_error_file)
-    there = [file for file in files if file.exists()]
-    if not there:
+    existing = [file for file in files if file.exists()]
+    if not existing:
         return None
     aside = new_folder(folder.path, "replaced-")
-    for file in there:
+    for file in existing:
         file.rename(aside / file.name)
     sync_folder(aside)
     sync_folder(folder.path)
@@ -273,9 +273,9 @@ def _withdraw_access(
         if token.expires_at != expires_at and not has_expired:
             write(ExpireToken(expires_at, token.token_id))
             done.tokens.append(token.name)
-    known = {(session.sha256, session.user_id) for session in valid.sessions}
+    valid_sessions = {(session.sha256, session.user_id) for session in valid.sessions}
     for session in restored.sessions:
-        if (session.sha256, session.user_id) not in known:
+        if (session.sha256, session.user_id) not in valid_sessions:
             write(DeleteSession(session.session_id))
             done.sessions += 1
     before, after = set(map(_rights, restored.users)), set(map(_rights, valid.users))

@@ -21,7 +21,7 @@ from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check
 from phpmq_lite.storage.sqlite.errors import is_damage
 from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
 from phpmq_lite.storage.sqlite.integrity.wal_format import HEADER_BYTES
-from phpmq_lite.storage.sqlite.migrate import pending, schema_problems
+from phpmq_lite.storage.sqlite.migrate import pending, schema_problems, schema_version
 from phpmq_lite.storage.sqlite.standby.litestream import has_closed_database
 from phpmq_lite.storage.statements import load
 
@@ -71,7 +71,7 @@ def check_all(
         _run_check(
             "tables",
             connection,
-            lambda one, check: check_tables(execute, sql, check, _version(one)),
+            lambda _, check: check_tables(execute, sql, check, schema_version(connection)),
         ),
     ]
 
@@ -83,15 +83,15 @@ def check_log(wal: Path, *, is_needed: bool) -> DatabaseCheck:
     """Check a write-ahead log, which must exist if ``is_needed``."""
     check = DatabaseCheck("write-ahead log", "none; the database was closed")
     try:
-        found = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
+        scan = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
     except FileNotFoundError:
         if is_needed:
             check.found = "missing"
             check.problems.append("the log is missing, but the broker did not stop cleanly")
         return check
-    check.found = f"{found.frames:,} frames, {found.commits:,} commits"
-    if found.is_damaged:
-        check.problems.append(describe_damage(wal.name, found))
+    check.found = f"{scan.frames:,} frames, {scan.commits:,} commits"
+    if scan.is_damaged:
+        check.problems.append(describe_damage(wal.name, scan))
     return check
 
 
@@ -119,7 +119,7 @@ def integrity_problems(
 
 
 def _check_schema(migrations: Path, connection: sqlite3.Connection, check: DatabaseCheck) -> None:
-    check.found = f"version {_version(connection)}"
+    check.found = f"version {schema_version(connection)}"
     try:
         waiting = pending(connection, migrations)
     except (StartRefusedError, DataDamagedError) as error:
@@ -149,10 +149,6 @@ def _run_check(
 def _checksum(seq: int, content: object) -> int:
     """Return a body's checksum; if the content is not a body, return -1, which matches no row."""
     return checksum(seq, content) if isinstance(content, bytes) and seq >= 0 else -1
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 # -- opening without changes

@@ -79,12 +79,12 @@ class ScrubState:
     @property
     def damage(self) -> list[str]:
         """Describe the known damage, newest first; return an empty list if there is none."""
-        found = [f"structure: {text}" for text in self.structure[:3]]
+        damage = [f"structure: {text}" for text in self.structure[:3]]
         newest = self.now if self.now.bad else self.last
         if newest is not None and newest.bad:
             seqs = ", ".join(map(str, newest.named[:5]))
-            found.insert(0, f"{newest.bad:,} bodies have a wrong checksum: seq {seqs}")
-        return found
+            damage.insert(0, f"{newest.bad:,} bodies have a wrong checksum: seq {seqs}")
+        return damage
 
 
 @dataclass(slots=True)
@@ -127,18 +127,18 @@ class Scrub:
             DataDamagedError: the database cannot be read at that position.
             StorageError: the scrub was stopped, or the database cannot be read at present.
         """
-        found = ScrubSlice(after)
+        checked = ScrubSlice(after)
         with closing(self._rows(part, after)) as rows:
             for number, seq, size, crc, content in rows:
-                if found.bytes >= most_bytes:
-                    found.is_end = False
+                if checked.bytes >= most_bytes:
+                    checked.is_end = False
                     break
-                found.upto = number
-                found.bodies += 1
-                found.bytes += _ROW_BYTES + (len(content) if isinstance(content, bytes) else 0)
+                checked.upto = number
+                checked.bodies += 1
+                checked.bytes += _ROW_BYTES + (len(content) if isinstance(content, bytes) else 0)
                 if not _is_whole(seq, size, crc, content):
-                    found.bad.append(seq)
-        return found
+                    checked.bad.append(seq)
+        return checked
 
     def structure(self) -> list[str]:
         """Return problems in the database's pages and indexes.  This takes at least 2 s per GiB.
@@ -200,18 +200,18 @@ class Scrub:
             return connection
 
 
-def note(state: ScrubState, part: str, found: ScrubSlice) -> None:
+def note(state: ScrubState, part: str, checked: ScrubSlice) -> None:
     """Add the result of a slice to the current round."""
     now = state.now
-    now.upto = found.upto
-    now.bodies += found.bodies
-    now.bytes += found.bytes
+    now.upto = checked.upto
+    now.bodies += checked.bodies
+    now.bytes += checked.bytes
     if part == "alive":
-        now.bad_alive += len(found.bad)
+        now.bad_alive += len(checked.bad)
     else:
-        now.bad_settled += len(found.bad)
-    now.named = (now.named + found.bad)[:_MAX_NAMED]
-    if found.is_end:
+        now.bad_settled += len(checked.bad)
+    now.named = (now.named + checked.bad)[:_MAX_NAMED]
+    if checked.is_end:
         now.part, now.upto = now.part + 1, 0
 
 

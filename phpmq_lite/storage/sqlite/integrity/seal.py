@@ -106,16 +106,16 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
     is_whole = False
     if expected is not None:
         try:
-            found = checksum_of(folder.database)
+            actual = checksum_of(folder.database)
         except OSError as error:
             raise DataDamagedError(f"cannot read {folder.database}: {error.strerror}") from error
-        is_whole = found == expected
+        is_whole = actual == expected
         if not is_whole:
             loss = (
                 f"{folder.database} differs from what the broker wrote: it is damaged, or another "
                 "program wrote to it"
             )
-            refuse_damaged_database(folder, loss, found, accept_loss=accept_loss)
+            refuse_damaged_database(folder, loss, actual, accept_loss=accept_loss)
     folder.seal(None)
     erase_leftover_seal(folder.path)
     return is_whole
@@ -133,10 +133,10 @@ class _Readable(Protocol):
 
 def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
     """Return the CRC-32 of the rest of a file, stopping early once ``goes_on`` returns False."""
-    found = 0
+    checksum = 0
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
-        found = zlib.crc32(chunk, found)
-    return found
+        checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 def _has_wal(folder: DataFolder) -> bool:
@@ -206,17 +206,19 @@ class LiveSeal:
         with suppress(OSError, DatabaseReplacedError):
             if os.fstat(self._database.fileno()).st_size <= SEALED_BYTES:
                 self._database.seek(0)
-                found = checksum_of_file(self._database, lambda: checkpoints == self._checkpoints)
-                self._write(found, checkpoints)
+                checksum = checksum_of_file(
+                    self._database, lambda: checkpoints == self._checkpoints
+                )
+                self._write(checksum, checkpoints)
         took_s = monotonic() - began_s
         self._due_s = max(self._due_s, began_s + max(_MIN_INTERVAL_S, _MAX_SHARE * took_s))
 
-    def _write(self, found: int, checkpoints: int) -> None:
+    def _write(self, checksum: int, checkpoints: int) -> None:
         with self._lock:
             if self._file is not None and checkpoints == self._checkpoints:
                 self._files.check()
                 self._has_seal = True
-                write_seal(self._file, found)
+                write_seal(self._file, checksum)
 
 
 def _open_erased(folder: Path) -> int | None:

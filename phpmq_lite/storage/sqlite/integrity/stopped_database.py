@@ -70,60 +70,61 @@ def read_stopped(path: Path) -> StoppedDatabase:
     """
     with prevent_start(path):
         folder = DataFolder.open_unlocked(path)
-        found = StoppedDatabase(was_clean=not folder.meta.is_running)
+        stopped = StoppedDatabase(was_clean=not folder.meta.is_running)
         error = folder.read_last_error()
-        if error is not None and not found.was_clean:
-            found.last_error = str(error.get("message") or error.get("error") or "unknown")
+        if error is not None and not stopped.was_clean:
+            stopped.last_error = str(error.get("message") or error.get("error") or "unknown")
         try:
             folder.check_copy()
             folder.check_database()
         except StartRefusedError as refusal:
-            found.refusal = str(refusal)
-            return found
+            stopped.refusal = str(refusal)
+            return stopped
         except DataDamagedError as damage:
-            found.problems.append(str(damage))
-            return found
+            stopped.problems.append(str(damage))
+            return stopped
         is_empty = not folder.database.exists() or not folder.database.stat().st_size
         if is_empty or folder.has_journal:
-            found.is_new = True
-            return found
-        _check_log(folder, found)
-        if not found.problems:
-            _check_database(folder, found)
-        return found
+            stopped.is_new = True
+            return stopped
+        _check_log(folder, stopped)
+        if not stopped.problems:
+            _check_database(folder, stopped)
+        return stopped
 
 
-def _check_log(folder: DataFolder, found: StoppedDatabase) -> None:
+def _check_log(folder: DataFolder, stopped: StoppedDatabase) -> None:
     is_needed = folder.meta.needs_wal and not has_closed_database(folder)
     check = check_log(folder.wal, is_needed=is_needed)
-    found.log = check.found
-    found.problems += check.problems
+    stopped.log = check.found
+    stopped.problems += check.problems
     expected = folder.meta.seal
     has_log = folder.wal.exists() and folder.wal.stat().st_size > 0
     if expected is None or has_log or folder.database.stat().st_size > CHECKED_BYTES:
         return
     if checksum_of(folder.database) != expected:
-        found.problems.append(
+        stopped.problems.append(
             f"{folder.database} differs from what the last clean stop left: it is damaged, or "
             "another program wrote to it"
         )
 
 
-def _check_database(folder: DataFolder, found: StoppedDatabase) -> None:
+def _check_database(folder: DataFolder, stopped: StoppedDatabase) -> None:
     try:
         with open_stopped(folder.database) as connection:
-            found.waiting = [one.name for one in pending(connection, migrations_folder())]
-            found.schema, pages, free, size = (
+            waiting = pending(connection, migrations_folder())
+            stopped.waiting = [migration.name for migration in waiting]
+            stopped.schema, pages, free, size = (
                 int(connection.execute(f"PRAGMA {name}").fetchone()[0])
                 for name in ("user_version", "page_count", "freelist_count", "page_size")
             )
-            found.used_bytes = (pages - free) * size
+            stopped.used_bytes = (pages - free) * size
     except StartRefusedError as error:
-        found.refusal = str(error)
+        stopped.refusal = str(error)
     except DataDamagedError as error:
-        found.problems.append(str(error))
+        stopped.problems.append(str(error))
     except sqlite3.Error as error:
-        found.problems.append(f"cannot read {folder.database}: {error}")
+        stopped.problems.append(f"cannot read {folder.database}: {error}")
 
 
 def has_admin(database: Path) -> bool:
@@ -135,9 +136,9 @@ def has_admin(database: Path) -> bool:
     if not database.is_file():
         return False
     try:
-        with prevent_start(database.parent), open_stopped(database) as one:
+        with prevent_start(database.parent), open_stopped(database) as connection:
             return all(
-                one.execute(load("accounts")[name]).fetchone()[0]
+                connection.execute(load("accounts")[name]).fetchone()[0]
                 for name in ("has_users", "has_admin")
             )
     except (sqlite3.Error, StartRefusedError, OSError):

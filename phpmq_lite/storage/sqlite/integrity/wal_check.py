@@ -111,9 +111,9 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
             shape = header._replace(page_size=page_size, order=order)
             for salts in _likely_salts(read_frames(file, shape)):
                 frame_scan = _FrameScan(salts, header.seeds, first_bad=0)
-                found = frame_scan.run(read_frames(file, shape))
-                if found.is_damaged:
-                    return found
+                scan = frame_scan.run(read_frames(file, shape))
+                if scan.is_damaged:
+                    return scan
     return WalScan(first_bad=0)
 
 
@@ -216,7 +216,7 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
             drops those commits; if copying fails, the error is still raised.
     """
     try:
-        found = scan_wal_files(folder.wal, folder.shm)
+        scan = scan_wal_files(folder.wal, folder.shm)
     except FileNotFoundError:
         if folder.meta.needs_wal and not (accept_loss or has_closed_database(folder)):
             raise DataDamagedError(
@@ -227,16 +227,16 @@ def check_wal(folder: DataFolder, *, accept_loss: bool = False) -> WalScan:
         return WalScan()
     except OSError as error:
         raise DataDamagedError(f"cannot read {folder.wal}: {error.strerror}") from error
-    if not found.is_damaged:
-        return found
-    loss = describe_damage(folder.wal.name, found)
+    if not scan.is_damaged:
+        return scan
+    loss = describe_damage(folder.wal.name, scan)
     copies = copy_damaged_files(folder, loss, sha256_of(folder.wal))
     if not accept_loss:
         raise DataDamagedError(
             f"{loss}; the files were copied to {copies}. To start once without these "
             "commits, use storage.accept_loss (--accept-loss)"
         )
-    return found
+    return scan
 
 
 def scan_wal_files(wal: Path, index: Path) -> WalScan:
@@ -250,25 +250,25 @@ def scan_wal_files(wal: Path, index: Path) -> WalScan:
     for _ in range(_SCANS):
         before = wal.stat()
         with wal.open("rb") as file:
-            found = scan_wal(file)
-        found = replace(found, known_frames=committed_frames(index, found.salts))
+            scan = scan_wal(file)
+        scan = replace(scan, known_frames=committed_frames(index, scan.salts))
         after = wal.stat()
-        if not found.is_damaged or before.st_mtime_ns == after.st_mtime_ns:
+        if not scan.is_damaged or before.st_mtime_ns == after.st_mtime_ns:
             break
-    return found
+    return scan
 
 
-def describe_damage(name: str, found: WalScan) -> str:
+def describe_damage(name: str, scan: WalScan) -> str:
     """Describe which frames and commits would be lost because of a damaged WAL."""
-    if not found.commits_after:
+    if not scan.commits_after:
         return (
-            f"{name} is intact up to frame {found.frames}, but had {found.known_frames} committed "
+            f"{name} is intact up to frame {scan.frames}, but had {scan.known_frames} committed "
             "frames; the commits in between would be lost"
         )
-    where = "its header" if found.first_bad == 0 else f"frame {found.first_bad}"
+    where = "its header" if scan.first_bad == 0 else f"frame {scan.first_bad}"
     return (
-        f"{name} is damaged at {where}, and {found.commits_after} complete commits after it, "
-        f"up to frame {found.last_after}, would be lost"
+        f"{name} is damaged at {where}, and {scan.commits_after} complete commits after it, "
+        f"up to frame {scan.last_after}, would be lost"
     )
 
 

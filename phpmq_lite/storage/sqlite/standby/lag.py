@@ -71,8 +71,8 @@ def read_standby(
     running, newest, problem = litestream.is_running(data), 0, "Litestream is not running"
     if running:
         try:
-            newest, found = _ask_litestream(data)
-            replicated, problem = (found, "") if found else (replicated, "the target fails")
+            newest, copied = _ask_litestream(data)
+            replicated, problem = (copied, "") if copied else (replicated, "the target fails")
         except (OSError, ValueError) as error:
             problem = f"Litestream does not answer: {error}"
     if asks_target:
@@ -112,23 +112,23 @@ def _last_in_target(data: Path) -> int:
     options = ("-config", str(data / litestream.CONFIG), "-level", "all", "-json")
     text = litestream.run_litestream("ltx", *options, str(data.absolute() / DATABASE), data=data)
     end = 0
-    ranges = ((int(one["min_txid"], 16), int(one["max_txid"], 16)) for one in json.loads(text))
+    ranges = ((int(file["min_txid"], 16), int(file["max_txid"], 16)) for file in json.loads(text))
     for first, last in sorted(ranges):
         end = max(end, last) if first <= end + 1 else end
     return end
 
 
 def _measure(data: Path, state: StandbyState, has_read_wal: bool) -> StandbyState:
-    files, known = litestream.local_files(data), state.replicated or 0
-    waiting = [file for number, file in files if number > known]
+    files, replicated = litestream.local_files(data), state.replicated or 0
+    waiting = [file for number, file in files if number > replicated]
     headers = [header for file in waiting if (header := _read_header(file)) is not None]
     pending = sum(header.wal_bytes for header in headers)
     unread: int | None = 0
     if not has_read_wal:
         unread = _unread_bytes(data, _read_header(files[-1][1]) if files else None)
-    if known and not waiting and unread == 0:
+    if replicated and not waiting and unread == 0:
         return state
-    since_ms = _complete_until(files, known)
+    since_ms = _complete_until(files, replicated)
     try:
         with _open(data) as connection:
             messages = _count_published(connection, since_ms - _COMMIT_MS)
@@ -143,12 +143,12 @@ def _measure(data: Path, state: StandbyState, has_read_wal: bool) -> StandbyStat
     )
 
 
-def _complete_until(files: list[tuple[int, Path]], known: int) -> int:
+def _complete_until(files: list[tuple[int, Path]], replicated: int) -> int:
     """Return a time before which all commits are in the replica, in Unix ms; 0 if unknown."""
-    before = [file for number, file in files if number < known]
+    before = [file for number, file in files if number < replicated]
     if before and (header := _read_header(before[-1])) is not None:
         return header.at_ms
-    if not known or not files or (header := _read_header(files[0][1])) is None:
+    if not replicated or not files or (header := _read_header(files[0][1])) is None:
         return 0
     return header.at_ms - _READ_MS
 
@@ -159,9 +159,9 @@ def _unread_bytes(data: Path, last: _Transaction | None) -> int | None:
     Returns None if the WAL was removed or restarted after that, perhaps with more commits.
     """
     with suppress(FileNotFoundError), (data / f"{DATABASE}-wal").open("rb") as file:
-        found = scan_wal(file)
-        if last is not None and last.salts == found.salts:
-            end = HEADER_BYTES + found.frames * (FRAME_HEADER_BYTES + last.page_bytes)
+        scan = scan_wal(file)
+        if last is not None and last.salts == scan.salts:
+            end = HEADER_BYTES + scan.frames * (FRAME_HEADER_BYTES + last.page_bytes)
             return max(0, end - last.wal_offset - last.wal_bytes)
     return None
 
@@ -187,8 +187,8 @@ def _count_published(connection: sqlite3.Connection, since_ms: int) -> int:
         numbers = range(1 << 62)
         return bisect_left(numbers, since_ms, key=lambda n: execute(sql[name], (n,)).fetchone()[0])
 
-    given = (find_first("live_at"), COUNT_LIMIT, find_first("settled_at"), since_ms, COUNT_LIMIT)
-    return int(execute(sql["count_published"], given).fetchone()[0])
+    values = (find_first("live_at"), COUNT_LIMIT, find_first("settled_at"), since_ms, COUNT_LIMIT)
+    return int(execute(sql["count_published"], values).fetchone()[0])
 
 
 @contextmanager

@@ -109,12 +109,12 @@ def parse_target(target: str) -> tuple[str, str]:
     Raises:
         SettingsError: Litestream does not support the target, or it contains credentials.
     """
-    scheme, _, rest = target.rpartition("://")
+    scheme, _, location = target.rpartition("://")
     if scheme not in ("", "file", *_SCHEMES) or any(char in target for char in '$"\\\n'):
         raise SettingsError(f"{target}: use a folder, or a URL with {', '.join(_SCHEMES)}")
-    if _SECRET.search(rest):
+    if _SECRET.search(location):
         raise SettingsError("the target must not contain credentials; see the page on standbys")
-    text = target if scheme in _SCHEMES else os.path.abspath(rest)
+    text = target if scheme in _SCHEMES else os.path.abspath(location)
     history = _HISTORY.search(text)
     return _HISTORY.sub("", text), history[1] if history else ""
 
@@ -125,8 +125,8 @@ def replica_of(target: str, history_id: str) -> str:
     Each history has a path of its own, so a broker that comes back after a promotion cannot
     overwrite the replica of the promoted one.
     """
-    base, query, rest = parse_target(target)[0].partition("?")
-    return f"{base.rstrip('/')}/{history_id}{query}{rest}"
+    base, query, options = parse_target(target)[0].partition("?")
+    return f"{base.rstrip('/')}/{history_id}{query}{options}"
 
 
 def write_config(place: Path, replica: str, wal_bytes: int) -> None:
