@@ -328,6 +328,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "store_writer",
     ),
     "SQLite files": (
+        "sqlite.database_file",
         "sqlite.errors",
         "sqlite.integrity",
         "sqlite.migrate",

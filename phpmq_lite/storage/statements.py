@@ -46,14 +46,14 @@ _TERMS: Final = (
     (r"IN ids\(([^()]+)\)", r"IN (SELECT value FROM json_each(\1))", r"= ANY (ids(\1))"),
     (r"ids\((:\w+)\) AS (\w+)", r"json_each(\1) AS \2", r"unnest(ids(\1)) AS \2 (value)"),
     (r"IN \(\{rows:\?\}\)", r"\g<0>", "= ANY (?::bigint[])"),
-    # an id of a message, and the half for its seq, which is compared with the start of ids
+    # an id of a message, and the digits of its seq, which are compared with the start of ids
     (
         r"message_id\(([^(),]+), ([^(),]+)\)",
         r"printf('%016x%016x', \1, \2)",
         r"lpad(to_hex(\1), 16, '0') || lpad(to_hex(\2), 16, '0')",
     ),
     (
-        r"id_half\(([^(),]+)\)",
+        r"seq_digits\(([^(),]+)\)",
         r"printf('%016x', \1)",
         r"""(lpad(to_hex(\1::bigint), 16, '0') COLLATE "C")""",
     ),

@@ -147,7 +147,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         server.start()
         try:
             server.execute(f"CREATE DATABASE {TEMPLATE}")
-            store = PostgresStore(connect(server.conninfo(TEMPLATE)), lambda *_: None)
+            store = PostgresStore(connect(server.conninfo(TEMPLATE)))
             create_schema(store)
             store.connection.close()
             yield server

@@ -385,7 +385,7 @@ def plain_store(conninfo: str) -> "PostgresStore":
     """Connect to a database."""
     from phpmq_lite.storage.postgres.store import PostgresStore, connect
 
-    return PostgresStore(connect(conninfo), lambda *_: None)
+    return PostgresStore(connect(conninfo))
 
 
 def _driven_store(conninfo: str) -> "PostgresStore":

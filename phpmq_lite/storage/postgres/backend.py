@@ -100,7 +100,7 @@ class PostgresBackend:
             return None
         with suppress(ConnectionBrokenError, StorageError):
             with connect(reading(self.conninfo, "prefer-standby")) as replica:
-                store = PostgresStore(replica, lambda *_: None)
+                store = PostgresStore(replica)
                 age_s, stored = read_row(store).age_s, store.state()
             self._servers, self._replica_age_s = "prefer-standby", age_s
             return stored
@@ -182,7 +182,7 @@ def count_settled(store: PostgresStore) -> bool:
 def has_admin(url: str) -> bool:
     """Return whether a user has the admin role; True if that cannot be read at the moment."""
     with suppress(ConnectionBrokenError, StorageError), connect(connection_info(url)) as connection:
-        store = PostgresStore(connection, lambda *_: None)
+        store = PostgresStore(connection)
         sql = store.sql("accounts")
         return all(store.execute(sql[name]).fetchone()[0] for name in ("has_users", "has_admin"))
     return True

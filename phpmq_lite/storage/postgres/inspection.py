@@ -34,7 +34,7 @@ def _opened(url: str) -> Iterator[PostgresStore]:
         with closing(connect(reading(connection_info(url)))) as connection:
             # Another name than the writer's, whose sessions a takeover may end.
             connection.execute("SET application_name = 'phpmq-lite-check'")
-            yield PostgresStore(connection, lambda *_: None)
+            yield PostgresStore(connection)
     except (ConnectionBrokenError, StorageError, psycopg.Error) as error:
         raise StorageError(f"the database cannot be read: {summary(error)}") from error
 

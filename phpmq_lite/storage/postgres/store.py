@@ -77,7 +77,7 @@ def disconnect_if_lost(store: "PostgresStore", conninfo: str) -> bool:
     would otherwise never answer.  Callable from any thread, while another one waits.
     """
     with suppress(ConnectionBrokenError, StorageError, psycopg.Error), connect(conninfo) as other:
-        probe = PostgresStore(other, lambda *_: None)
+        probe = PostgresStore(other)
         [(count,)] = probe.execute(probe.sql("epoch")["has_session"], (store.pid,))
         if count:
             return True
@@ -90,7 +90,7 @@ class PostgresStore(Store):
 
     engine = "postgres"
 
-    def __init__(self, connection: Connection, check: Check) -> None:
+    def __init__(self, connection: Connection, check: Check = lambda *_: None) -> None:
         self.connection = connection
         self.execute = self._execute
         self.pid = connection.info.backend_pid  # of the server process

@@ -291,7 +291,7 @@ DELETE FROM body WHERE seq = :seq;
 INSERT INTO event_entry (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
   (SELECT message_id(seq, token) FROM message WHERE seq = :source_seq),
   (SELECT message_id(seq, token) FROM history WHERE seq = :source_seq),
-  id_half(:source_seq));
+  seq_digits(:source_seq));
 
 -- name: insert_clock_step
 -- Applies to all messages settled from now on; stored before any batch decided after the change.

@@ -147,7 +147,7 @@ LIMIT :limit;
 SELECT m."offset", m.seq,
   (CAST(:queues AS text) IS NULL OR m.queue_id IN ids(:queues))
   AND NOT EXISTS (SELECT 1 FROM event AS e WHERE e.seq = m.seq AND e.kind = 'restore'
-    AND id_half(m.seq) < substr(e.detail, 1, 16))
+    AND seq_digits(m.seq) < substr(e.detail, 1, 16))
   AND EXISTS (SELECT 1 FROM body AS b WHERE b.seq = m.seq)
 FROM history AS m INDEXED BY history_unusual
 WHERE m.outcome <> 2 AND m.outcome = 5 AND m."offset" < :start

@@ -14,6 +14,7 @@ from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_fold
 from phpmq_lite.storage.copy_state import CopyState, Progress, Row
 from phpmq_lite.storage.data_folder import DataFolder, has_never_had_database
 from phpmq_lite.storage.sqlite.backup.restore import move_aside
+from phpmq_lite.storage.sqlite.database_file import open_read_only
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.migrate import migrate
@@ -50,8 +51,7 @@ class SqliteSide:
 
     def rows(self, query: str) -> Iterator[Row]:
         """Yield the result of a query; called in another thread, so it opens a connection."""
-        uri = f"{self._database.as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as connection:
+        with closing(open_read_only(self._database)) as connection:
             connection.text_factory = self._text
             yield from connection.execute(query)
 

@@ -26,9 +26,7 @@ from phpmq_lite.errors import (
 DISK_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
 )
-_DAMAGE_ERRORS: Final = frozenset(
-    {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR}
-)
+_CORRUPTION_ERRORS: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # A value or a row is refused before anything is stored; the others mean that it cannot be bound.
 _REFUSAL_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
@@ -82,14 +80,14 @@ def translate_file_errors() -> Iterator[None]:
 
 def translated_error(connection: sqlite3.Connection, error: Exception) -> StorageError:
     """Return the error for ``translate_errors`` and roll back if the outcome is known."""
-    code = getattr(error, "sqlite_errorcode", 0)
+    code = primary_code(error)
     translated: StorageError
-    if code & 0xFF == sqlite3.SQLITE_FULL:
+    if code == sqlite3.SQLITE_FULL:
         translated = StorageFullError("the disk is full")
-    elif code & 0xFF == sqlite3.SQLITE_BUSY:
+    elif code == sqlite3.SQLITE_BUSY:
         translated = NotWritableError("another program keeps the database locked")
-    elif code & 0xFF == sqlite3.SQLITE_READONLY or (
-        code in _MAY_BE_READ_ONLY and _is_read_only(connection)
+    elif code == sqlite3.SQLITE_READONLY or (
+        getattr(error, "sqlite_errorcode", 0) in _MAY_BE_READ_ONLY and _is_read_only(connection)
     ):
         translated = NotWritableError("the file system is read-only")
     elif is_refusal(error):
@@ -109,7 +107,7 @@ def is_refusal(error: Exception) -> bool:
 
     False if it contradicts what is known about messages: that is a defect.
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = primary_code(error)
     if code == sqlite3.SQLITE_CONSTRAINT and _BROKEN_INVARIANT.search(str(error)):
         return False
     return code in _REFUSAL_ERRORS or isinstance(error, _BINDING_ERRORS)
@@ -117,7 +115,17 @@ def is_refusal(error: Exception) -> bool:
 
 def is_damage(error: sqlite3.Error) -> bool:
     """Return whether an error means damage to the file rather than a temporary failure."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE_ERRORS
+    return is_corrupt(error) or primary_code(error) == sqlite3.SQLITE_IOERR
+
+
+def is_corrupt(error: Exception) -> bool:
+    """Return whether the content of a file is not that of a database."""
+    return primary_code(error) in _CORRUPTION_ERRORS
+
+
+def primary_code(error: Exception) -> int:
+    """Return SQLite's primary result code, or 0 if an error is not one of SQLite's."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _text(error: Exception) -> str:

@@ -7,6 +7,7 @@ from phpmq_lite.errors import NotWritableError, StorageFullError
 from phpmq_lite.model import ClockReading
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.sqlite.database_file import wal_of
 from phpmq_lite.storage.sqlite.errors import translate_errors, translate_file_errors
 from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal
 from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight
@@ -39,7 +40,7 @@ class WriterMaintenance(StoreMaintenance):
         checkpoint_right: CheckpointRight | None = None,
     ) -> None:
         super().__init__(bounds, counters)
-        self._wal = database.with_name(database.name + "-wal")
+        self._wal = wal_of(database)
         self._wal_limit_bytes = wal_limit_bytes
         self._space = space or DiskSpace(database.parent)
         self._live_seal = live_seal

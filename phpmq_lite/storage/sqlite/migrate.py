@@ -26,7 +26,7 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
 from phpmq_lite.storage.migrations import Migration, check_applied, read_migrations
-from phpmq_lite.storage.sqlite.errors import DISK_ERRORS, translated_error
+from phpmq_lite.storage.sqlite.errors import DISK_ERRORS, is_corrupt, primary_code, translated_error
 from phpmq_lite.storage.statements import load
 
 _NOT_INSIDE: Final = {
@@ -82,7 +82,7 @@ def migrate(
         try:
             _apply(connection, migration)
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK_ERRORS:
+            if primary_code(error) in DISK_ERRORS:
                 raise translated_error(connection, error) from error
             what = f"migration {migration.name} failed and was rolled back"
             raise _refusal(what, error) from error
@@ -204,7 +204,5 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
 
 def _refusal(what: str, error: Exception) -> StorageError | StartRefusedError:
     """Return the error to raise: DataDamagedError for damage, otherwise StartRefusedError."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return DataDamagedError(f"{what}: {error}")
-    return StartRefusedError(f"{what}: {error}")
+    kind = DataDamagedError if is_corrupt(error) else StartRefusedError
+    return kind(f"{what}: {error}")

@@ -16,6 +16,7 @@ import aiosqlite
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.storage.read.read_pool import ReadPool, Row
+from phpmq_lite.storage.sqlite.database_file import read_only_uri
 
 _STEPS_BETWEEN_CHECKS: Final = 10_000  # in SQLite virtual-machine steps; 10,000 take under 1 ms
 
@@ -113,8 +114,7 @@ class SqliteReaders(ReadPool[Path, aiosqlite.Connection]):
         path = self._database
         if not path.is_file():  # a failed attempt to open it would leave a thread behind
             raise StorageError(f"database {path.name} does not exist")
-        uri = f"{path.resolve().as_uri()}?mode=ro"
-        factory = partial(_Reader, limit_s=self.limit_s)
+        uri, factory = read_only_uri(path), partial(_Reader, limit_s=self.limit_s)
         try:
             return await aiosqlite.connect(uri, uri=True, isolation_level=None, factory=factory)
         except (sqlite3.Error, RuntimeError, MemoryError) as error:  # no memory for a thread

@@ -39,6 +39,8 @@ from phpmq_lite.storage.atomic_files import (
     write_json,
 )
 from phpmq_lite.storage.data_folder import DATABASE
+from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only
+from phpmq_lite.storage.sqlite.errors import is_corrupt
 from phpmq_lite.storage.sqlite.integrity.database_check import integrity_problems
 from phpmq_lite.storage.sqlite.migrate import schema_version
 from phpmq_lite.storage.statements import load
@@ -167,19 +169,15 @@ class BackupMaker:
 
     def _copy(self, copy: Path) -> None:
         os.close(create_private(copy))  # SQLite accepts an existing empty file and keeps its mode
-        wal = self._database.with_name(f"{self._database.name}-wal")
         # SQLite would create a WAL even to read a closed database.
-        is_alone = not self._is_open and not (wal.exists() and _size(wal))
-        uri = f"{self._database.resolve().as_uri()}?mode=ro{'&immutable=1' * is_alone}"
-        with self._open(uri) as connection:
+        is_alone = not self._is_open and not has_wal(self._database)
+        with self._open(self._database, *["immutable=1"] * is_alone) as connection:
             connection.execute("VACUUM INTO ?", (str(copy),))
         sync_file(copy)
 
     @contextmanager
-    def _open(self, uri: str) -> Iterator[sqlite3.Connection]:
-        with closing(
-            sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        ) as connection:
+    def _open(self, database: Path, *options: str) -> Iterator[sqlite3.Connection]:
+        with closing(open_read_only(database, *options)) as connection:
             self._connection = connection
             # ``interrupt`` does not affect a statement that has not started yet.
             connection.set_progress_handler(self._is_stopped.is_set, _STEPS_BETWEEN_CHECKS)
@@ -193,7 +191,7 @@ class BackupMaker:
     def _finish(self, place: Path, began_at: int) -> Backup:
         """Check the copy, write its manifest and rename the folder."""
         copy = place / DATABASE
-        with self._open(f"{copy.resolve().as_uri()}?mode=ro&immutable=1") as connection:
+        with self._open(copy, "immutable=1") as connection:
             problems = integrity_problems(connection, "quick_check")
             if problems:
                 raise DataDamagedError(f"the copy is damaged: {'; '.join(problems[:3])}")
@@ -225,8 +223,7 @@ class BackupMaker:
             return StorageError(f"the backup was stopped or exceeded its limit of {limit_s:g} s")
         if name == "SQLITE_FULL":
             return StorageFullError(f"not enough space for a backup in {self._folder}")
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if is_corrupt(error):
             return DataDamagedError(f"cannot copy {self._database}: {error}")
         return StorageError(f"cannot copy {self._database}: {error}")
 

@@ -30,6 +30,7 @@ from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
 from phpmq_lite.storage.sqlite import migrate
 from phpmq_lite.storage.sqlite.backup.backups import check_space, read_backup, verify_backup
+from phpmq_lite.storage.sqlite.database_file import has_wal, wal_of
 from phpmq_lite.storage.sqlite.integrity import scrub
 from phpmq_lite.storage.sqlite.integrity.database_check import check_all, check_log, verify
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
@@ -159,10 +160,9 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
 def _verify_source(source: Path, tell: ReportStep) -> Path:
     """Verify a backup and return its database; a bare database file has no manifest to verify."""
     if source.is_file():
-        wal = source.with_name(f"{source.name}-wal")
-        if wal.exists() and wal.stat().st_size:
+        if has_wal(source):
             raise DataDamagedError(
-                f"{source} is not a backup: {wal.name} next to it contains newer commits"
+                f"{source} is not a backup: {wal_of(source).name} next to it contains newer commits"
             )
         return source
     backup = read_backup(source)

@@ -18,6 +18,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start, read_meta
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
+from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.errors import is_damage
 from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
 from phpmq_lite.storage.sqlite.integrity.wal_format import HEADER_BYTES
@@ -47,9 +48,9 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
             needs_wal = not has_closed_database(DataFolder.open_unlocked(database.parent))
         if not database.is_file():
             raise DataDamagedError(f"database {database} does not exist")
-        wal = database.with_name(f"{database.name}-wal")
+        wal = wal_of(database)
         checks = [check_log(wal, is_needed=needs_wal)]
-        with _open_unchanged(database, wal) as connection:
+        with _open_unchanged(database) as connection:
             return checks + check_all(connection, migrations)
 
 
@@ -155,12 +156,13 @@ def _checksum(seq: int, content: object) -> int:
 
 
 @contextmanager
-def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
+def _open_unchanged(database: Path) -> Iterator[sqlite3.Connection]:
     """Open a database without changing it or the files next to it."""
-    if not wal.exists() or not wal.stat().st_size:
+    if not has_wal(database):
         with closing(_open(database, "immutable=1")) as connection:
             yield connection
         return
+    wal = wal_of(database)
     with tempfile.TemporaryDirectory(prefix="phpmq-verify-") as place:
         need = database.stat().st_size + wal.stat().st_size
         free = shutil.disk_usage(place).free
@@ -176,7 +178,7 @@ def _open_unchanged(database: Path, wal: Path) -> Iterator[sqlite3.Connection]:
             shutil.copyfile(wal, copies[1])
             if header == _wal_header(wal):  # otherwise Litestream has restarted the WAL
                 break
-        with closing(_open(copies[0], "mode=ro")) as connection:
+        with closing(_open(copies[0])) as connection:
             yield connection
 
 
@@ -185,10 +187,9 @@ def _wal_header(wal: Path) -> bytes:
         return file.read(HEADER_BYTES)
 
 
-def _open(database: Path, how: str) -> sqlite3.Connection:
-    uri = f"{database.resolve().as_uri()}?mode=ro&{how}"
+def _open(database: Path, *options: str) -> sqlite3.Connection:
     try:
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        connection = open_read_only(database, *options)
         connection.execute("PRAGMA cell_size_check=1")
     except sqlite3.Error as error:
         raise DataDamagedError(f"cannot open {database}: {error}") from error

@@ -17,6 +17,7 @@ import msgspec
 from phpmq_lite.errors import DataDamagedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import write_json
+from phpmq_lite.storage.sqlite.database_file import open_read_only, wal_of
 from phpmq_lite.storage.sqlite.errors import is_damage
 from phpmq_lite.storage.sqlite.integrity.database_check import integrity_problems
 from phpmq_lite.storage.statements import load
@@ -115,7 +116,7 @@ class Scrub:
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._log = database.with_name(f"{database.name}-wal")
+        self._log = wal_of(database)
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()  # guards _connection and _is_stopped
         self._is_stopped = False
@@ -189,10 +190,7 @@ class Scrub:
         with self._lock:
             if self._is_stopped:
                 raise StorageError("the scrub was stopped")
-            uri = f"{self._database.resolve().as_uri()}?mode=ro"
-            connection = sqlite3.connect(
-                uri, uri=True, isolation_level=None, check_same_thread=False
-            )
+            connection = open_read_only(self._database)
             connection.execute("PRAGMA query_only=1")
             # ``interrupt`` does not affect a statement that has not started yet.
             connection.set_progress_handler(lambda: self._is_stopped, _STEPS_BETWEEN_CHECKS)

@@ -19,6 +19,7 @@ from zlib import crc32
 from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError
 from phpmq_lite.storage.atomic_files import create_private
 from phpmq_lite.storage.data_folder import DataFolder, OpenedFiles
+from phpmq_lite.storage.sqlite.database_file import has_wal
 from phpmq_lite.storage.sqlite.integrity.wal_check import refuse_damaged_database
 
 _NAME: Final = "seal"
@@ -79,7 +80,7 @@ def seal(folder: DataFolder, files: OpenedFiles | None = None) -> None:
     """
     if files is not None:
         files.check_database()
-    if _has_wal(folder) or folder.database.stat().st_size > SEALED_BYTES:
+    if has_wal(folder.database) or folder.database.stat().st_size > SEALED_BYTES:
         return
     checksum = checksum_of(folder.database)
     if files is not None:
@@ -99,7 +100,7 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
             copied and then used as it is.
     """
     expected = folder.meta.seal
-    if expected is not None and _has_wal(folder):  # the database was modified after sealing
+    if expected is not None and has_wal(folder.database):  # the database was modified after sealing
         expected = None
     if folder.meta.is_running:
         expected = read_seal(folder.path)
@@ -137,10 +138,6 @@ def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True
     while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
         checksum = zlib.crc32(chunk, checksum)
     return checksum
-
-
-def _has_wal(folder: DataFolder) -> bool:
-    return folder.wal.exists() and folder.wal.stat().st_size > 0
 
 
 _MAX_SHARE: Final = 100  # sealing may take at most 1/100 of the total time

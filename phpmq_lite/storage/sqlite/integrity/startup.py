@@ -13,6 +13,7 @@ from typing import Final
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.sqlite.database_file import open_read_only
 from phpmq_lite.storage.sqlite.integrity.database_check import integrity_problems
 from phpmq_lite.storage.sqlite.integrity.seal import break_seal, checksum_of
 from phpmq_lite.storage.sqlite.integrity.wal_check import (
@@ -64,8 +65,7 @@ def check_files(
 
 
 def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
-    uri = f"{folder.database.as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+    with closing(open_read_only(folder.database)) as connection:
         try:
             connection.execute("PRAGMA schema_version").fetchone()  # opens the WAL and its index
             problems = integrity_problems(connection)

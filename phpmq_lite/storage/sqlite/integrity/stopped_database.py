@@ -13,6 +13,7 @@ from pathlib import Path
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DataFolder, prevent_start
+from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.integrity.database_check import check_log
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of
 from phpmq_lite.storage.sqlite.integrity.startup import CHECKED_BYTES
@@ -30,17 +31,15 @@ def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
     cannot share one.  On close, SQLite removes a WAL without a commit, whether the WAL is damaged
     or was just restarted; such a WAL is therefore hidden from SQLite.
     """
-    database = database.resolve()
-    how = "vfs=unix-none" if _has_log(database) else "immutable=1"
-    uri = f"{database.as_uri()}?mode=ro&{how}"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+    how = "vfs=unix-none" if _has_log(database.resolve()) else "immutable=1"
+    with closing(open_read_only(database, how)) as connection:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         yield connection
 
 
 def _has_log(database: Path) -> bool:
     try:
-        with database.with_name(f"{database.name}-wal").open("rb") as file:
+        with wal_of(database).open("rb") as file:
             return has_commits(file)
     except FileNotFoundError:
         return False
@@ -99,8 +98,8 @@ def _check_log(folder: DataFolder, stopped: StoppedDatabase) -> None:
     stopped.log = check.found
     stopped.problems += check.problems
     expected = folder.meta.seal
-    has_log = folder.wal.exists() and folder.wal.stat().st_size > 0
-    if expected is None or has_log or folder.database.stat().st_size > CHECKED_BYTES:
+    is_large = folder.database.stat().st_size > CHECKED_BYTES
+    if expected is None or has_wal(folder.database) or is_large:
         return
     if checksum_of(folder.database) != expected:
         stopped.problems.append(

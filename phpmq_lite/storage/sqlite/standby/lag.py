@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.errors import StartRefusedError, StorageError
 from phpmq_lite.storage.data_folder import DATABASE, locking_pid, prevent_start, read_meta
+from phpmq_lite.storage.sqlite.database_file import open_read_only, wal_of
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
 from phpmq_lite.storage.sqlite.integrity.wal_check import scan_wal
 from phpmq_lite.storage.sqlite.integrity.wal_format import FRAME_HEADER_BYTES, HEADER_BYTES
@@ -158,7 +159,7 @@ def _unread_bytes(data: Path, last: _Transaction | None) -> int | None:
 
     Returns None if the WAL was removed or restarted after that, perhaps with more commits.
     """
-    with suppress(FileNotFoundError), (data / f"{DATABASE}-wal").open("rb") as file:
+    with suppress(FileNotFoundError), wal_of(data / DATABASE).open("rb") as file:
         scan = scan_wal(file)
         if last is not None and last.salts == scan.salts:
             end = HEADER_BYTES + scan.frames * (FRAME_HEADER_BYTES + last.page_bytes)
@@ -198,6 +199,5 @@ def _open(data: Path) -> Iterator[sqlite3.Connection]:
         with prevent_start(data), open_stopped(data / DATABASE) as connection:
             yield connection
         return
-    uri = f"{(data / DATABASE).absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+    with closing(open_read_only(data / DATABASE)) as connection:
         yield connection
