@@ -261,12 +261,12 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
     return steps
 
 
-def _number_steps(one: str, several: str, before: tuple[Any, ...], seqs: list[int]) -> list[Step]:
-    """Return the steps for ascending ``seqs``: ``one`` for each run, unless most runs are short."""
+def _number_steps(run: str, several: str, before: tuple[Any, ...], seqs: list[int]) -> list[Step]:
+    """Return the steps for ascending ``seqs``: ``run`` for each run, unless most runs are short."""
     runs = number_runs(seqs)
     if len(runs) * MIN_RUN > len(seqs) > 1:
         return [(several, seqs, before)]
-    return [(one, (*before, *run), None) for run in runs]
+    return [(run, (*before, *ends), None) for ends in runs]
 
 
 def _dispatch_steps(messages: list[Message]) -> list[Step]:

@@ -40,12 +40,13 @@ _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
 # What is quoted and casts are matched first, so that nothing in them is taken for a parameter.
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|::|:([A-Za-z_]\w*)|\?(\d*)""")
 
+_UNCHANGED: Final = r"\g<0>"
 # Terms of shared texts: what SQLite gets, and what PostgreSQL gets.
 _TERMS: Final = (
     # a JSON array of numbers as a list and as a table
     (r"IN ids\(([^()]+)\)", r"IN (SELECT value FROM json_each(\1))", r"= ANY (ids(\1))"),
     (r"ids\((:\w+)\) AS (\w+)", r"json_each(\1) AS \2", r"unnest(ids(\1)) AS \2 (value)"),
-    (r"IN \(\{rows:\?\}\)", r"\g<0>", "= ANY (?::bigint[])"),
+    (r"IN \(\{rows:\?\}\)", _UNCHANGED, "= ANY (?::bigint[])"),
     # an id of a message, and the digits of its seq, which are compared with the start of ids
     (
         r"message_id\(([^(),]+), ([^(),]+)\)",
@@ -58,16 +59,13 @@ _TERMS: Final = (
         r"""(lpad(to_hex(\1::bigint), 16, '0') COLLATE "C")""",
     ),
     # a function of PostgreSQL that remembers the place of the row
-    (r"counter_value\(('\w+')\)", r"(SELECT value FROM counter WHERE name = \1)", r"\g<0>"),
+    (r"counter_value\(('\w+')\)", r"(SELECT value FROM counter WHERE name = \1)", _UNCHANGED),
     # types of parameters, which SQLite does not need, and hints for its planner
-    (r"(\?\d*)::(?:bigint|text)\b", r"\1", r"\g<0>"),
-    (r" (?:NOT INDEXED|INDEXED BY (?:\w+|\{\w+ \| \w+\}))", r"\g<0>", ""),
-    (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", r"\g<0>", r"\1"),
+    (r"(\?\d*)::(?:bigint|text)\b", r"\1", _UNCHANGED),
+    (r" (?:NOT INDEXED|INDEXED BY (?:\w+|\{\w+ \| \w+\}))", _UNCHANGED, ""),
+    (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", _UNCHANGED, r"\1"),
 )
-_DIALECTS: Final = {
-    engine: tuple((re.compile(term[0]), term[at]) for term in _TERMS if term[at] != r"\g<0>")
-    for at, engine in enumerate(("sqlite", "postgres"), 1)
-}
+_ENGINES: Final = ("sqlite", "postgres")
 # How an engine takes the rows of a statement.
 _ROW_TEXTS: Final = {
     ("sqlite", "values"): "({columns}) VALUES {{rows:({row})}}",
@@ -100,8 +98,10 @@ def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
     for folder in (_FOLDER, _FOLDER / engine):
         path = folder / f"{name}.sql"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        for pattern, replacement in _DIALECTS[engine] if folder == _FOLDER else ():
-            text = pattern.sub(replacement, text)
+        for term in _TERMS if folder == _FOLDER else ():
+            pattern, replacement = term[0], term[1 + _ENGINES.index(engine)]
+            if replacement != _UNCHANGED:
+                text = re.sub(pattern, replacement, text)
         pieces = _NAME.split(text)
         for kind, title, twin, piece in zip(*(pieces[at::4] for at in (1, 2, 3, 4)), strict=True):
             texts = parts if kind == "part" else statements
@@ -150,7 +150,10 @@ class MultiRowStatement:
         row = rows[1]
         self.width = len(_OWN.findall(row))  # number of parameters per row
         self._is_numbered = "{n}" in row  # whether the first parameter counts rows
-        self._texts = {size: _repeat_row(text, row, size) for size in SIZES}
+        self._texts = {
+            size: _ROWS.sub(", ".join(row.replace("{n}", str(n)) for n in range(size)), text)
+            for size in SIZES
+        }
 
     def run(
         self,
@@ -192,11 +195,6 @@ class MultiRowStatement:
                 at, left = end, left - size
                 if self._is_numbered:
                     before = (before[0] + size, *before[1:])
-
-
-def _repeat_row(text: str, row: str, size: int) -> str:
-    rows = ", ".join(row.replace("{n}", str(n)) for n in range(size))
-    return _ROWS.sub(rows, text)
 
 
 @cache

@@ -15,7 +15,7 @@ from phpmq_lite.storage.postgres.monitor import ServerMonitor
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
-from phpmq_lite.storage.postgres.url import connection_info, reading, shown
+from phpmq_lite.storage.postgres.url import connection_info, place_of, reading
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.retention import RetentionBounds
@@ -67,7 +67,7 @@ class PostgresBackend:
         return StoreStatus(
             engine="PostgreSQL",
             is_reached=not is_standby or row is not None,
-            place=shown(self.conninfo),
+            place=place_of(self.conninfo),
             is_active=not is_standby,
             active_broker=row.host if row and is_standby and not row.is_released else "",
             standby_problem=(self.state.problem or "") if row and is_standby else "",
@@ -121,7 +121,7 @@ class PostgresBackend:
             is_standby = row is not None and not row.is_released
             waiting = state.problem or ("another broker is active" if is_standby else "starting")
             role = "standby of" if is_standby else "waiting for"
-            tell(f"{role} {shown(self.conninfo)}: {waiting}")
+            tell(f"{role} {place_of(self.conninfo)}: {waiting}")
 
         standby = Standby(self.conninfo, self.writer.check, note)
         secret = await standby.read_secret(self._make_secret)

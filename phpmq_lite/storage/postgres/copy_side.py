@@ -18,7 +18,7 @@ from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_ove
 from phpmq_lite.storage.postgres.migrate import create_schema, has_schema, migrate
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, quorum_problem
 from phpmq_lite.storage.postgres.store import Check, PostgresStore, connect
-from phpmq_lite.storage.postgres.url import connection_info, shown
+from phpmq_lite.storage.postgres.url import connection_info, place_of
 from phpmq_lite.storage.postgres.writer import release
 
 _INITIAL_ROWS: Final = {"client": 1}  # those that the migrations insert
@@ -110,7 +110,7 @@ def open_database(
         OutcomeUnknownError: another process has taken over.
     """
     conninfo = connection_info(url)
-    name = f"postgresql://{shown(conninfo)}"
+    name = f"postgresql://{place_of(conninfo)}"
     check: Check = (lambda *_: None) if allow_asynchronous else quorum_problem
     try:
         with connect(conninfo) as connection:

@@ -17,7 +17,7 @@ from phpmq_lite.storage.postgres.leadership import EpochRow, read_row
 from phpmq_lite.storage.postgres.migrate import has_schema, pending
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, required_replicas, summary
 from phpmq_lite.storage.postgres.store import PostgresStore, connect
-from phpmq_lite.storage.postgres.url import connection_info, reading, shown
+from phpmq_lite.storage.postgres.url import connection_info, place_of, reading
 from phpmq_lite.storage.store_status import Replica
 
 # Tables are read without their indexes, which might hide rows.
@@ -122,7 +122,7 @@ def probe(url: str) -> ServerProbe:
         required = required_replicas(facts.quorum)
         pooler = _pooler(store, info)
         clock_ms = facts.wall_ms - here_ms
-        server = ServerProbe(shown(info), facts, clock_ms, pooler, required, replicas)
+        server = ServerProbe(place_of(info), facts, clock_ms, pooler, required, replicas)
         try:
             server.schema, server.pending = _schema_version(store)
         except StartRefusedError as error:

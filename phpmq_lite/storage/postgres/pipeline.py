@@ -144,7 +144,7 @@ class Pipeline:
         self._libpq = store.connection.pgconn
         self._socket = self._libpq.socket
         self._loop = loop
-        self._known: set[bytes] = set()  # names of prepared statements
+        self._prepared: set[bytes] = set()  # names of prepared statements
         self._results: list[Any] = []  # first rows of the results so far
         self._failure: Exception | None = None
         self._callback: Callback | None = None
@@ -174,9 +174,9 @@ class Pipeline:
             self._loop.call_soon(self._end)
 
     def _send(self, statement: PreparedStatement, parameters: Parameters) -> None:
-        if statement.name not in self._known:
+        if statement.name not in self._prepared:
             self._libpq.send_prepare(statement.name, statement.text)
-            self._known.add(statement.name)
+            self._prepared.add(statement.name)
         self._libpq.send_query_prepared(
             statement.name, parameters.values or None, parameters.formats or None
         )

@@ -58,7 +58,7 @@ def reading(conninfo: str, servers: str = "primary") -> str:
     return make_conninfo(conninfo, target_session_attrs=servers)
 
 
-def shown(conninfo: str) -> str:
+def place_of(conninfo: str) -> str:
     """Return hosts and database, for pages and log lines."""
     parts = conninfo_to_dict(conninfo)
     ports = str(parts.get("port") or "5432").split(",")
