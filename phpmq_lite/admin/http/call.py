@@ -84,6 +84,18 @@ class Call:
         """Raise a 403 ``Problem`` if the caller is not allowed to use a queue with this name."""
         permissions.check_queue_right(self.request, name, field)
 
+    def may_use(self, name: str) -> bool:
+        """Return whether the caller is allowed to use a queue with this name."""
+        return permissions.may_use(self.request, name)
+
+    def check_all_queues(self, what: str) -> None:
+        """Raise a 403 ``Problem`` if a caller limited to some queues wants to do ``what``."""
+        permissions.check_all_queues(self.request, what)
+
+    def check_forward(self, on_expire: object, field: str = "on_expire") -> None:
+        """Raise a 403 ``Problem`` if the setting forwards to a queue that is not allowed."""
+        permissions.check_forward_right(self.request, on_expire, field)
+
     # -- input
 
     def path(self, key: str) -> str:
@@ -118,6 +130,10 @@ class Call:
     def audit(self, target: str = "", reason: str = "", detail: str = "") -> AuditEntry:
         """Set fields in the request's audit entry and return the entry."""
         return request_audit.audit_entry(self.request, target, reason, detail)
+
+    def keep_audit_entry(self) -> None:
+        """Record that the operation, or nothing, writes the request's audit entry."""
+        request_audit.keep_audit_entry(self.request)
 
     async def run(self, operation: Any, *args: Any, target: str = "", **options: Any) -> Any:
         """Run a broker operation with the request's audit entry; return its reply."""
