@@ -23,7 +23,6 @@ from phpmq_lite.admin.messages import (
 )
 from phpmq_lite.admin.messages import routes as messages
 from phpmq_lite.admin.pipeline import claims, insights, staging
-from phpmq_lite.admin.queues import dead_letters, definitions, stats
 from phpmq_lite.admin.queues import routes as queues
 from phpmq_lite.admin.system import backups, clients, docs, events, health, overview, system
 
@@ -35,7 +34,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *queues.ROUTES,
     *messages.ROUTES,
     *publish.ROUTES,
-    *dead_letters.ROUTES,
     *history.ROUTES,
     *traces.ROUTES,
     *schemas.ROUTES,
@@ -46,8 +44,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *arrow_export.ROUTES,
     *exports.ROUTES,
     *imports.endpoints.routes,
-    *definitions.ROUTES,
-    *stats.ROUTES,
     *events.endpoints.routes,
     *wait.ROUTES,
     *tail.ROUTES,

@@ -1,15 +1,13 @@
 """Dead letters grouped by cause, and the redrive API call."""
 
-from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin import dead_letter_queues
-from phpmq_lite.admin.context import context_of, status_of
-from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named
+from phpmq_lite.admin.dead_letter_queues import dead_letter_queue_of, dead_letter_queues_named
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import (
     EnvelopeUrn,
     FormatQuery,
@@ -19,15 +17,13 @@ from phpmq_lite.admin.http.fields import (
     TtlSeconds,
     check_queue_name,
 )
-from phpmq_lite.admin.http.permissions import allowed_queues, check_queue_right, queue_name_of
+from phpmq_lite.admin.http.finding import QueueName
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.rendering import collect_in_slices
-from phpmq_lite.admin.http.request_audit import audit_entry
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.messages.search_query import group_search, parse_search, queue_search
-from phpmq_lite.admin.resource import Api, Page, Resource, api_route
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.operator_actions import Action
@@ -40,6 +36,12 @@ from phpmq_lite.storage.read.dead_letter_groups import (
     DeadLetterPage,
 )
 from phpmq_lite.storage.read.search_plan import SearchQuery
+
+GROUPS_SHOWN: Final = 200
+SPARK_WIDTH: Final = 112
+SPARK_HEIGHT: Final = 24
+PLAN_MAX: Final = 10_000  # maximum number of records in a dry run, which starts with the oldest
+endpoints: Final = Endpoints()
 
 
 class DeadLettersPageQuery(FormatQuery):
@@ -91,59 +93,52 @@ class DeadLetterGroupsView(ListPage[DeadLetterGroupView]):
     total: int = Field(description="number of records in all dead-letter queues")
 
 
-GROUPS_SHOWN: Final = 200
-SPARK_WIDTH: Final = 112
-SPARK_HEIGHT: Final = 24
-
-
-async def find_groups(request: web.Request, query: DeadLettersPageQuery) -> DeadLetterPage:
-    """Group dead-letter records by queue, URN, reason and cause, newest group first."""
-    context = context_of(request)
-    return await DeadLetterGroups(context.readers).groups(
-        context.now_ms(),
-        queues=allowed_queues(request),
-        names=dead_letter_queues_named(status_of(request).queues),
+async def find_groups(call: Call, query: DeadLettersPageQuery) -> DeadLetterPage:
+    """Return the groups of the dead letters that the caller can see, newest group first."""
+    return await DeadLetterGroups(call.context.readers).groups(
+        call.now_ms,
+        queues=call.allowed,
+        names=dead_letter_queues_named(call.queues),
         limit_s=DEEP_LIMIT_S if query.deep else LIMIT_S,
     )
 
 
-def _view(_request: web.Request, found: DeadLetterPage) -> DeadLetterGroupsView:
-    items = [DeadLetterGroupView.of_group(group) for group in found.groups]
-    return DeadLetterGroupsView(items=items, looked=found.scanned, total=found.total)
+@endpoints.api("GET /dead", "api-dead", cli="dead-letter list")
+@endpoints.api("GET /dead/groups", "api-dead-groups", cli="dead-letter list --by-cause")
+async def list_groups(call: Call, query: DeadLetterGroupsQuery) -> DeadLetterGroupsView:
+    """Group dead-letter records by queue, URN, reason and cause, newest group first."""
+    page = await find_groups(call, query)
+    items = [DeadLetterGroupView.of_group(group) for group in page.groups]
+    return DeadLetterGroupsView(items=items, looked=page.scanned, total=page.total)
 
 
-async def _values(request: web.Request, _query: object, found: DeadLetterPage) -> dict[str, Any]:
-    groups = (
+@endpoints.page("/dead", "dead", data=list_groups)
+async def show_groups(call: Call, query: DeadLettersPageQuery) -> web.Response:
+    """Group dead-letter records by queue, URN, reason and cause, newest group first."""
+    page = await find_groups(call, query)
+    rows = (
         (group, str(group_search(group)), read_arrivals(group))
-        for group in found.groups[:GROUPS_SHOWN]
+        for group in page.groups[:GROUPS_SHOWN]
     )
-    return {
-        "groups": await collect_in_slices(groups, context_of(request).engine.pause),
-        "more": max(0, len(found.groups) - GROUPS_SHOWN),
-    }
+    return await call.render(
+        "dead.html",
+        query=query,
+        page=page,
+        groups=await collect_in_slices(rows, call.context.engine.pause),
+        more=max(0, len(page.groups) - GROUPS_SHOWN),
+    )
 
 
 def read_arrivals(group: DeadLetterGroup) -> str:
     """Return the sparkline points for recent arrivals, or an empty string if there are none."""
-    bars = group.bars
-    top = max(bars)
+    top = max(group.bars)
     if not top:
         return ""
     step = SPARK_WIDTH / (SPANS - 1)
     return " ".join(
         f"{at * step:.1f},{SPARK_HEIGHT - 1 - count / top * (SPARK_HEIGHT - 2):.1f}"
-        for at, count in enumerate(bars)
+        for at, count in enumerate(group.bars)
     )
-
-
-GROUPS: Final = Resource(
-    run=find_groups, role=Role.VIEWER, view_model=DeadLetterGroupsView, view=_view,
-    page=Page("/dead", "dead", "dead.html", _values),
-    api=Api("GET", "/api/v1/dead", "api-dead", query=DeadLetterGroupsQuery, cli="dead-letter list"),
-)  # fmt: skip
-
-
-PLAN_MAX: Final = 10_000  # maximum number of records in a dry run, which starts with the oldest
 
 
 class RedriveInput(StrictInput):
@@ -183,64 +178,49 @@ class RedrivenView(BaseModel):
     )
 
 
-async def redrive_queue(request: web.Request, asked: RedriveInput) -> RedrivenView:
+@endpoints.api(
+    "POST /dead/{q}/redrive",
+    "api-redrive",
+    Role.OPERATOR,
+    "dead.redrive",
+    cli="dead-letter redrive",
+)
+async def redrive_queue(call: Call, queue: QueueName, body: RedriveInput) -> RedrivenView:
     """Redrive dead letters to their original queue or a target; the suffix ``.dlq`` is optional."""
-    context = context_of(request)
-    name = dead_letter_queues.dead_letter_queue_of(
-        status_of(request).queues, queue_name_of(request)
-    )
-    check_queue_right(request, name)
-    if asked.target is not None:
-        check_queue_name(asked.target)
-        check_queue_right(request, asked.target, "target")
-    options = ActionOptions(ttl_s=asked.ttl_s, target=asked.target)
-    query = SearchQuery((*queue_search(name, ("ready",)).terms, *_further(asked.q).terms))
-    if asked.dry_run:
-        plan = await _plan(request, name, query, options, asked.limit)
-        return RedrivenView(redriven=0, plan=plan)
-    if asked.rate is not None or asked.q:
-        order = bulk.BulkOptions(target=asked.target, ttl_s=asked.ttl_s, rate=asked.rate)
-        call = Call.of(request)
-        job = await bulk.act_on_search(call, Action.REDRIVE, name, order, query, asked.limit)
+    name = dead_letter_queue_of(call.queues, queue)
+    call.check_queue(name)
+    if body.target is not None:
+        check_queue_name(body.target)
+        call.check_queue(body.target, "target")
+    further = parse_search(body.q)
+    if further.of("queue") or further.of("state"):
+        detail = (
+            "q must not contain queue: or state:, because a redrive covers only one queue's ready "
+            "records."
+        )
+        raise Problem(422, "bad_query", detail, field="q", bound="no queue: or state:")
+    query = SearchQuery((*queue_search(name, ("ready",)).terms, *further.terms))
+    if body.dry_run:
+        return RedrivenView(redriven=0, plan=await _plan(call, name, query, body))
+    if body.rate is not None or body.q:
+        options = bulk.BulkOptions(target=body.target, ttl_s=body.ttl_s, rate=body.rate)
+        job = await bulk.act_on_search(call, Action.REDRIVE, name, options, query, body.limit)
         return RedrivenView(redriven=job.done, job=job.number)
-    count = await context.engine.run(
-        queue_operations.redrive, audit_entry(request, target=name), name,
-        target=asked.target, ttl_s=asked.ttl_s, limit=asked.limit, queues=allowed_queues(request),
-    )  # fmt: skip
+    count = await call.context.engine.run(
+        queue_operations.redrive,
+        call.audit(name),
+        name,
+        target=body.target,
+        ttl_s=body.ttl_s,
+        limit=body.limit,
+        queues=call.allowed,
+    )
     return RedrivenView(redriven=count)
 
 
-def _further(q: str) -> SearchQuery:
-    """Parse a search in a single queue; reject it if it contains ``queue:`` or ``state:``."""
-    query = parse_search(q)
-    if query.of("queue") or query.of("state"):
-        raise Problem(
-            422, "bad_query", "q must not contain queue: or state:, because a redrive covers only "
-            "one queue's ready records.", field="q", bound="no queue: or state:",
-        )  # fmt: skip
-    return query
-
-
-async def _plan(
-    request: web.Request, name: str, query: SearchQuery, options: ActionOptions, limit: int | None
-) -> RedrivePlanView:
-    context = context_of(request)
-    seqs = (
-        await context.search.freeze(query, queues=None, limit=min(limit or PLAN_MAX, PLAN_MAX))
-    ).seqs
-    options = replace(options, queues=allowed_queues(request))
-    plan = await bulk.plan_redrive(context, audit_entry(request, target=name), seqs, options)
+async def _plan(call: Call, name: str, query: SearchQuery, body: RedriveInput) -> RedrivePlanView:
+    context, limit = call.context, min(body.limit or PLAN_MAX, PLAN_MAX)
+    records = await context.search.freeze(query, queues=None, limit=limit)
+    options = ActionOptions(ttl_s=body.ttl_s, target=body.target, queues=call.allowed)
+    plan = await bulk.plan_redrive(context, call.audit(name), records.seqs, options)
     return RedrivePlanView(targets=plan.targets, quarantined=plan.poisoned, skipped=plan.skipped)
-
-
-ROUTES: Final = (
-    *GROUPS.routes(),
-    Route(
-        "GET", "/api/v1/dead/groups", Role.VIEWER, "api-dead-groups", GROUPS.call_api,
-        query=DeadLetterGroupsQuery, gives=DeadLetterGroupsView, cli="dead-letter list --by-cause",
-    ),
-    api_route(
-        "POST", "/api/v1/dead/{q}/redrive", Role.OPERATOR, "api-redrive", redrive_queue,
-        "dead.redrive", cli="dead-letter redrive",
-    ),
-)  # fmt: skip

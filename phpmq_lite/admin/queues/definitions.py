@@ -4,19 +4,16 @@ from collections.abc import Callable
 from json import dumps
 from typing import Any, Final
 
-from aiohttp import web
 from pydantic import BaseModel, Field, JsonValue
 
-from phpmq_lite.admin.context import Context, Reply, context_of
-from phpmq_lite.admin.http.call import ignore_reply
+from phpmq_lite.admin.context import Reply
+from phpmq_lite.admin.http.call import Call, ignore_reply
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import StrictInput
-from phpmq_lite.admin.http.permissions import check_forward_right, check_queue_right, may_use
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.request_audit import audit_entry
 from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import saved_items
 from phpmq_lite.admin.queues.settings_form import SettingsInput
-from phpmq_lite.admin.resource import api_route
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import (
@@ -31,6 +28,7 @@ _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}
 QUEUES_MAX: Final = 10_000
 VALUES_MAX: Final = 500_000  # maximum number of values; 10,000 queues with all settings use 250,000
 DETAIL_MAX: Final = 10_000  # maximum length of the list of names in the audit row, in characters
+endpoints: Final = Endpoints()
 
 
 class DefinitionsInput(StrictInput):
@@ -59,66 +57,70 @@ class DefinitionsView(BaseModel):
     templates: dict[str, JsonValue] = Field(description="templates for the Publish page")
 
 
-async def export_definitions(request: web.Request) -> DefinitionsView:
+@endpoints.api("GET /definitions", "api-definitions")
+async def export_definitions(call: Call) -> DefinitionsView:
     """Export queue settings, labels, views and templates."""
-    own = await _own_settings(context_of(request))
+
+    def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
+        rows = sorted((queue.row for queue in core.state.queues.values()), key=lambda row: row.name)
+        reply({row.name: dict(row.own) for row in rows})
+
+    own = await call.context.engine.run(read)  # all settings at once, between two batches
     kinds = {
-        member: {row.name: row.content for row in await saved_items.visible_items(request, kind)}
+        member: {
+            item.name: item.content for item in await saved_items.visible_items(call.request, kind)
+        }
         for member, kind in _KINDS.items()
     }
-    queues = {name: settings for name, settings in own.items() if may_use(request, name)}
+    queues = {name: settings for name, settings in own.items() if call.may_use(name)}
     return DefinitionsView(queues=queues, **kinds)
 
 
-async def _own_settings(context: Context) -> dict[str, dict[str, Any]]:
-    """Return each queue's non-default settings, all read at once between two batches."""
-
-    def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
-        rows = (queue.row for queue in core.state.queues.values())
-        reply({row.name: dict(row.own) for row in sorted(rows, key=lambda row: row.name)})
-
-    return await context.engine.run(read)
-
-
-async def import_definitions(request: web.Request, asked: DefinitionsInput) -> DefinitionsView:
+@endpoints.api(
+    "PUT /definitions",
+    "api-define",
+    Role.ADMIN,
+    "definitions.put",
+    has_content=True,
+    values=VALUES_MAX,
+)
+async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsView:
     """Import all definitions or none; each listed queue gets exactly the settings given for it."""
-    context = context_of(request)
-    queues = {name: settings.changes() for name, settings in asked.queues.items()}
+    queues = {name: settings.changes() for name, settings in body.queues.items()}
     for name, settings in queues.items():
         check_name(name)
-        check_queue_right(request, name, f"queues.{name}")
-        check_forward_right(request, settings.get("on_expire"), f"queues.{name}.on_expire")
+        call.check_queue(name, f"queues.{name}")
+        call.check_forward(settings.get("on_expire"), f"queues.{name}.on_expire")
         if target := settings.get("dead_letter_queue"):
-            check_queue_right(request, target, f"queues.{name}.dead_letter_queue")
+            call.check_queue(target, f"queues.{name}.dead_letter_queue")
         check_settings(name, settings)
-    named = {"queues": list(queues)} | {member: list(getattr(asked, member)) for member in _KINDS}
+    named = {"queues": list(queues)} | {member: list(getattr(body, member)) for member in _KINDS}
     detail = dumps(named, ensure_ascii=False)[:DETAIL_MAX]
-    entry = audit_entry(request, target="definitions", detail=detail)
-    now_ms = context.now_ms()
+    entry = call.audit("definitions", detail=detail)
     rows = [
-        saved_item_write(kind, name, content, now_ms, entry.actor)
+        saved_item_write(kind, name, content, call.now_ms, entry.actor)
         for member, kind in _KINDS.items()
-        for name, content in _checked(member, getattr(asked, member)).items()
+        for name, content in _checked(member, getattr(body, member)).items()
     ]
     for member in ("views", "templates"):  # the caller's queue limits may forbid a change
-        for name, content in getattr(asked, member).items():
-            await saved_items.check_item_change(request, _KINDS[member], name, content or {})
+        for name, content in getattr(body, member).items():
+            await saved_items.check_item_change(call.request, _KINDS[member], name, content or {})
     queue_operations.check_rows(rows)  # check all rows before the batch changes anything
 
     def run(core: Broker, reply: Reply) -> None:
         core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
-        _check_circles(core, queues)
+        _check_cycles(core, queues)
         for name, settings in queues.items():
             queue_operations.create_queue(core, ignore_reply, entry, name)
             changes = dict.fromkeys(core.state.queues[name].row.own) | settings
             queue_operations.configure(core, ignore_reply, entry, name, changes, has_no_cycles=True)
         queue_operations.write(core, reply, entry, rows)
 
-    await context.engine.run(run)
-    return await export_definitions(request)
+    await call.context.engine.run(run)
+    return await export_definitions(call)
 
 
-def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
+def _check_cycles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
     """Reject settings that would make dead-letter queues or ``on_expire`` form a cycle."""
     named = {
         name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
@@ -127,36 +129,27 @@ def _check_circles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
         if target := settings.get("dead_letter_queue"):
             check_no_cycle(name, target, named.get)
     registry = core.state.registry
-    given = {
+    imported = {
         name: settings.get("on_expire") or registry.default_on_expire(name)
         for name, settings in queues.items()
     }
-    for name, value in given.items():
-        check_no_forward_cycle(name, value, lambda at: given.get(at) or registry.on_expire_of(at))
+
+    def on_expire(name: str) -> str:
+        return imported.get(name) or registry.on_expire_of(name)
+
+    for name, value in imported.items():
+        check_no_forward_cycle(name, value, on_expire)
 
 
-def _checked(member: str, named: dict[str, Any]) -> dict[str, Any]:
-    for name in named:
+def _checked(member: str, items: dict[str, Any]) -> dict[str, Any]:
+    for name in items:
         if not 1 <= len(name) <= NAME_MAX:
-            raise Problem(
-                422, "invalid", f"A name in {member} has {len(name)} characters; use 1 to "
-                f"{NAME_MAX}.", field=member, bound=f"1 to {NAME_MAX} characters",
-            )  # fmt: skip
+            detail = f"A name in {member} has {len(name)} characters; use 1 to {NAME_MAX}."
+            bound = f"1 to {NAME_MAX} characters"
+            raise Problem(422, "invalid", detail, field=member, bound=bound)
     try:
-        dumps(named, allow_nan=False)
+        dumps(items, allow_nan=False)
     except ValueError:
-        raise Problem(
-            422, "invalid", f"{member} contains NaN or Infinity.", field=member, bound="JSON"
-        ) from None
-    return named
-
-
-ROUTES: Final = (
-    api_route(
-        "GET", "/api/v1/definitions", Role.VIEWER, "api-definitions", export_definitions
-    ),
-    api_route(
-        "PUT", "/api/v1/definitions", Role.ADMIN, "api-define", import_definitions,
-        "definitions.put", has_content=True, values=VALUES_MAX,
-    ),
-)  # fmt: skip
+        detail = f"{member} contains NaN or Infinity."
+        raise Problem(422, "invalid", detail, field=member, bound="JSON") from None
+    return items

@@ -2,6 +2,10 @@
 
 from typing import Final
 
-from phpmq_lite.admin.queues import actions, list, queue
+from phpmq_lite.admin.queues import actions, dead_letters, definitions, list, queue, stats
 
-ROUTES: Final = tuple(route for part in (list, queue, actions) for route in part.endpoints.routes)
+ROUTES: Final = tuple(
+    route
+    for part in (list, queue, actions, dead_letters, definitions, stats)
+    for route in part.endpoints.routes
+)

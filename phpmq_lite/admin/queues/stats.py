@@ -2,22 +2,21 @@
 
 from typing import Any, Final, Literal
 
-from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import trends
-from phpmq_lite.admin.context import context_of, status_of
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import QueryModel
-from phpmq_lite.admin.http.permissions import allowed_queues, queue_named
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.responses import PerSecond, ResponseModel
-from phpmq_lite.admin.http.route import Role
-from phpmq_lite.admin.queues import listing as queue_list
-from phpmq_lite.admin.resource import api_route
+from phpmq_lite.admin.queues.listing import sum_totals
 from phpmq_lite.admin.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.disk_space import measure_disk
-from phpmq_lite.storage.read.rollups import ALL
+from phpmq_lite.storage.read.rollups import ALL, COUNTS
+
+endpoints: Final = Endpoints()
 
 
 class StoreView(ResponseModel):
@@ -100,10 +99,11 @@ class StatsHistoryView(BaseModel):
     points: list[PointView] = Field(description="steps with data, oldest first")
 
 
-async def get_stats(request: web.Request) -> StatsView:
+@endpoints.api("GET /stats", "api-stats", cli="status")
+async def get_stats(call: Call) -> StatsView:
     """Return the broker's current statistics."""
-    context, status = context_of(request), status_of(request)
-    sums = queue_list.sum_totals(status)
+    context, status = call.context, call.status
+    sums = sum_totals(status)
     disk, store = await measure_disk(context.database), status.store
     size = disk.files["database"] if store.has_file else None
     if store.server is not None:
@@ -130,10 +130,15 @@ async def get_stats(request: web.Request) -> StatsView:
     )
 
 
-async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> StatsHistoryView:
+@endpoints.api("GET /stats/history", "api-stats-history")
+async def get_stats_history(call: Call, query: StatsHistoryQuery) -> StatsHistoryView:
     """Return statistics for one or all queues over the last hour, day, week or month."""
-    queue_id, span = _queue_id(request, query.queue), SPANS[query.span]
-    trend = await trends.read_trend(context_of(request), queue_id, span, with_times=True)
+    if not query.queue and call.allowed is not None:
+        detail = "Only users with access to all queues can see the totals."
+        raise Problem(403, "foreign_queue", detail, field="queue")
+    queue_id = call.queue(query.queue).queue_id if query.queue else ALL
+    span = SPANS[query.span]
+    trend = await trends.read_trend(call.context, queue_id, span, with_times=True)
     points = [
         _point(bucket, (trend.start_s + at * span.step_s) * 1_000)
         for at, bucket in enumerate(trend.buckets)
@@ -149,32 +154,6 @@ async def get_stats_history(request: web.Request, query: StatsHistoryQuery) -> S
     )
 
 
-def _queue_id(request: web.Request, name: str) -> int:
-    """Return the queue_id of the queue that the query names.
-
-    Raises:
-        Problem: 404 if the queue does not exist, 403 if a limited caller asks for all queues.
-    """
-    if not name:
-        if allowed_queues(request) is not None:
-            raise Problem(
-                403, "foreign_queue", "Only users with access to all queues can see the totals.",
-                field="queue",
-            )  # fmt: skip
-        return ALL
-    return queue_named(request, name).queue_id
-
-
 def _point(bucket: TrendBucket, at_ms: int) -> PointView:
-    rates: dict[str, Any] = {
-        f"{name}_per_s": round(getattr(bucket, name), 4)
-        for name in ("published", "dispatched", "redelivered", "acked", "requeued", "expired",
-                     "dead", "deleted")
-    }  # fmt: skip
+    rates: dict[str, Any] = {f"{name}_per_s": round(getattr(bucket, name), 4) for name in COUNTS}
     return PointView.of(bucket, at=at_ms, dispatched=bucket.held, bytes=bucket.live_bytes, **rates)
-
-
-ROUTES: Final = (
-    api_route("GET", "/api/v1/stats", Role.VIEWER, "api-stats", get_stats, cli="status"),
-    api_route("GET", "/api/v1/stats/history", Role.VIEWER, "api-stats-history", get_stats_history),
-)
