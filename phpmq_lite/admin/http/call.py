@@ -132,7 +132,7 @@ class Call:
         return request_audit.audit_entry(self.request, target, reason, detail)
 
     def keep_audit_entry(self) -> None:
-        """Record that the operation, or nothing, writes the request's audit entry."""
+        """Write no audit row for the request, unless an operation or another task writes it."""
         request_audit.keep_audit_entry(self.request)
 
     async def run(self, operation: Any, *args: Any, target: str = "", **options: Any) -> Any:

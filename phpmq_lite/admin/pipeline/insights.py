@@ -7,19 +7,16 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.http.body import parse_large, read_body
-from phpmq_lite.admin.http.fields import OutputFormat, QueryModel, read_query
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import may_use
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.fields import OutputFormat, QueryModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import render_page
-from phpmq_lite.admin.http.request_audit import audit_entry
 from phpmq_lite.admin.http.responses import json_response, list_response
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import snippets
 from phpmq_lite.admin.pipeline.charts import draw_insights, queue_totals, steps_of
-from phpmq_lite.admin.pipeline.claims import show_release_form, submit_release
+from phpmq_lite.admin.pipeline.claims import ask_release
 from phpmq_lite.admin.pipeline.readers import (
     ReaderView,
     SubscriptionClaimsView,
@@ -41,32 +38,45 @@ from phpmq_lite.insights_document import (
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
+ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
+OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated (allows for daily runs)
 
-async def put_summary(request: web.Request) -> web.StreamResponse:
+
+endpoints: Final = Endpoints()
+
+
+@endpoints.api(
+    "PUT /pipeline/insights",
+    "api-insights-put",
+    Role.OPERATOR,
+    "pipeline.insights",
+    takes=PipelineSummary,
+    status=204,
+    body=SUMMARY_BYTES,
+    values=SUMMARY_BYTES // 4,
+)
+async def put_summary(call: Call) -> None:
     """Store figures of the Insights summary (version 1, up to 2 MiB). Absent figures are kept."""
-    context, identity = context_of(request), identity_of(request)
-    if identity.queues:
-        raise Problem(
-            403, "foreign_queue", f"The summary covers all queues, but {identity.actor!r} can "
-            "access only some of them.", bound=", ".join(identity.queues),
-        )  # fmt: skip
-    raw = bytes(await read_body(request))
+    if queues := call.identity.queues:
+        detail = f"The summary covers all queues, but {call.actor!r} can access only some of them."
+        raise Problem(403, "foreign_queue", detail, bound=", ".join(queues))
+    raw = bytes(await read_body(call.request))
     try:
-        await parse_large(request, raw, map(read_summary, [raw]))
+        await parse_large(call.request, raw, map(read_summary, [raw]))
     except ValueError as error:
         raise Problem(422, "bad_summary", f"The summary is invalid: {error}.") from None
-    await context.summaries.write(raw)
-    audit_entry(request, target="summary.json").count = 1
-    return web.Response(status=204)
+    await call.context.summaries.write(raw)
+    call.audit("summary.json").count = 1
 
 
-async def get_summary(request: web.Request) -> web.StreamResponse:
+@endpoints.api("GET /pipeline/insights", "api-insights", gives=PipelineSummary)
+async def get_summary(call: Call) -> web.Response:
     """Return the summary in the format that PUT accepts, limited to the caller's queues.
 
     All callers get the same members; members unknown to ``PipelineSummary`` are omitted.
     """
     try:
-        summary = await visible_summary(request)
+        summary = await visible_summary(call)
     except BadSummaryError as error:
         raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.") from error
     if summary is None:
@@ -74,22 +84,17 @@ async def get_summary(request: web.Request) -> web.StreamResponse:
     return await asyncio.to_thread(json_response, summary)
 
 
-async def visible_summary(request: web.Request) -> PipelineSummary | None:
+async def visible_summary(call: Call) -> PipelineSummary | None:
     """Return the part of the summary visible to the caller, or None if no summary is stored.
 
     Raises:
         BadSummaryError: the summary cannot be read, or is invalid.
     """
-    context = context_of(request)
-    summary = await context.summaries.read()
-    if summary is None or not identity_of(request).queues:
+    summary = await call.context.summaries.read()
+    if summary is None or not call.identity.queues:
         return summary
-    known = [queue.name for queue in context.engine.status().queues]
-    return await asyncio.to_thread(visible_to, summary, lambda name: may_use(request, name), known)
-
-
-ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
-OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated (allows for daily runs)
+    names = [queue.name for queue in call.context.engine.status().queues]
+    return await asyncio.to_thread(visible_to, summary, call.may_use, names)
 
 
 class InsightsPageQuery(QueryModel):
@@ -104,19 +109,25 @@ class InsightsPageQuery(QueryModel):
     format: OutputFormat = "html"
 
 
-async def show_insights(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/insights", "insights")
+async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
     """Show pipeline insights: throughput, failures, trace paths, jobs, claims and readers."""
-    query = read_query(request, InsightsPageQuery)
     if query.release:
-        return await show_release_form(request, query.release, query.queue)
+        return await call.render(
+            "confirm.html", ask=await ask_release(call, query.release, query.queue)
+        )
     summary, error = None, ""
     try:
-        summary = await visible_summary(request)
+        summary = await visible_summary(call)
     except BadSummaryError as bad:
         error = str(bad)
+    is_live = query.tab in ("claims", "readers")  # not from the summary
     if query.format != "html":
-        return await _as_data(request, query, summary, error)
-    context = context_of(request)
+        if error and not is_live:
+            raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
+        rows = await _rows(call, query, summary)
+        return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
+    context = call.context
     bounds = await StoredPipeline(context.readers).history_bounds()
     values: dict[str, Any] = {"queues": summary.queues() if summary else []}
     if summary is not None and query.tab == "charts":
@@ -124,29 +135,23 @@ async def show_insights(request: web.Request) -> web.StreamResponse:
             draw_insights, summary, query.span, query.queue
         )  # drawing takes up to 80 ms
         values |= {"drawn": drawn}
-    elif summary is not None or query.tab in ("claims", "readers"):
-        rows = await _rows(request, query, summary)
+    elif summary is not None or is_live:
+        rows = await _rows(call, query, summary)
         values |= {"rows": rows[:ROWS], "total": len(rows)}
     # commands for creating the first summary, with the address that the browser used
-    base = snippets.http_address(request.scheme, request.host, context.urls.base_path)
-    needs_token = identity_of(request).kind != "local"
-    return await render_page(
-        request, "insights.html",
-        query=query, summary=summary, error=error, bounds=bounds,
+    base = snippets.http_address(call.request.scheme, call.request.host, context.urls.base_path)
+    needs_token = call.identity.kind != "local"
+    return await call.render(
+        "insights.html",
+        query=query,
+        summary=summary,
+        error=error,
+        bounds=bounds,
         path=str(context.summaries.path),
-        state=_state(summary, bounds.history_id, bounds.hi, context.now_ms()) if summary else {},
+        state=_state(summary, bounds.history_id, bounds.hi, call.now_ms) if summary else {},
         commands=snippets.pipeline_snippets(base, needs_token=needs_token),
         **values,
-    )  # fmt: skip
-
-
-async def _as_data(
-    request: web.Request, query: InsightsPageQuery, summary: PipelineSummary | None, error: str
-) -> web.Response:
-    if error and query.tab not in ("claims", "readers"):
-        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
-    rows = await _rows(request, query, summary)
-    return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
+    )
 
 
 _MODELS: Final[dict[str, type[BaseModel]]] = {
@@ -163,13 +168,13 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
 
 
 async def _rows(
-    request: web.Request, query: InsightsPageQuery, summary: PipelineSummary | None
+    call: Call, query: InsightsPageQuery, summary: PipelineSummary | None
 ) -> Sequence[BaseModel]:
     """Return all rows for a tab, in the order shown on the page."""
     if query.tab == "claims":
-        return await read_claims(request)
+        return await read_claims(call)
     if query.tab == "readers":
-        return await read_readers(context_of(request))
+        return await read_readers(call.context)
     if summary is None:
         return []
     return await asyncio.to_thread(_rows_of, summary, query)
@@ -188,8 +193,8 @@ def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[Bas
         "dead": summary.deaths,
         "expired": summary.expiries,
     }
-    some = (part for part in parts[query.tab] if query.queue in ("", part.queue))
-    return sorted(some, key=lambda part: -part.total)
+    rows = (row for row in parts[query.tab] if query.queue in ("", row.queue))
+    return sorted(rows, key=lambda row: -row.total)
 
 
 def _state(summary: PipelineSummary, history_id: str, hi: int, now_ms: int) -> dict[str, Any]:
@@ -208,21 +213,3 @@ def _state(summary: PipelineSummary, history_id: str, hi: int, now_ms: int) -> d
             if job.offset is not None and not is_foreign
         },
     }
-
-
-ROUTES: Final = (
-    Route(
-        "PUT", "/api/v1/pipeline/insights", Role.OPERATOR, "api-insights-put", put_summary,
-        "pipeline.insights", takes=PipelineSummary, status=204, body=SUMMARY_BYTES,
-        values=SUMMARY_BYTES // 4,
-    ),
-    Route(
-        "GET", "/api/v1/pipeline/insights", Role.VIEWER, "api-insights", get_summary,
-        gives=PipelineSummary,
-    ),
-    Route("GET", "/insights", Role.VIEWER, "insights", show_insights),
-    Route(
-        "POST", "/insights/release", Role.OPERATOR, "insights-release", submit_release,
-        "claims.release",
-    ),
-)  # fmt: skip

@@ -3,11 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.context import Context, context_of
-from phpmq_lite.admin.http.permissions import may_use
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.database_size import measure_database
 
@@ -46,29 +45,29 @@ class ReaderLag:
 
 
 def measure_lag(
-    kept: HistoryExtent, position: int, next_settled_at: int | None, now_ms: int
+    extent: HistoryExtent, position: int, next_settled_at: int | None, now_ms: int
 ) -> ReaderLag:
     """Return the lag of a reader that has read all rows up to ``position``.
 
     ``next_settled_at`` is when the first unread row was settled, or None if there is none.
     The growth of the history is forecast from the mean rate and size of existing rows.
     """
-    behind = max(kept.hi - position, 0)
+    behind = max(extent.hi - position, 0)
     if not behind or next_settled_at is None:
         return ReaderLag(behind, is_reached=bool(behind), reached_at=None, bound=None)
-    if position + 1 < max(kept.lo, kept.lo_deleted):
+    if position + 1 < max(extent.lo, extent.lo_deleted):
         return ReaderLag(behind, is_reached=True, reached_at=None, bound=None)
-    found = [(next_settled_at + kept.age_ms, "days")]
-    per_ms = kept.per_ms(now_ms)
+    limits = [(next_settled_at + extent.age_ms, "days")]
+    per_ms = extent.per_ms(now_ms)
     if per_ms > 0:
-        ahead = position + 1 - kept.lo  # number of rows older than the reader's next row
-        to_come = max(kept.rows_max - kept.rows, 0) + ahead
-        found.append((now_ms + round(to_come / per_ms), "rows"))
-        size = kept.bytes / kept.rows if kept.rows else 0.0
+        ahead = position + 1 - extent.lo  # number of rows older than the reader's next row
+        remaining = max(extent.rows_max - extent.rows, 0) + ahead
+        limits.append((now_ms + round(remaining / per_ms), "rows"))
+        size = extent.bytes / extent.rows if extent.rows else 0.0
         if size:
-            to_come = max(round((kept.bytes_max - kept.bytes) / size), 0) + ahead
-            found.append((now_ms + round(to_come / per_ms), "bytes"))
-    at, bound = min(found)
+            remaining = max(round((extent.bytes_max - extent.bytes) / size), 0) + ahead
+            limits.append((now_ms + round(remaining / per_ms), "bytes"))
+    at, bound = min(limits)
     return ReaderLag(behind, is_reached=False, reached_at=max(at, now_ms), bound=bound)
 
 
@@ -98,19 +97,25 @@ class ReaderView(BaseModel):
     owner: str | None  # user or token NAME; None means the next user who reports
 
 
-async def read_claims(request: web.Request) -> list[SubscriptionClaimsView]:
+async def read_claims(call: Call) -> list[SubscriptionClaimsView]:
     """Return the subscriptions visible to the caller, those with the oldest claims first."""
-    rows = await StoredPipeline(context_of(request).readers).subscriptions()
-    made = [
+    rows = await StoredPipeline(call.context.readers).subscriptions()
+    views = [
         SubscriptionClaimsView(
-            subscription=row.name, queue=row.queue, claims=row.count, bytes=row.bytes,
-            oldest_at=row.oldest_at_ms, acked=row.acked_upto, hi=row.hi, created_at=row.created_at,
+            subscription=row.name,
+            queue=row.queue,
+            claims=row.count,
+            bytes=row.bytes,
+            oldest_at=row.oldest_at_ms,
+            acked=row.acked_upto,
+            hi=row.hi,
+            created_at=row.created_at,
         )
         for row in rows
-        if may_use(request, row.queue or "")
-    ]  # fmt: skip
-    made.sort(key=lambda row: (row.oldest_at or 1 << 62, row.subscription))
-    return made
+        if call.may_use(row.queue or "")
+    ]
+    views.sort(key=lambda row: (row.oldest_at or 1 << 62, row.subscription))
+    return views
 
 
 async def read_readers(context: Context) -> list[ReaderView]:
@@ -118,30 +123,34 @@ async def read_readers(context: Context) -> list[ReaderView]:
     rows = await StoredPipeline(context.readers).readers()
     if not rows:
         return []
-    kept, now_ms = await _history_extent(context), context.now_ms()
-    made = []
+    extent, now_ms = await _history_extent(context), context.now_ms()
+    views = []
     for row in sorted(rows, key=lambda row: (row.offset, row.name)):
-        following = (await context.reader.history(after=row.offset, limit=1)).rows
-        stands = measure_lag(
-            kept, row.offset, following[0].settled_at if following else None, now_ms
-        )
-        made.append(
+        unread = (await context.reader.history(after=row.offset, limit=1)).rows
+        lag = measure_lag(extent, row.offset, unread[0].settled_at if unread else None, now_ms)
+        views.append(
             ReaderView(
                 reader=row.name,
                 offset=row.offset,
                 seen_at=row.at_ms,
                 owner=row.owner,
-                **asdict(stands),
+                **asdict(lag),
             )
         )
-    return made
+    return views
 
 
 async def _history_extent(context: Context) -> HistoryExtent:
     bounds = await StoredPipeline(context.readers).history_bounds()
-    found, keep = await measure_database(context.readers), context.settings.history
+    database, limits = await measure_database(context.readers), context.settings.history
     return HistoryExtent(
-        lo=bounds.lo + 1, hi=bounds.hi, lo_deleted=bounds.lo_deleted + 1,
-        rows=found.history_rows, bytes=found.history_bytes, oldest_at=found.history_oldest_at,
-        age_ms=round(keep.days * 86_400_000), rows_max=keep.rows, bytes_max=int(keep.bytes),
-    )  # fmt: skip
+        lo=bounds.lo + 1,
+        hi=bounds.hi,
+        lo_deleted=bounds.lo_deleted + 1,
+        rows=database.history_rows,
+        bytes=database.history_bytes,
+        oldest_at=database.history_oldest_at,
+        age_ms=round(limits.days * 86_400_000),
+        rows_max=limits.rows,
+        bytes_max=int(limits.bytes),
+    )

@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.accounts import changes
-from phpmq_lite.admin.context import UPLOADS, Context, context_of
+from phpmq_lite.admin.context import UPLOADS, Context
 from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.body import read_body
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import (
     TTL_MAX_S,
     AppIdParameter,
@@ -24,14 +25,10 @@ from phpmq_lite.admin.http.fields import (
     check_text,
     read_query,
 )
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import check_all_queues, check_queue_right, may_use
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.request_audit import audit_entry, keep_audit_entry
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel, json_response
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.responses import ListPage, ResponseModel
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.arrow_export import MEDIA, need_arrow
-from phpmq_lite.admin.resource import api_route
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
@@ -60,10 +57,10 @@ class UploadedRows(NamedTuple):
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:
-                some = batch.slice(at, _rows_that_fit(batch.column(0).slice(at, SLICE_ROWS)))
-                bodies, queues, ttls = (column.to_pylist() for column in some.columns)
+                part = batch.slice(at, _rows_that_fit(batch.column(0).slice(at, SLICE_ROWS)))
+                bodies, queues, ttls = (column.to_pylist() for column in part.columns)
                 yield list(zip(queues, bodies, ttls, strict=True))
-                at += some.num_rows
+                at += part.num_rows
 
 
 def _rows_that_fit(bodies: Any) -> int:
@@ -103,9 +100,9 @@ def _batches(pa: Any, reader: Any) -> list[Any]:
         batch.validate(full=True)
         rows += batch.num_rows
         if rows > ROWS_MAX:
-            raise Problem(413, "too_large",
-                          f"The stream has at least {rows} rows; the limit is {ROWS_MAX}.",
-                          field="body", bound=f"at most {ROWS_MAX} rows")  # fmt: skip
+            detail = f"The stream has at least {rows} rows; the limit is {ROWS_MAX}."
+            bound = f"at most {ROWS_MAX} rows"
+            raise Problem(413, "too_large", detail, field="body", bound=bound)
         if batch.num_rows:
             batches.append(_arrange_columns(pa, batch))
     return batches
@@ -187,21 +184,22 @@ def _checked(
         body, queue, ttl = batch.columns
         for name, column in (("body", body), ("queue", queue)):
             if column.null_count:
-                raise _bad(f"The column {name!r} contains {column.null_count} nulls; none are "
-                           "allowed.", name, "no nulls")  # fmt: skip
+                detail = (
+                    f"The column {name!r} contains {column.null_count} nulls; none are allowed."
+                )
+                raise _bad(detail, name, "no nulls")
         lengths = pc.binary_length(body)
         longest = pc.max(lengths).as_py() or 0
         if longest > content_max:
-            raise Problem(413, "too_large", f"A body is {longest} bytes; the limit is "
-                          f"{content_max} (limits.max_content).", field="body",
-                          bound=f"{content_max} bytes")  # fmt: skip
+            detail = f"A body is {longest} bytes; the limit is {content_max} (limits.max_content)."
+            raise Problem(413, "too_large", detail, field="body", bound=f"{content_max} bytes")
         size += pc.sum(lengths).as_py() or 0
         queues |= set(pc.unique(queue).to_pylist())
         bounds = pc.min_max(ttl).as_py()
         if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= TTL_MAX_S:
-            raise _bad(f"The column 'ttl_s' ranges from {bounds['min']} to {bounds['max']}; "
-                       f"values must be 0 to {TTL_MAX_S}.",
-                       "ttl_s", f"0 to {TTL_MAX_S}, or null")  # fmt: skip
+            range_ = f"ranges from {bounds['min']} to {bounds['max']}"
+            detail = f"The column 'ttl_s' {range_}; values must be 0 to {TTL_MAX_S}."
+            raise _bad(detail, "ttl_s", f"0 to {TTL_MAX_S}, or null")
     for name in sorted(queues):
         check_queue_name(name)
         check_right(name)
@@ -217,6 +215,7 @@ TOKENS_MAX: Final = 10_000  # maximum number of tokens per call
 TOKENS_BYTES: Final = 4 << 20  # maximum body size of a call with tokens
 ROW_COUNT: Final = "X-Row-Count"
 _SLOT_S: Final = 30.0  # maximum time to wait for an upload slot
+endpoints: Final = Endpoints()
 
 
 class StageQuery(QueryModel):
@@ -309,40 +308,51 @@ class UnstageView(BaseModel):
     unstaged: int = Field(description="number of tokens dropped")
 
 
-async def stage_rows(request: web.Request) -> web.StreamResponse:
+StageToken = Annotated[StageQuery, From(lambda call: read_query(call.request, StageQuery))]
+
+
+@endpoints.api(
+    "POST /pipeline/stage",
+    "api-stage",
+    Role.OPERATOR,
+    "pipeline.stage",
+    query=StageQuery,
+    takes=bytes,
+    media=MEDIA,
+    body=STAGE_BYTES,
+)
+async def stage_rows(
+    call: Call,
+    query: Annotated[StageQuery, From(lambda call: read_query(call.request, StageQuery))],
+) -> StageView:
     """Stage an Arrow IPC stream (columns body, queue and optionally ttl_s) under a token.
 
     A header ``X-Row-Count`` must equal the number of rows. ``publish`` later publishes the rows.
     """
     need_arrow()
-    context, token = context_of(request), read_query(request, StageQuery).token
-    expected = _row_count(request)
-    entry = audit_entry(request, target=token)
-    content_max = int(context.settings.limits.max_content)
-    raw = await read_body(request)  # before taking a slot, because the body may arrive slowly
-    async with _slot(context):
-        upload = await asyncio.to_thread(
-            read_rows, raw, content_max, lambda name: check_queue_right(request, name)
-        )
+    expected = _row_count(call)
+    entry = call.audit(query.token)
+    content_max = int(call.context.settings.limits.max_content)
+    raw = await read_body(call.request)  # before taking a slot, because the body may arrive slowly
+    async with _slot(call.context):
+        upload = await asyncio.to_thread(read_rows, raw, content_max, call.check_queue)
         if expected not in (None, upload.rows):
-            raise Problem(
-                422, "row_count", f"{ROW_COUNT} is {expected}, but there are {upload.rows} rows. "
-                "Nothing was staged.", field=ROW_COUNT, bound=str(upload.rows),
-            )  # fmt: skip
-        await _store(context, entry, token, upload)
-    keep_audit_entry(request)
-    return json_response(StageView(rows=upload.rows, bytes=upload.bytes))
+            detail = (
+                f"{ROW_COUNT} is {expected}, but there are {upload.rows} rows. Nothing was staged."
+            )
+            raise Problem(422, "row_count", detail, field=ROW_COUNT, bound=str(upload.rows))
+        await _store(call.context, entry, query.token, upload)
+    call.keep_audit_entry()
+    return StageView(rows=upload.rows, bytes=upload.bytes)
 
 
-def _row_count(request: web.Request) -> int | None:
-    text = request.headers.get(ROW_COUNT)
+def _row_count(call: Call) -> int | None:
+    text = call.request.headers.get(ROW_COUNT)
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise Problem(
-            422, "invalid", f"{ROW_COUNT} is {text[:50]!r}; it must be a number.",
-            field=ROW_COUNT, bound="0 or more",
-        )  # fmt: skip
+        detail = f"{ROW_COUNT} is {text[:50]!r}; it must be a number."
+        raise Problem(422, "invalid", detail, field=ROW_COUNT, bound="0 or more")
     return int(text)
 
 
@@ -354,10 +364,9 @@ async def _slot(context: Context) -> AsyncIterator[None]:
         async with asyncio.timeout(_SLOT_S):
             await context.uploads.acquire(owner)
     except TimeoutError:
-        raise Problem(
-            503, "busy", "Too many uploads are running. Nothing was staged. Try again later.",
-            bound=f"{UPLOADS} at a time", headers={"Retry-After": "5"},
-        ) from None  # fmt: skip
+        detail = "Too many uploads are running. Nothing was staged. Try again later."
+        headers = {"Retry-After": "5"}
+        raise Problem(503, "busy", detail, bound=f"{UPLOADS} at a time", headers=headers) from None
     try:
         yield
     finally:
@@ -379,74 +388,75 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
         raise
 
 
-async def publish_staged(request: web.Request, asked: PublishStagedInput) -> PublishStagedView:
+@endpoints.api(
+    "POST /pipeline/publish",
+    "api-publish-staged",
+    Role.OPERATOR,
+    "pipeline.publish",
+    body=TOKENS_BYTES,
+    values=2 * TOKENS_MAX,
+)
+async def publish_staged(call: Call, body: PublishStagedInput) -> PublishStagedView:
     """Publish the rows staged under the tokens in one transaction, once per app_id and version."""
-    entry = audit_entry(request, target=asked.app_id, detail=f"version {asked.version}")
-    done = await context_of(request).engine.run(
-        staging.publish_staged, entry, asked.app_id, asked.version, asked.tokens,
-        writer=_writer(request), is_single=asked.single_use, in_parts=asked.in_parts,
-    )  # fmt: skip
-    return PublishStagedView.of(done)
+    entry = call.audit(body.app_id, detail=f"version {body.version}")
+    result = await call.context.engine.run(
+        staging.publish_staged,
+        entry,
+        body.app_id,
+        body.version,
+        body.tokens,
+        writer=_writer(call),
+        is_single=body.single_use,
+        in_parts=body.in_parts,
+    )
+    return PublishStagedView.of(result)
 
 
-async def drop_staged(request: web.Request, asked: UnstageInput) -> UnstageView:
+@endpoints.api(
+    "POST /pipeline/unstage",
+    "api-unstage",
+    Role.OPERATOR,
+    "pipeline.unstage",
+    body=TOKENS_BYTES,
+    values=2 * TOKENS_MAX,
+)
+async def drop_staged(call: Call, body: UnstageInput) -> UnstageView:
     """Drop unpublished tokens together with the rows staged under them."""
-    context = context_of(request)
-    entry = audit_entry(request, target=", ".join(asked.tokens[:3]))
-    count = await context.engine.run(staging.unstage, entry, asked.tokens, writer=_writer(request))
-    keep_audit_entry(request)
+    target = ", ".join(body.tokens[:3])
+    count = await call.run(staging.unstage, body.tokens, target=target, writer=_writer(call))
+    call.keep_audit_entry()
     return UnstageView(unstaged=count)
 
 
-def _writer(request: web.Request) -> StageWriter:
-    return StageWriter(identity_of(request).owner, lambda queue: may_use(request, queue))
+def _writer(call: Call) -> StageWriter:
+    return StageWriter(call.identity.owner, call.may_use)
 
 
-async def list_app_ids(request: web.Request, asked: AppIdsQuery) -> ListPage[AppIdView]:
+@endpoints.api("GET /pipeline/app-ids", "api-app-ids", Role.ADMIN, cli="pipeline app-ids")
+async def list_app_ids(call: Call, query: AppIdsQuery) -> ListPage[AppIdView]:
     """List the app_ids with their owners. Each version of an app_id is published only once."""
-    check_all_queues(request, "see every app_id")
-    cursor = responses.decode_cursor("app_ids", asked.cursor)
+    call.check_all_queues("see every app_id")
+    cursor = responses.decode_cursor("app_ids", query.cursor)
     after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
     check_text(after, "cursor")
-    rows = await StoredPipeline(context_of(request).readers).app_ids(after, asked.limit)
+    rows = await StoredPipeline(call.context.readers).app_ids(after, query.limit)
     next_ = None
-    if len(rows) == asked.limit:
+    if len(rows) == query.limit:
         next_ = responses.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
     return ListPage[AppIdView](items=[AppIdView(**asdict(row)) for row in rows], next=next_)
 
 
-async def transfer_app_id(request: web.Request, asked: TransferInput) -> TransferView:
+@endpoints.api(
+    "POST /pipeline/app-ids/transfer",
+    "api-app-id-transfer",
+    Role.ADMIN,
+    "pipeline.transfer",
+    cli="pipeline transfer",
+)
+async def transfer_app_id(call: Call, body: TransferInput) -> TransferView:
     """Transfer an app_id to another user."""
-    check_all_queues(request, "transfer an app_id")
-    context = context_of(request)
-    owner = None if asked.owner is None else changes.owner_named(request, asked.owner)
-    entry = audit_entry(request, target=asked.app_id, detail=f"to {owner or 'the next writer'}")
-    await context.engine.run(staging.transfer_app_id, entry, asked.app_id, owner)
-    return TransferView(app_id=asked.app_id, owner=owner)
-
-
-_PIPELINE: Final = "/api/v1/pipeline"
-
-
-ROUTES: Final = (
-    Route(
-        "POST", f"{_PIPELINE}/stage", Role.OPERATOR, "api-stage", stage_rows, "pipeline.stage",
-        query=StageQuery, takes=bytes, media=MEDIA, gives=StageView, body=STAGE_BYTES,
-    ),
-    api_route(
-        "POST", f"{_PIPELINE}/publish", Role.OPERATOR, "api-publish-staged", publish_staged,
-        "pipeline.publish", body=TOKENS_BYTES, values=2 * TOKENS_MAX,
-    ),
-    api_route(
-        "POST", f"{_PIPELINE}/unstage", Role.OPERATOR, "api-unstage", drop_staged,
-        "pipeline.unstage", body=TOKENS_BYTES, values=2 * TOKENS_MAX,
-    ),
-    api_route(
-        "GET", f"{_PIPELINE}/app-ids", Role.ADMIN, "api-app-ids", list_app_ids,
-        cli="pipeline app-ids",
-    ),
-    api_route(
-        "POST", f"{_PIPELINE}/app-ids/transfer", Role.ADMIN, "api-app-id-transfer", transfer_app_id,
-        "pipeline.transfer", cli="pipeline transfer",
-    ),
-)  # fmt: skip
+    call.check_all_queues("transfer an app_id")
+    owner = None if body.owner is None else changes.owner_named(call.request, body.owner)
+    entry = call.audit(body.app_id, detail=f"to {owner or 'the next writer'}")
+    await call.context.engine.run(staging.transfer_app_id, entry, body.app_id, owner)
+    return TransferView(app_id=body.app_id, owner=owner)

@@ -115,7 +115,7 @@ async def _figures(call: Call, queue: QueueStatus) -> dict[str, str]:
 async def _part(call: Call, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
     """Read the data that the selected tab shows."""
     if query.tab == "consumers":
-        claims = [one for one in await read_claims(call.request) if one.queue == status.name]
+        claims = [row for row in await read_claims(call) if row.queue == status.name]
         return {"consuming": await _consuming(call, status), "subscriptions": claims}
     if query.tab == "charts":
         return await _charts(call, status, query.span)
