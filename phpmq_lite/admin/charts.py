@@ -1,7 +1,7 @@
 """Draws the lines, axes and tables of charts from a trend.  Pure."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -24,6 +24,7 @@ class AxisMark(NamedTuple):
     at: float
     text: str
     iso: str = ""  # on a time axis, the time in ISO 8601 format
+    style: str = ""  # on a time axis, how the browser writes it: clock or day
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,7 +33,7 @@ class ChartLine:
 
     key: str  # CSS class of the line
     title: str
-    shown: str  # newest value, formatted for display
+    newest: str  # newest value, formatted for display
     runs: Sequence[str]
     areas: Sequence[str] = ()
     is_dashed: bool = False
@@ -58,6 +59,7 @@ class ChartTable:
 
     head: Sequence[str]
     rows: Sequence[tuple[str, str, Sequence[str]]]  # (ISO time, displayed time, cells)
+    style: str  # how the browser writes the times: second or moment
 
 
 class ChartSeries(NamedTuple):
@@ -71,29 +73,7 @@ class ChartSeries(NamedTuple):
     values: Sequence[BucketValue]
     has_area: bool = False
     is_dashed: bool = False
-
-
-def draw_depth(trend: Trend, records: Trend | None = None) -> Chart:
-    """Draw a chart of a queue's messages by state; ``records`` adds its dead letters."""
-    return draw_lines("depth", "Depth", trend, _depths(trend, records))
-
-
-def draw_rates(trend: Trend) -> Chart:
-    """Draw a chart of the messages published and settled per second."""
-    return draw_lines("rates", "Rates/s", trend, _rates(trend), formats.format_rate)
-
-
-def draw_waits(trend: Trend) -> Chart:
-    """Draw a chart of wait times until the first dispatch and of the oldest message's age.
-
-    A stalled queue has no wait times, but the age of its oldest message is still drawn.
-    """
-    return draw_lines("waits", "Wait for a consumer", trend, _waits(trend), format_ms)
-
-
-def draw_holds(trend: Trend) -> Chart:
-    """Draw a chart of the time from dispatch to settlement."""
-    return draw_lines("holds", "Held by consumers", trend, _holds(trend), format_ms)
+    column: str = ""  # title of the table's column, if it differs from that of the line
 
 
 def format_count(value: float) -> str:
@@ -106,86 +86,139 @@ def format_ms(value: float) -> str:
     return formats.format_duration(round(value), with_seconds=False)
 
 
+class ValueKind(NamedTuple):
+    """What the values of a chart are: how they are written, and how the axis is divided."""
+
+    write: FormatValue
+    unit: str = ""  # added to the titles of the table's columns
+    is_logarithmic: bool = False
+
+
+COUNT: Final = ValueKind(format_count)
+RATE: Final = ValueKind(formats.format_rate, "/s")
+TIME: Final = ValueKind(format_ms, is_logarithmic=True)
+
+
+class TrendLine(NamedTuple):
+    """A line that is drawn from the buckets of a trend."""
+
+    key: str
+    title: str
+    value: Callable[[TrendBucket], BucketValue]
+    column: str = ""
+    has_area: bool = False
+    is_dashed: bool = False
+    is_of_records: bool = False  # whether it shows the trend of the dead-letter queue
+    is_optional: bool = False  # whether it is left out if all values are zero
+
+
+class TrendChart(NamedTuple):
+    """A chart that is drawn from a trend."""
+
+    title: str
+    kind: ValueKind
+    lines: tuple[TrendLine, ...]
+
+
+# A stalled queue has no wait times, but the age of its oldest message is still drawn.
+TREND_CHARTS: Final = {
+    "depth": TrendChart("Depth", COUNT, (
+        TrendLine("ready", "Ready", lambda bucket: bucket.ready, has_area=True),
+        TrendLine("dispatched", "Dispatched", lambda bucket: bucket.held),
+        TrendLine("dead", "Dead letters", lambda bucket: bucket.ready,
+                  is_of_records=True, is_optional=True),
+    )),
+    "rates": TrendChart("Rates/s", RATE, (
+        TrendLine("in", "Published", lambda bucket: bucket.published, has_area=True),
+        TrendLine("out", "Acked", lambda bucket: bucket.acked),
+        TrendLine("dead", "Not acked", lambda bucket: bucket.expired + bucket.dead + bucket.deleted,
+                  is_optional=True),
+    )),
+    "waits": TrendChart("Wait for a consumer", TIME, (
+        TrendLine("p50", "Median", lambda bucket: bucket.wait_p50_ms, "Wait, median"),
+        TrendLine("p95", "95 %", lambda bucket: bucket.wait_p95_ms, "Wait, 95 %"),
+        TrendLine("age", "Oldest ready", lambda bucket: bucket.oldest_age_ms, is_dashed=True),
+    )),
+    "holds": TrendChart("Held by consumers", TIME, (
+        TrendLine("p50", "Median", lambda bucket: bucket.hold_p50_ms, "Hold, median"),
+        TrendLine("p95", "95 %", lambda bucket: bucket.hold_p95_ms, "Hold, 95 %"),
+    )),
+}  # fmt: skip
+
+
+def draw_trend(key: str, trend: Trend, records: Trend | None = None) -> Chart:
+    """Draw one of ``TREND_CHARTS``; ``records`` is the trend of the dead-letter queue."""
+    chart = TREND_CHARTS[key]
+    return draw_lines(key, chart.title, trend, _series(chart, trend, records), chart.kind)
+
+
+def trend_table(keys: Iterable[str], trend: Trend, records: Trend | None = None) -> ChartTable:
+    """Return the data of some of ``TREND_CHARTS`` as a table."""
+    charts = [TREND_CHARTS[key] for key in keys]
+    return make_table(
+        trend, [(chart.kind, one) for chart in charts for one in _series(chart, trend, records)]
+    )
+
+
+def _series(chart: TrendChart, trend: Trend, records: Trend | None) -> list[ChartSeries]:
+    series = []
+    for line in chart.lines:
+        source = records if line.is_of_records else trend
+        buckets = () if source is None else source.drawn
+        values = [None if bucket is None else line.value(bucket) for bucket in buckets]
+        if any(values) or not line.is_optional:
+            series.append(
+                ChartSeries(
+                    line.key, line.title, values, line.has_area, line.is_dashed, line.column
+                )
+            )
+    return series
+
+
 def draw_lines(
     key: str,
     title: str,
     trend: Trend,
     series: Sequence[ChartSeries],
-    write: FormatValue = format_count,
+    kind: ValueKind = COUNT,
     when: str = "",
 ) -> Chart:
     """Draw a chart with a line for each series; a series has a value for each bucket.
 
-    The axis is logarithmic if ``write`` is ``format_ms``, otherwise linear.  ``when`` describes the
-    period; if it is empty, the description begins with "The last …".
+    ``when`` describes the period; if it is empty, the description begins with "The last …".
     """
-    known = [value for one in series for value in one.values if value is not None]
-    scale = _Logarithmic(known) if write is format_ms else _Linear(known)
+    values = [value for line in series for value in line.values if value is not None]
+    scale = _Logarithmic(values) if kind.is_logarithmic else _Linear(values)
     return Chart(
-        key, title, _about(series, trend, write, when),
-        [_line(one, scale, write) for one in series],
-        time_marks(trend), scale.marks, STEP * len(trend.buckets), not known,
-    )  # fmt: skip
-
-
-def _depths(trend: Trend, records: Trend | None) -> list[ChartSeries]:
-    made = [
-        ChartSeries("ready", "Ready", _each(trend, lambda b: b.ready), has_area=True),
-        ChartSeries("dispatched", "Dispatched", _each(trend, lambda b: b.held)),
-    ]
-    if records is not None and any(bucket and bucket.ready for bucket in records.buckets):
-        made.append(ChartSeries("dead", "Dead letters", _each(records, lambda b: b.ready)))
-    return made
-
-
-def _rates(trend: Trend) -> list[ChartSeries]:
-    made = [
-        ChartSeries("in", "Published", _each(trend, lambda b: b.published), has_area=True),
-        ChartSeries("out", "Acked", _each(trend, lambda b: b.acked)),
-    ]
-    others = _each(trend, lambda b: b.expired + b.dead + b.deleted)
-    if any(others):
-        made.append(ChartSeries("dead", "Not acked", others))
-    return made
-
-
-def _waits(trend: Trend) -> list[ChartSeries]:
-    return [
-        ChartSeries("p50", "Median", _each(trend, lambda b: b.wait_p50_ms)),
-        ChartSeries("p95", "95 %", _each(trend, lambda b: b.wait_p95_ms)),
-        ChartSeries("age", "Oldest ready", _each(trend, lambda b: b.oldest_age_ms), is_dashed=True),
-    ]
-
-
-def _holds(trend: Trend) -> list[ChartSeries]:
-    return [
-        ChartSeries("p50", "Median", _each(trend, lambda b: b.hold_p50_ms)),
-        ChartSeries("p95", "95 %", _each(trend, lambda b: b.hold_p95_ms)),
-    ]
-
-
-def _each(trend: Trend, pick: Callable[[TrendBucket], BucketValue]) -> list[BucketValue]:
-    return [None if bucket is None else pick(bucket) for bucket in trend.buckets]
+        key,
+        title,
+        about=_about(series, trend, kind.write, when),
+        lines=[_line(line, scale, kind.write) for line in series],
+        times=time_marks(trend),
+        scale=scale.marks,
+        width=STEP * len(trend.buckets),
+        is_empty=not values,
+    )
 
 
 # -- lines
 
 
-def _line(one: ChartSeries, scale: "_Linear | _Logarithmic", write: FormatValue) -> ChartLine:
-    newest = next((value for value in reversed(one.values) if value is not None), None)
-    is_current = newest is not None and any(value is not None for value in one.values[-3:])
+def _line(series: ChartSeries, scale: "_Linear | _Logarithmic", write: FormatValue) -> ChartLine:
+    newest = next((value for value in reversed(series.values) if value is not None), None)
+    is_current = newest is not None and any(value is not None for value in series.values[-3:])
     runs, areas = [], []
-    for start, values in _split_at_gaps(one.values):
+    for start, values in _split_at_gaps(series.values):
         left = start * STEP + STEP // 2
         if len(values) == 1:  # a line requires two points
             left, values = start * STEP, values * 2
         places = [f"{left + at * STEP},{scale.place(value):.1f}" for at, value in enumerate(values)]
         runs.append(" ".join(places))
-        if one.has_area:
+        if series.has_area:
             right = left + (len(values) - 1) * STEP
             areas.append(f"{left},{HEIGHT} {runs[-1]} {right},{HEIGHT}")
-    shown = write(newest) if is_current and newest is not None else formats.DASH
-    return ChartLine(one.key, one.title, shown, runs, areas, one.is_dashed)
+    text = write(newest) if is_current and newest is not None else formats.DASH
+    return ChartLine(series.key, series.title, text, runs, areas, series.is_dashed)
 
 
 def _split_at_gaps(values: Sequence[BucketValue]) -> list[tuple[int, list[float]]]:
@@ -202,19 +235,19 @@ def _split_at_gaps(values: Sequence[BucketValue]) -> list[tuple[int, list[float]
 
 
 def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when: str) -> str:
-    said = []
-    for one in series:
-        known = [value for value in one.values if value is not None]
-        if known:
-            said.append(
-                f"{one.title}: from {write(min(known))} to {write(max(known))}, "
-                f"last {write(known[-1])}."
+    sentences = []
+    for line in series:
+        values = [value for value in line.values if value is not None]
+        if values:
+            sentences.append(
+                f"{line.title}: from {write(min(values))} to {write(max(values))}, "
+                f"last {write(values[-1])}."
             )
-    missing = sum(bucket is None for bucket in trend.buckets)
-    if missing and said:
-        said.append(f"No data for {missing} of {len(trend.buckets)} steps.")
+    gaps = sum(bucket is None for bucket in trend.buckets)
+    if gaps and sentences:
+        sentences.append(f"No data for {gaps} of {len(trend.buckets)} steps.")
     when = when or f"The last {trend.span.title}."
-    return f"{when} " + (" ".join(said) or "Nothing was measured.")
+    return f"{when} " + (" ".join(sentences) or "Nothing was measured.")
 
 
 # -- axes
@@ -286,13 +319,13 @@ _EVERY_S: Final = {"1h": 600, "24h": 4 * 3_600, "7d": 2 * 86_400, "30d": 7 * 86_
 def time_marks(trend: Trend) -> list[AxisMark]:
     """Return marks for a time axis, at round UTC times that are not too close to its ends."""
     every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
-    pattern = "%H:%M" if every < 86_400 else "%b %-d"
+    pattern, style = ("%H:%M", "clock") if every < 86_400 else ("%b %-d", "day")
     marks = []
     for at_s in range(-(-start // every) * every, trend.end_s + 1, every):
         share = 100 * (at_s - start) / length
         if 4 <= share <= 96:
             at = datetime.fromtimestamp(at_s, UTC)
-            marks.append(AxisMark(round(share, 2), at.strftime(pattern), _iso(at)))
+            marks.append(AxisMark(round(share, 2), at.strftime(pattern), _iso(at), style))
     return marks
 
 
@@ -303,43 +336,19 @@ def _iso(at: datetime) -> str:
 # -- tables
 
 
-def trend_table(
-    trend: Trend, *, records: Trend | None = None, with_times: bool = False
-) -> ChartTable:
-    """Return a trend's data as a table; ``with_times`` adds wait and hold times."""
-    columns: list[tuple[ChartSeries, FormatValue]] = [
-        (one, format_count) for one in _depths(trend, records)
-    ]
-    columns += [(one, formats.format_rate) for one in _rates(trend)]
-    head = [f"{one.title}{'/s' if write is formats.format_rate else ''}" for one, write in columns]
-    if with_times:
-        waits_, holds_ = _waits(trend), _holds(trend)
-        head += ["Wait, median", "Wait, 95 %", "Oldest ready", "Hold, median", "Hold, 95 %"]
-        columns += [(one, format_ms) for one in (*waits_, *holds_)]
-    return ChartTable(head, _rows(trend, columns))
-
-
-def lines_table(
-    trend: Trend, counts: Sequence[ChartSeries], times: Sequence[ChartSeries]
-) -> ChartTable:
-    """Return the data drawn by ``draw_lines`` as a table with column titles."""
-    columns: list[tuple[ChartSeries, FormatValue]] = [(one, format_count) for one in counts]
-    columns += [(one, format_ms) for one in times]
-    return ChartTable([one.title for one, _ in columns], _rows(trend, columns))
-
-
-def _rows(
-    trend: Trend, columns: Sequence[tuple[ChartSeries, FormatValue]]
-) -> list[tuple[str, str, Sequence[str]]]:
-    pattern = "%H:%M:%S" if trend.span.length_s <= 3_600 else "%b %-d, %H:%M"
+def make_table(trend: Trend, columns: Sequence[tuple[ValueKind, ChartSeries]]) -> ChartTable:
+    """Return the values of series, each with a value for each bucket, as a table."""
+    is_hour = trend.span.length_s <= 3_600
+    pattern, style = ("%H:%M:%S", "second") if is_hour else ("%b %-d, %H:%M", "moment")
     rows: list[tuple[str, str, Sequence[str]]] = []
     for at in range(len(trend.buckets) - 1, -1, -1):
         if trend.buckets[at] is None:
             continue
         when = datetime.fromtimestamp(trend.start_s + at * trend.span.step_s, UTC)
         cells = [
-            formats.DASH if (value := one.values[at]) is None else write(value)
-            for one, write in columns
+            formats.DASH if (value := series.values[at]) is None else kind.write(value)
+            for kind, series in columns
         ]
         rows.append((_iso(when), when.strftime(pattern), cells))
-    return rows
+    head = [f"{series.column or series.title}{kind.unit}" for kind, series in columns]
+    return ChartTable(head, rows, style)

@@ -1,22 +1,20 @@
 """Trends, sparklines and forecasts for queues, computed from stored and recent points."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, lt
 from typing import Any, Final, NamedTuple
 
-from aiohttp import web
-
 from phpmq_lite import histogram
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context, context_of
-from phpmq_lite.admin.http.permissions import allowed_queues
+from phpmq_lite.admin.context import Context
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.rollups import (
     ALL,
     COUNTS,
     DEAD_LETTERS,
+    GAUGES,
     MINUTE_S,
     QUARTER_S,
     Point,
@@ -81,11 +79,22 @@ class Trend:
     span: TrendPeriod
     start_s: int  # in Unix seconds; a multiple of the step length
     buckets: Sequence[TrendBucket | None]
+    gauges: Mapping[str, Any] = field(default_factory=dict)  # newest depths and age
 
     @property
     def end_s(self) -> int:
         """The end of the last bucket, which may be in the future."""
         return self.start_s + self.span.step_s * len(self.buckets)
+
+    @property
+    def drawn(self) -> Sequence[TrendBucket | None]:
+        """The buckets as charts show them: the last one has the newest depths, not the highest."""
+        buckets = list(self.buckets)
+        for at in range(len(buckets) - 1, -1, -1):
+            if (bucket := buckets[at]) is not None:
+                buckets[at] = replace(bucket, **self.gauges)
+                break
+        return buckets
 
     @property
     def is_empty(self) -> bool:
@@ -152,22 +161,37 @@ def make_trend(
     *,
     with_times: bool = True,
 ) -> Trend:
-    """Compute the trend over a span that ends now.
+    """Compute the trend over a span that ends now; points and beats are ordered by time.
 
     If the broker was running, a bucket without points counts as idle and empty.  However, it has
     no data if the queue may have been counted in the combined point for other queues.
     """
     start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
-    gathered = [_BucketSums() for _ in range(count)]
-    for beat in beats:
-        for at, seconds in split_over_buckets(beat, start_s, span.step_s, count):
-            bucket = gathered[at]
+    sums = [_BucketSums() for _ in range(count)]
+    last_beat: UptimeSpan | None = None
+    last_point: Point | None = None
+    for last_beat in beats:
+        for at, seconds in split_over_buckets(last_beat, start_s, span.step_s, count):
+            bucket = sums[at]
             bucket.observed_s = min(bucket.observed_s + seconds, span.step_s)
-            bucket.has_rest |= beat.has_rest
-    for point in points:
-        for at, seconds in split_over_buckets(point, start_s, span.step_s, count):
-            gathered[at].add(point, seconds / point.span_s, with_times=with_times)
-    return Trend(span, start_s, [bucket.bucket() for bucket in gathered])
+            bucket.has_rest |= last_beat.has_rest
+    for last_point in points:
+        for at, seconds in split_over_buckets(last_point, start_s, span.step_s, count):
+            sums[at].add(last_point, seconds / last_point.span_s, with_times=with_times)
+    gauges = _newest_gauges(last_beat, last_point)
+    return Trend(span, start_s, [bucket.bucket() for bucket in sums], gauges)
+
+
+def _newest_gauges(beat: UptimeSpan | None, point: Point | None) -> dict[str, Any]:
+    """Return the gauges at the end of the newest span; a queue without a point in it is empty.
+
+    If that queue may have been counted in the combined point for other queues, its newest point
+    counts.
+    """
+    if point is None or (beat is not None and beat.at_s > point.at_s and not beat.has_rest):
+        return dict.fromkeys(GAUGES, 0) | {"oldest_age_ms": None}
+    gauges = dict(zip(GAUGES, point.gauges, strict=True))
+    return gauges | {"oldest_age_ms": point.oldest_age_ms or None}
 
 
 def split_over_buckets(
@@ -214,16 +238,18 @@ def make_spark(
     return values[since:]
 
 
-def polyline(values: Iterable[float], width: int = 120, height: int = 28) -> str:
+def polyline(
+    values: Iterable[float], width: int = 120, height: int = 28, samples: int = SPARK_SAMPLES
+) -> str:
     """Return the ``points`` of an SVG polyline that ends at the right edge; its scale starts at 0.
 
-    Returns "" for fewer than two samples, or if all are 0.
+    ``samples`` values fill the width.  Returns "" for fewer than two values, or if all are 0.
     """
     numbers = list(values)
     if len(numbers) < 2 or not any(numbers):
         return ""
     top = max(numbers) * 1.1
-    step = width / (SPARK_SAMPLES - 1)
+    step = width / (samples - 1)
     left = width - step * (len(numbers) - 1)
     room = height - 3  # keep the line a pixel away from the edges
     return " ".join(
@@ -382,10 +408,12 @@ def read_spark(context: Context, queue_id: int) -> str:
     return _spark(context, queue_id, "published", 72, 20)
 
 
-def read_sparks(request: web.Request) -> dict[str, str]:
-    """Return the ``points`` of the overview's sparklines, keyed by the name of the live field."""
-    context = context_of(request)
-    if allowed_queues(request) is not None:  # sparklines include all queues
+def read_sparks(context: Context, allowed: frozenset[int] | None) -> dict[str, str]:
+    """Return the ``points`` of the overview's sparklines, keyed by the name of the live field.
+
+    They include all queues, so a caller who is ``allowed`` to see only some queues gets none.
+    """
+    if allowed is not None:
         return {}
     return {
         "total.ready": _spark(context, ALL, "ready"),
@@ -399,13 +427,9 @@ def read_sparks(request: web.Request) -> dict[str, str]:
 
 def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
     """Return the ``points`` of a sparkline, which are cached until the next sample."""
-    rollups = context.rollups
-    kept = rollups.charts
-    key = (queue_id, column)
-    if key not in kept:
-        values = make_spark(
-            rollups.points(queue_id), rollups.uptime(), column, context.now_ms() // 1_000,
-            is_rate=column in ("published", "acked"),
-        )  # fmt: skip
-        kept[key] = polyline(values, width, height)
-    return kept[key]
+    rollups, now_s, key = context.rollups, context.now_ms() // 1_000, (queue_id, column)
+    if key not in rollups.charts:
+        points, beats, is_rate = rollups.points(queue_id), rollups.uptime(), column in COUNTS
+        values = make_spark(points, beats, column, now_s, is_rate=is_rate)
+        rollups.charts[key] = polyline(values, width, height)
+    return rollups.charts[key]

@@ -40,7 +40,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
     count = span.length_s // span.step_s
     start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is complete
-    sums: list[_BucketSums] = [_BucketSums() for _ in range(count)]
+    sums = [_BucketSums() for _ in range(count)]
     for step in steps_of(summary, key, queue):
         at = (step.at_ms // 1_000 - start_s) // span.step_s
         if 0 <= at < count:
@@ -49,32 +49,36 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
     length = formats.format_duration(span.step_s * 1_000)
     until = f"{datetime.fromtimestamp(now_s, UTC):%b %-d, %H:%M} UTC"
     when = f"The {span.title} up to {until}, in steps of {length}."
+
+    def line(
+        key: str, count: str, *, has_area: bool = False, is_dashed: bool = False
+    ) -> ChartSeries:
+        values = [bucket.counts[count] for bucket in sums]
+        return ChartSeries(key, count.capitalize(), values, has_area, is_dashed)
+
     flow = [
-        ChartSeries("in", "Published", _counted(sums, "published"), has_area=True),
-        ChartSeries("given", "Dispatched", _counted(sums, "dispatched")),
-        ChartSeries("out", "Acked", _counted(sums, "acked")),
+        line("in", "published", has_area=True),
+        line("given", "dispatched"),
+        line("out", "acked"),
     ]
     loss = [
-        ChartSeries("dead", "Dead", _counted(sums, "dead")),
-        ChartSeries("expired", "Expired", _counted(sums, "expired")),
-        ChartSeries("deleted", "Deleted", _counted(sums, "deleted")),
-        ChartSeries("again", "Redelivered", _counted(sums, "redelivered"), is_dashed=True),
+        line("dead", "dead"),
+        line("expired", "expired"),
+        line("deleted", "deleted"),
+        line("again", "redelivered", is_dashed=True),
     ]
     waits, holds = _times(sums, "wait"), _times(sums, "hold")
     drawn = (
         charts.draw_lines("flow", f"Messages per {length}", trend, flow, when=when),
         charts.draw_lines("lost", f"Lost or redelivered per {length}", trend, loss, when=when),
-        charts.draw_lines("waits", "Wait for a consumer", trend, waits, charts.format_ms, when),
-        charts.draw_lines("holds", "Held by consumers", trend, holds, charts.format_ms, when),
+        charts.draw_lines("waits", "Wait for a consumer", trend, waits, charts.TIME, when),
+        charts.draw_lines("holds", "Held by consumers", trend, holds, charts.TIME, when),
     )
-    times = [
-        one._replace(title=f"{what}, {one.title.lower()}")
-        for what, some in (("Wait", waits), ("Hold", holds))
-        for one in some
+    columns = [
+        *((charts.COUNT, series) for series in (*flow, *loss)),
+        *((charts.TIME, series) for series in (*waits, *holds)),
     ]
-    return InsightsCharts(
-        span, drawn, charts.lines_table(trend, [*flow, *loss], times), until, length
-    )
+    return InsightsCharts(span, drawn, charts.make_table(trend, columns), until, length)
 
 
 class _BucketSums:
@@ -93,14 +97,14 @@ class _BucketSums:
                 self.times[name] = max(value, self.times.get(name, 0.0))
 
 
-def _counted(sums: Sequence[_BucketSums], name: str) -> list[float | None]:
-    return [one.counts[name] for one in sums]
-
-
 def _times(sums: Sequence[_BucketSums], what: str) -> list[ChartSeries]:
     return [
         ChartSeries(
-            key, title, [one.times.get(f"{what}_{key}") for one in sums], is_dashed=key == "max"
+            key,
+            title,
+            [bucket.times.get(f"{what}_{key}") for bucket in sums],
+            is_dashed=key == "max",
+            column=f"{what.capitalize()}, {title.lower()}",
         )
         for key, title in (("p50", "Median"), ("p95", "95 %"), ("p99", "99 %"), ("max", "Longest"))
     ]
@@ -115,8 +119,8 @@ def queue_totals(steps: Iterable[SummaryStep]) -> list[QueueTotals]:
     for step in steps:
         sums.setdefault(step.queue, _BucketSums()).add(step)
     rows = [
-        QueueTotals.model_validate({"queue": name} | one.counts | one.times)
-        for name, one in sums.items()
+        QueueTotals.model_validate({"queue": name} | total.counts | total.times)
+        for name, total in sums.items()
     ]
     rows.sort(key=lambda row: (-row.published - row.settled, row.queue))
     return rows

@@ -24,6 +24,7 @@ from phpmq_lite.admin.http.responses import ListPage, ResponseModel
 from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.messages.search_query import group_search, parse_search, queue_search
+from phpmq_lite.admin.trends import polyline
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.operator_actions import Action
@@ -38,8 +39,7 @@ from phpmq_lite.storage.read.dead_letter_groups import (
 from phpmq_lite.storage.read.search_plan import SearchQuery
 
 GROUPS_SHOWN: Final = 200
-SPARK_WIDTH: Final = 112
-SPARK_HEIGHT: Final = 24
+SPARK_SIZE: Final = 112, 24  # width and height of the arrivals of a group
 PLAN_MAX: Final = 10_000  # maximum number of records in a dry run, which starts with the oldest
 endpoints: Final = Endpoints()
 
@@ -117,7 +117,7 @@ async def show_groups(call: Call, query: DeadLettersPageQuery) -> web.Response:
     """Group dead-letter records by queue, URN, reason and cause, newest group first."""
     page = await find_groups(call, query)
     rows = (
-        (group, str(group_search(group)), read_arrivals(group))
+        (group, str(group_search(group)), polyline(group.bars, *SPARK_SIZE, SPANS))
         for group in page.groups[:GROUPS_SHOWN]
     )
     return await call.render(
@@ -126,18 +126,6 @@ async def show_groups(call: Call, query: DeadLettersPageQuery) -> web.Response:
         page=page,
         groups=await collect_in_slices(rows, call.context.engine.pause),
         more=max(0, len(page.groups) - GROUPS_SHOWN),
-    )
-
-
-def read_arrivals(group: DeadLetterGroup) -> str:
-    """Return the sparkline points for recent arrivals, or an empty string if there are none."""
-    top = max(group.bars)
-    if not top:
-        return ""
-    step = SPARK_WIDTH / (SPANS - 1)
-    return " ".join(
-        f"{at * step:.1f},{SPARK_HEIGHT - 1 - count / top * (SPARK_HEIGHT - 2):.1f}"
-        for at, count in enumerate(group.bars)
     )
 
 

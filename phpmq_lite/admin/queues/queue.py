@@ -204,12 +204,9 @@ async def _charts(call: Call, queue: QueueStatus, key: str) -> dict[str, Any]:
     dead = None if records is None else await trends.read_trend(context, records.queue_id, span)
     return {
         "span": span,
-        "charts": (
-            charts.draw_depth(trend, dead), charts.draw_rates(trend), charts.draw_waits(trend),
-            charts.draw_holds(trend),
-        ),
-        "table": charts.trend_table(trend, records=dead, with_times=True),
-    }  # fmt: skip
+        "charts": [charts.draw_trend(key, trend, dead) for key in charts.TREND_CHARTS],
+        "table": charts.trend_table(charts.TREND_CHARTS, trend, dead),
+    }
 
 
 def _forecast(call: Call, queue: QueueStatus) -> str:

@@ -55,7 +55,7 @@ async def show_overview(request: web.Request) -> web.StreamResponse:
         figures=read_figures(listed.queues, now_ms),
         trends=read_trends(context, listed.queues),
         tiles=queue_list.overview_tiles(status, ages, now_ms),
-        sparks=trends.read_sparks(request),
+        sparks=trends.read_sparks(context, allowed_queues(request)),
         notices=found[:NOTICES_SHOWN],
         more_notices=found[NOTICES_SHOWN:],
         restart=report,
@@ -77,8 +77,8 @@ async def _charts(request: web.Request, key: str) -> dict[str, Any]:
     trend = await trends.read_trend(context, ALL, span)
     records = await trends.read_trend(context, DEAD_LETTERS, span)
     return {
-        "charts": (charts.draw_depth(trend, records), charts.draw_rates(trend)),
-        "table": charts.trend_table(trend, records=records),
+        "charts": [charts.draw_trend(kind, trend, records) for kind in ("depth", "rates")],
+        "table": charts.trend_table(("depth", "rates"), trend, records),
         "span": span,
     }
 
@@ -88,7 +88,8 @@ async def live_overview(
 ) -> dict[str, Any]:
     """Return live values for the overview; ``ids`` are the ids of the queues shown."""
     tiles, listed = await read_live_list(Call.of(request), ids, _query(request))
-    points = trends.read_sparks(request) | listed["points"]
+    sparks = trends.read_sparks(context_of(request), allowed_queues(request))
+    points = sparks | listed["points"]
     return listed | {"shown": tiles | listed["shown"], "points": points}
 
 

@@ -29,20 +29,22 @@ def line(chart: charts.Chart, key: str) -> charts.ChartLine:
 
 
 def test_gap_cuts_a_line_into_runs() -> None:
-    chart = charts.draw_depth(made(BUSY, BUSY, None, BUSY, BUSY))
+    chart = charts.draw_trend("depth", made(BUSY, BUSY, None, BUSY, BUSY))
     ready = line(chart, "ready")
     assert [run.count(",") for run in ready.runs] == [2, 2]
     assert len(ready.areas) == 2
 
 
 def test_lone_point_is_drawn_as_a_short_line() -> None:
-    [run] = line(charts.draw_depth(made(BUSY, None)), "ready").runs
+    [run] = line(charts.draw_trend("depth", made(BUSY, None)), "ready").runs
     (left, _), (right, _) = [point.split(",") for point in run.split()]
     assert int(left) < int(right)
 
 
 def test_line_lies_within_the_plot() -> None:
-    chart = charts.draw_rates(made(*(replace(BUSY, published=at * 7.3) for at in range(180))))
+    chart = charts.draw_trend(
+        "rates", made(*(replace(BUSY, published=at * 7.3) for at in range(180)))
+    )
     places = [tuple(map(float, point.split(","))) for point in line(chart, "in").runs[0].split()]
     assert all(0 <= x <= chart.width and 0 <= y <= charts.HEIGHT for x, y in places)
 
@@ -56,13 +58,15 @@ def test_axis_has_round_steps(top: float, step: float) -> None:
 
 
 def test_linear_axis_begins_at_zero_and_reaches_the_highest_value() -> None:
-    chart = charts.draw_depth(made(replace(BUSY, ready=1_204)))
+    chart = charts.draw_trend("depth", made(replace(BUSY, ready=1_204)))
     assert [mark.text for mark in chart.scale] == ["1,500", "1,000", "500", "0"]
     assert [mark.at for mark in chart.scale][::3] == [0, 100]
 
 
 def test_times_from_milliseconds_to_days_fit_one_axis() -> None:
-    chart = charts.draw_waits(made(replace(BUSY, wait_p50_ms=3, oldest_age_ms=3 * 86_400_000)))
+    chart = charts.draw_trend(
+        "waits", made(replace(BUSY, wait_p50_ms=3, oldest_age_ms=3 * 86_400_000))
+    )
     texts = [mark.text for mark in chart.scale]
     assert texts[0] in ("10 d", "100 d")
     assert texts[-1] in ("1 ms", "10 ms")
@@ -71,22 +75,22 @@ def test_times_from_milliseconds_to_days_fit_one_axis() -> None:
 
 def test_age_is_dashed_and_continues_without_percentiles() -> None:
     stalled = replace(BUSY, wait_p50_ms=None, wait_p95_ms=None)
-    chart = charts.draw_waits(made(BUSY, *[stalled] * 10))
+    chart = charts.draw_trend("waits", made(BUSY, *[stalled] * 10))
     age = line(chart, "age")
     assert age.is_dashed
-    assert age.shown == "1 min"
+    assert age.newest == "1 min"
     assert age.runs[0].count(",") == 11
-    assert line(chart, "p95").shown == "–"  # too old to count as current
+    assert line(chart, "p95").newest == "–"  # too old to count as current
 
 
 def test_chart_without_data_says_so() -> None:
-    chart = charts.draw_holds(made())
+    chart = charts.draw_trend("holds", made())
     assert chart.is_empty
     assert "Nothing was measured" in chart.about
 
 
 def test_description_has_range_last_value_and_gaps() -> None:
-    chart = charts.draw_depth(made(replace(BUSY, ready=7), replace(BUSY, ready=1_204)))
+    chart = charts.draw_trend("depth", made(replace(BUSY, ready=7), replace(BUSY, ready=1_204)))
     assert "Ready: from 7 to 1,204, last 1,204." in chart.about
     assert "No data for 178 of 180 steps." in chart.about
 
@@ -99,7 +103,7 @@ def test_time_axis_has_a_few_round_times(span: str) -> None:
 
 
 def test_table_has_the_numbers_of_the_lines_newest_first_without_gaps() -> None:
-    table = charts.trend_table(made(BUSY, None, replace(BUSY, ready=3)), with_times=True)
+    table = charts.trend_table(charts.TREND_CHARTS, made(BUSY, None, replace(BUSY, ready=3)))
     cells = [dict(zip(table.head, row, strict=True)) for _, _, row in table.rows]
     assert [row["Ready"] for row in cells] == ["3", "100"]
     assert cells[0]["Published/s"] == "20"
@@ -109,8 +113,10 @@ def test_table_has_the_numbers_of_the_lines_newest_first_without_gaps() -> None:
 
 def test_dead_letters_are_drawn_only_where_there_are_any() -> None:
     trend = made(BUSY)
-    assert len(charts.draw_depth(trend, made(replace(BUSY, ready=0))).lines) == 2
-    assert line(charts.draw_depth(trend, made(replace(BUSY, ready=4))), "dead").shown == "4"
+    assert len(charts.draw_trend("depth", trend, made(replace(BUSY, ready=0))).lines) == 2
+    assert (
+        line(charts.draw_trend("depth", trend, made(replace(BUSY, ready=4))), "dead").newest == "4"
+    )
 
 
 def rendered(source: str, **values: object) -> str:
@@ -121,7 +127,7 @@ def rendered(source: str, **values: object) -> str:
 
 @pytest.mark.parametrize("name", [*HOSTILE, "]]></svg><script>"])
 def test_svg_is_well_formed_for_any_queue_name(name: str) -> None:
-    waits = charts.draw_waits(made(BUSY, None, BUSY))
+    waits = charts.draw_trend("waits", made(BUSY, None, BUSY))
     chart = replace(waits, title=name, about=f"of {name} & more")
     text = rendered("{{ chart(made, name) }}", made=chart, name=name)
     figure = ElementTree.fromstring(text)
@@ -132,7 +138,7 @@ def test_svg_is_well_formed_for_any_queue_name(name: str) -> None:
 
 
 def test_svg_has_no_inline_style_and_is_small() -> None:
-    chart = charts.draw_rates(made(*[BUSY] * 180))
+    chart = charts.draw_trend("rates", made(*[BUSY] * 180))
     text = rendered("{{ chart(made) }}", made=chart)
     assert re.search(r"\sstyle=|<style|\son\w+=", text) is None
     assert len(text) < 10_000

@@ -1,5 +1,7 @@
 """From points to buckets: gaps, rates, peaks, percentiles, forecasts, sparklines."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from phpmq_lite.admin.trends import (
@@ -7,6 +9,7 @@ from phpmq_lite.admin.trends import (
     SPARK_SAMPLES,
     SPARK_STEP_S,
     Trend,
+    TrendBucket,
     forecast,
     growth,
     make_spark,
@@ -40,6 +43,10 @@ def last(made: Trend, count: int = 3) -> list[float | None]:
     return [None if one is None else one.published for one in made.buckets[-count:]]
 
 
+def depths(buckets: Sequence[TrendBucket | None]) -> list[tuple[int, int]]:
+    return [(bucket.ready, bucket.held) for bucket in buckets if bucket is not None]
+
+
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS.keys())
 def test_number_of_buckets_is_bounded(span: object) -> None:
     made = make_trend([], [], span, NOW_S)  # type: ignore[arg-type]
@@ -65,9 +72,16 @@ def test_queue_that_may_be_counted_with_others_is_unknown_not_idle() -> None:
 
 def test_depth_keeps_its_peak() -> None:
     points = [Point(NOW_S - 20, 10, ready=900, held=1), Point(NOW_S - 10, 10, ready=3, held=7)]
-    newest = make_trend(points, beats(20, 10), HOUR, NOW_S - 1).buckets[-1]
-    assert newest is not None
-    assert (newest.ready, newest.held) == (900, 7)
+    trend = make_trend(points, beats(20, 10), HOUR, NOW_S - 1)
+    assert depths(trend.buckets) == [(900, 7)]
+    assert depths(trend.drawn) == [(3, 7)]  # a line ends with the current depth
+
+
+def test_line_ends_at_zero_once_the_queue_is_empty() -> None:
+    points = [Point(NOW_S - 20, 10, ready=900)]
+    assert depths(make_trend(points, beats(20, 10), HOUR, NOW_S - 1).drawn) == [(0, 0)]
+    rest = beats(20, 10, has_rest=True)  # the queue may be counted with others
+    assert depths(make_trend(points, rest, HOUR, NOW_S - 1).drawn) == [(900, 0)]
 
 
 def test_minute_is_spread_over_the_steps_that_it_covers() -> None:
