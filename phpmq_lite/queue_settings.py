@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError
 
-DEAD_LETTER_SUFFIX: Final = ".dlq"
-RETRY_SUFFIX: Final = ".retry"
+DEAD_LETTER_SUFFIX: Final = ".dlq"  # of the queue for dead letters; see ``dead_letter_name``
+RETRY_SUFFIX: Final = ".retry"  # of the queue for delayed messages; see ``retry_name``
 NAME_BYTES: Final = 255
 LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # limit for a .dlq queue's name
 NAME_RULE: Final = (
@@ -195,6 +195,16 @@ def to_dict(settings: QueueSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in DEFINITIONS}
 
 
+def dead_letter_name(queue: str) -> str:
+    """Return the name of the queue for dead letters, unless a setting names another."""
+    return queue + DEAD_LETTER_SUFFIX
+
+
+def retry_name(queue: str) -> str:
+    """Return the name of the queue in which delayed messages wait."""
+    return queue + RETRY_SUFFIX
+
+
 def home_of(name: str) -> str | None:
     """Return the name of the queue that a ``.retry`` queue belongs to, or None for other queues."""
     home = name.removesuffix(RETRY_SUFFIX)
@@ -209,13 +219,13 @@ def publish_target(queue: str, ttl_s: int | None, delay_s: float) -> tuple[str, 
     """
     if not delay_s:
         return queue, ttl_s
-    target = queue + RETRY_SUFFIX
+    target = retry_name(queue)
     if ttl_s is not None:
         problem = f"the delay ({delay_s} s) excludes a time to live ({ttl_s} s); omit one of them"
     elif (home := home_of(queue)) is not None:
         problem = f"{queue!r} holds delayed messages; publish to {home!r} with the delay"
-    elif wrong := name_problem(target):
-        problem = f"the name of the queue for delayed messages, {target!r}, {wrong}; shorten it"
+    elif fault := name_problem(target):
+        problem = f"the name of the queue for delayed messages, {target!r}, {fault}; shorten it"
     else:
         return target, ceil(delay_s)
     raise RefusedError("bad_delay", problem)
@@ -282,7 +292,7 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
         following = configured(at)
         if not following and at.endswith(DEAD_LETTER_SUFFIX):
             return
-        at = following or at + DEAD_LETTER_SUFFIX
+        at = following or dead_letter_name(at)
     raise RefusedError(
         "bad_setting",
         f"dead_letter_queue {target!r} would form a cycle of dead-letter queues through {at!r}",

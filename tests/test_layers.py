@@ -148,7 +148,7 @@ OURS: Final[dict[str, set[str]]] = {
     "envelopes.indexed_fields": {"model"},
     "envelopes.validation": {"model"},
     "envelopes.dead_letter_record": set(),
-    "importers": {"client", "envelopes", "errors"},
+    "importers": {"client", "envelopes", "queue_settings", "errors"},
     "spark": {
         "insights_document",
         "storage.arrow",
@@ -196,7 +196,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
     "admin.system.documentation": {"markdown_it", "markupsafe"},
     "envelopes": {"babelqueue", "msgspec"},
-    "admin.pipeline.staging": {"aiohttp", "pydantic", "pyarrow"},
+    "admin.pipeline.staging": {"pydantic", "pyarrow"},
     "spark": {"pyspark", "pyarrow"},
     "process": {"uvloop"},
     "cli": {ANY},

@@ -1,12 +1,9 @@
 """Identifies dead-letter queues and the queues to which they belong.  Pure."""
 
 from collections.abc import Iterable
-from typing import Final
 
+from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, dead_letter_name
 from phpmq_lite.server.status import QueueStatus
-
-SUFFIX: Final = ".dlq"
-RETRY: Final = ".retry"
 
 
 def dead_letter_queues_named(queues: Iterable[QueueStatus]) -> frozenset[str]:
@@ -18,7 +15,7 @@ def dead_letter_queues_named(queues: Iterable[QueueStatus]) -> frozenset[str]:
 
 def has_records(name: str, others: frozenset[str]) -> bool:
     """Return whether ``name`` is a dead-letter queue; ``others`` are those named in settings."""
-    return name.endswith(SUFFIX) or name in others
+    return name.endswith(DEAD_LETTER_SUFFIX) or name in others
 
 
 def is_dead_letter_queue(queues: Iterable[QueueStatus], name: str) -> bool:
@@ -30,5 +27,5 @@ def dead_letter_queue_of(queues: Iterable[QueueStatus], name: str) -> str:
     """Return a queue's dead-letter queue, or the queue itself if it is a dead-letter queue."""
     if is_dead_letter_queue(queues, name):
         return name
-    found = next((queue for queue in queues if queue.name == name), None)
-    return found.dead_letter_queue if found is not None else name + SUFFIX
+    names = (queue.dead_letter_queue for queue in queues if queue.name == name)
+    return next(names, dead_letter_name(name))

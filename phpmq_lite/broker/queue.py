@@ -8,6 +8,7 @@ from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.model import Message, OrderedSet, Peer, QueueRow
 from phpmq_lite.queue_settings import (
     DEAD_LETTER_SUFFIX,
+    FORWARD,
     HOME_SETTINGS,
     QueueSettings,
     home_of,
@@ -202,7 +203,7 @@ def effective_settings(
     """
     values = to_dict(defaults)
     if (name := home_of(row.name)) is not None:
-        values["on_expire"] = "forward:" + name
+        values["on_expire"] = FORWARD + name
         if home is not None:
             values |= {key: getattr(home, key) for key in HOME_SETTINGS}
     is_dead_letter_queue = has_records or row.name.endswith(DEAD_LETTER_SUFFIX)

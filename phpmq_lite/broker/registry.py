@@ -6,7 +6,13 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.broker.queue import Queue, effective_settings
 from phpmq_lite.model import Batch, Limits, QueueRow, has_room
-from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, RETRY_SUFFIX, QueueSettings, home_of
+from phpmq_lite.queue_settings import (
+    DEAD_LETTER_SUFFIX,
+    QueueSettings,
+    dead_letter_name,
+    home_of,
+    retry_name,
+)
 
 # Changing one of these may unblock publishers that wait for another queue's dead-letter queue.
 _DEAD_LETTER_SETTINGS: Final = frozenset(
@@ -114,7 +120,7 @@ class QueueRegistry:
 
     def _count_own_dead_letter_queue(self, origin: str, change: int) -> None:
         """Adjust a creator's queue count; a ``.dlq`` counts only if its origin does not exist."""
-        queue = self.queues.get(origin + DEAD_LETTER_SUFFIX)
+        queue = self.queues.get(dead_letter_name(origin))
         if queue is not None and self.counts_with_origin(queue.name):
             self.created[queue.row.created_by] += change
 
@@ -146,7 +152,7 @@ class QueueRegistry:
         return effective_settings(QueueRow(0, name, 0), self._defaults).on_expire
 
     def _refresh_retry_queue(self, queue: Queue) -> None:
-        if (retry := self.queues.get(queue.name + RETRY_SUFFIX)) is not None:
+        if (retry := self.queues.get(retry_name(queue.name))) is not None:
             self._refresh(retry)
 
     def _refresh(self, queue: Queue) -> None:
@@ -189,8 +195,8 @@ class QueueRegistry:
         """Return a queue's dead-letter queue name; a ``.retry`` queue shares its home queue's."""
         home = home_of(queue.name)
         if home is None or queue.settings.dead_letter_queue:
-            return queue.settings.dead_letter_queue or queue.name + DEAD_LETTER_SUFFIX
-        return self.configured_dead_letter_queue(home) or home + DEAD_LETTER_SUFFIX
+            return queue.settings.dead_letter_queue or dead_letter_name(queue.name)
+        return self.configured_dead_letter_queue(home) or dead_letter_name(home)
 
     def dead_letter_queue(self, queue: Queue) -> Queue:
         """Return a queue's dead-letter queue, creating it if necessary, regardless of limits."""
@@ -203,7 +209,7 @@ class QueueRegistry:
         Clients that do not know the setting append the suffix to the name.
         """
         configured = self.queues.get(self.dead_letter_name(queue))
-        own = self.queues.get((home_of(queue.name) or queue.name) + DEAD_LETTER_SUFFIX)
+        own = self.queues.get(dead_letter_name(home_of(queue.name) or queue.name))
         return (
             0 if configured is None else configured.queue_id,
             0 if own is None else own.queue_id,

@@ -24,7 +24,12 @@ from phpmq_lite.envelopes.validation import EmptyListData, EnvelopeProblem, Verd
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, EnvelopeError, LocalProtocolError
 from phpmq_lite.forks import reset_after_fork
-from phpmq_lite.queue_settings import RETRY_SUFFIX, name_problem
+from phpmq_lite.queue_settings import (
+    DEAD_LETTER_SUFFIX,
+    dead_letter_name,
+    name_problem,
+    retry_name,
+)
 
 EventLevel = Literal["info", "warning", "error"]
 EventHook = Callable[[EventLevel, str, Mapping[str, Any]], None]
@@ -59,7 +64,6 @@ def log_event(level: EventLevel, event: str, context: Mapping[str, Any]) -> None
 
 ATTEMPTS_LIMIT: Final = 1 << 31
 RELEASE_S: Final = 5.0  # delay before a message that cannot be handled yet is retried
-DEAD_SUFFIX: Final = ".dlq"
 _SETTLED_LIMIT: Final = 10_000  # how many ids of settled messages to remember
 _ERROR_CHARACTERS: Final = 2_000  # exception messages in records are truncated to this length
 _TRACEBACK_LINES: Final = 20
@@ -335,8 +339,8 @@ class PhpmqTransport(Transport):
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
         """Publish a copy for a later run, deduplicated by its key; then acknowledge the message."""
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
-        if delay_s > 0 and name_problem(queue + RETRY_SUFFIX) is None:
-            self.link.publish(queue + RETRY_SUFFIX, content, ceil(delay_s), key)
+        if delay_s > 0 and name_problem(retry_name(queue)) is None:
+            self.link.publish(retry_name(queue), content, ceil(delay_s), key)
         else:
             self.link.publish(queue, content, self._remaining_ttl_s(job), key)
         self._settle(job, Settlement.ACK)
@@ -345,7 +349,7 @@ class PhpmqTransport(Transport):
         """Dead-letter a message with a malformed body on its first delivery."""
         why = {"reason": "poison", "error": problem.detail, "detail": problem.reason}
         block = self._block(job, attempts=job.attempts, **why)
-        queue = self.dead_letter_queue or job.delivery.queue + DEAD_SUFFIX
+        queue = self.dead_letter_queue or dead_letter_name(job.delivery.queue)
         self._publish_record(job, queue, job.delivery.body, block)
         self._emit_for(
             "warning", "job.dead_letter", job, reason=problem.reason, error=problem.detail
@@ -375,7 +379,7 @@ class PhpmqTransport(Transport):
         get no record.
         """
         writes_record = block.detail != _UNSUPPORTED and not job.delivery.queue.endswith(
-            DEAD_SUFFIX
+            DEAD_LETTER_SUFFIX
         )
         if writes_record:
             try:

@@ -19,6 +19,7 @@ from phpmq_lite.client.address import BrokerAddress
 from phpmq_lite.client.blocking_client import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from phpmq_lite.errors import PhpmqError, os_reason
+from phpmq_lite.queue_settings import dead_letter_name, retry_name
 
 DEFAULT_PORT: Final = 11_300
 STATES: Final = ("ready", "delayed", "buried", "reserved")  # the order in which jobs move
@@ -235,7 +236,7 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
     if job.state == RESERVED:
         return None
     if job.state == "delayed":
-        return KeyedMessage(f"{queue}.retry", job.body, max(1, job.delay_s), key)
+        return KeyedMessage(retry_name(queue), job.body, max(1, job.delay_s), key)
     if job.state == "buried":
         block = DeadLetterBlock(
             reason="failed",
@@ -245,7 +246,7 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
             error="buried in beanstalkd",
             detail="buried",
         )
-        return KeyedMessage(f"{queue}.dlq", build_record(job.body, block), 0, key)
+        return KeyedMessage(dead_letter_name(queue), build_record(job.body, block), 0, key)
     return KeyedMessage(queue, job.body, 0, key)
 
 

@@ -28,6 +28,7 @@ from phpmq_lite.client.blocking_client import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record, read_block
 from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.queue_settings import dead_letter_name, retry_name
 
 Kind = Literal["jobs", "failed"]
 
@@ -199,14 +200,14 @@ def plan_row(
     meta_id = verdict.index.meta_id if verdict.index is not None else None
     key = _key(row, meta_id or source)
     if row.kind == "failed":
-        return PlannedMessage(row, KeyedMessage(f"{row.queue}.dlq", _record(row), 0, key), problem)
+        record = KeyedMessage(dead_letter_name(row.queue), _record(row), 0, key)
+        return PlannedMessage(row, record, problem)
     if not _was_released(row, now_ms):
         return PlannedMessage(row, KeyedMessage(row.queue, row.payload, 0, key), problem)
     left_ms = max(0, (row.available_ms or 0) - now_ms)
     delay_s = max(1, -(-left_ms // 1_000))
-    return PlannedMessage(
-        row, KeyedMessage(f"{row.queue}.retry", row.payload, delay_s, key), problem
-    )
+    delayed = KeyedMessage(retry_name(row.queue), row.payload, delay_s, key)
+    return PlannedMessage(row, delayed, problem)
 
 
 def _was_released(row: InitphpRow, now_ms: int) -> bool:

@@ -61,6 +61,11 @@ class QueueStatus:
     is_dead_letter_queue: bool = False  # True if its name or another queue's setting says so
     dead_letter_queue: str = ""  # queue that receives its dead-letter records
 
+    @property
+    def is_retry_queue(self) -> bool:
+        """Return whether delayed messages of another queue wait in this queue."""
+        return home_of(self.name) is not None
+
 
 @dataclass(slots=True, frozen=True)
 class ClientStatus:

@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from phpmq_lite.admin.context import Context, status_of
-from phpmq_lite.admin.dead_letter_queues import RETRY
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, read_block, redrive_content
 from phpmq_lite.envelopes.indexed_fields import INDEX_BYTES, IndexedFields
 from phpmq_lite.envelopes.schema_registry import SchemaRegistry
@@ -21,7 +20,7 @@ from phpmq_lite.envelopes.validation import (
     lint,
     validate,
 )
-from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.queue_settings import QueueSettings, home_of
 from phpmq_lite.storage.read.messages import Body, MessageRow
 
 CARD_BYTES: Final = INDEX_BYTES  # pages do not validate larger envelopes
@@ -223,7 +222,7 @@ def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
     home = card.block.original_queue if card.block is not None else row.queue
     if not isinstance(said, str) or not said or home is None:
         return ""
-    return said if said not in (home, home.removesuffix(RETRY)) else ""
+    return said if said not in (home, home_of(home)) else ""
 
 
 # -- queue settings

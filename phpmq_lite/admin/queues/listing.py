@@ -15,7 +15,7 @@ from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.fields import ListQuery
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import LONGEST_NAME, home_of
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus
 
 QueueSort = Literal[
@@ -250,9 +250,12 @@ async def read_oldest_ready(call: Call, queues: Iterable[QueueStatus]) -> dict[i
 
 
 def retry_hint(queue: QueueStatus) -> str:
-    """Return a warning about a delayed-retry queue that has consumers."""
-    who = count_of(queue.consumers, "consumer receives", "consumers receive")
-    return f"{who} messages before their delay ends; the queue forwards them to {queue.name[:-6]}"
+    """Return a warning if a queue for delayed messages has consumers, else an empty text."""
+    home = home_of(queue.name)
+    if home is None or not queue.consumers:
+        return ""
+    consumers = count_of(queue.consumers, "consumer receives", "consumers receive")
+    return f"{consumers} messages before their delay ends; the queue forwards them to {home}"
 
 
 def paused_sides(queue: QueueStatus) -> list[str]:

@@ -10,11 +10,7 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin import charts, trends
-from phpmq_lite.admin.dead_letter_queues import (
-    RETRY,
-    dead_letter_queue_of,
-    is_dead_letter_queue,
-)
+from phpmq_lite.admin.dead_letter_queues import dead_letter_queue_of, is_dead_letter_queue
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import Form
@@ -88,7 +84,7 @@ async def _show(
 ) -> web.Response:
     others = call.queues
     records_name = dead_letter_queue_of(others, queue.name)
-    is_odd = queue.consumers and queue.name.endswith(RETRY)
+    retry_hint = listing.retry_hint(queue)
     return await call.render(
         "queue.html",
         status=status,
@@ -102,7 +98,7 @@ async def _show(
         quarantined=await _quarantined(call, queue),
         consumers=listing.consumers_of(call.status, queue.name),
         is_shelf=is_dead_letter_queue(others, queue.name),
-        retry_warning=f"{listing.retry_hint(queue)}." if is_odd else "",
+        retry_warning=f"{retry_hint}." if retry_hint else "",
         **part,
     )
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from phpmq_lite.admin import formats, trends
 from phpmq_lite.admin.context import Context
-from phpmq_lite.admin.dead_letter_queues import RETRY, dead_letter_queues_named, has_records
+from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.messages.search_query import verdict_search
 from phpmq_lite.admin.queues.listing import paused_sides, retry_hint
@@ -84,7 +84,7 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
     for queue in status.queues:
         # Do not format notices beyond the limit; for 10,000 queues, that would take 40 ms.
         # Dead letters and retries are expected to wait.
-        is_waiting = has_records(queue.name, named) or queue.name.endswith(RETRY)
+        is_waiting = has_records(queue.name, named) or queue.is_retry_queue
         is_consumed = bool(queue.consumers) or queue.queue_id in claimed
         only_bad = len(found) >= NOTICES_MAX
         found += _of_queue(queue, seen, is_waiting, is_consumed=is_consumed, only_bad=only_bad)
@@ -187,8 +187,8 @@ def _of_queue(
         yield _notice(queue, "warn", text, "Charts", tab="charts")
     if paused := paused_sides(queue):
         yield _notice(queue, "warn", " and ".join(paused).capitalize(), "Resume")
-    if queue.consumers and queue.name.endswith(RETRY):
-        yield _notice(queue, "warn", retry_hint(queue), "Consumers", tab="consumers")
+    if hint := retry_hint(queue):
+        yield _notice(queue, "warn", hint, "Consumers", tab="consumers")
     if (unread := seen.unread.get(queue.queue_id)) and not is_waiting:
         text = f"{_at_least(unread)} expired in the last 24 h without ever being dispatched"
         yield _notice(queue, "warn", text, "History", tab="history", outcome="expired")
