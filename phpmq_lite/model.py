@@ -547,6 +547,7 @@ class RecoveredState:
     returned: int  # number of dispatched messages that are ready again
     pipeline: PipelineRows = field(default_factory=PipelineRows)
     newest_key: int = 0  # number of the newest key in the table receipt, even if it has expired
+    records: Sequence[tuple[int, int, int]] = ()  # dead letters: queue_id, source queue_id, count
 
 
 class BatchStore(Protocol):

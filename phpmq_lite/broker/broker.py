@@ -156,6 +156,8 @@ class Broker:
         self.state = state = BrokerState(limits, defaults, envelopes)
         for row in stored.queues:
             state.registry.load(row)
+        for queue_id, source_id, count in stored.records:
+            state.by_id[queue_id].count_record(source_id, count)
         state.registry.next_queue_id = max(
             state.registry.next_queue_id, stored.counters.get("next_queue_id", 1)
         )

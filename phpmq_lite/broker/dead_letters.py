@@ -81,7 +81,7 @@ def _store_record(
     if target.inspects:
         record.indexed = message.indexed
     state.add_to_window(target, created, (content,))
-    record.source = MessageSource(message.seq, queue.queue_id, reason)
+    state.set_source(record, MessageSource(message.seq, queue.queue_id, reason))
     state.record_event(message, StateEvent.DEAD_LETTER, record.message_id.decode())
 
 
@@ -141,7 +141,7 @@ def link_record(state: BrokerState, record: Message, content: bytes) -> None:
         queue_id = origin.queue_id
     if seq is not None and not 0 < seq < record.seq:
         seq = None
-    record.source = MessageSource(seq, queue_id, source.reason)
+    state.set_source(record, MessageSource(seq, queue_id, source.reason))
 
 
 def link_record_of_consumer(state: BrokerState, record: Message, content: bytes) -> None:
@@ -163,7 +163,7 @@ def link_record_of_consumer(state: BrokerState, record: Message, content: bytes)
         and about.consumer is not None
         and about.consumer == record.publisher
     ):
-        record.source = MessageSource(about.seq, about.queue_id, source.reason)
+        state.set_source(record, MessageSource(about.seq, about.queue_id, source.reason))
 
 
 def seq_of(message_id: bytes) -> int | None:

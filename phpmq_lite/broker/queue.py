@@ -157,6 +157,7 @@ class Queue:
         ]()  # publishers waiting for the queue to accept messages
         self.counters = QueueCounters()
         self.dead_by_reason: dict[str, int] = {}  # counters.dead, broken down by reason
+        self.records: dict[int, int] | None = None  # live dead letters by queue_id of their source
         # Histograms (see histogram.py) are None until needed, because each list takes 2 KB.
         # If there are many queues, most of them are idle.
         self.wait_histogram: list[int] | None = None  # times from publish to first dispatch
@@ -171,6 +172,14 @@ class Queue:
         if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:
             reason = "other"
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1
+
+    def count_record(self, source_id: int, change: int) -> None:
+        """Count a dead letter of another queue that is added here (1) or leaves (-1).
+
+        After a restart, only dead-letter queues know the records that they had before.
+        """
+        self.records = self.records or {}
+        self.records[source_id] = self.records.get(source_id, 0) + change
 
     def refusal(self, number: int = 1, size: int = 1) -> str | None:
         """Return why the queue currently refuses ``number`` messages of ``size`` bytes, or None.

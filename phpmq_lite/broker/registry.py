@@ -198,6 +198,31 @@ class QueueRegistry:
             return queue.settings.dead_letter_queue or dead_letter_name(queue.name)
         return self.configured_dead_letter_queue(home) or dead_letter_name(home)
 
+    def count_records(self, queue: Queue) -> int:
+        """Return how many live dead letters a queue has; a ``.retry`` queue's count at its home.
+
+        A dead-letter queue that several queues share has counts by source; any other has only
+        records of its queue, including those that clients published without naming their source.
+        """
+        name = self.dead_letter_name(queue)
+        home = self.queues.get(home_of(queue.name) or "")
+        target = self.queues.get(name)
+        if (
+            target is None
+            or queue.is_dead_letter_queue
+            or (home is not None and self.dead_letter_name(home) == name)
+        ):
+            return 0
+        origin = self.queues.get(name.removesuffix(DEAD_LETTER_SUFFIX))
+        has_origin = origin is not None and not origin.settings.dead_letter_queue
+        if self._references[name] + (has_origin and origin is not target) <= 1:
+            return target.row.live_count
+        records, retry = target.records or {}, self.queues.get(retry_name(queue.name))
+        count = records.get(queue.queue_id, 0)
+        if retry is not None and self.dead_letter_name(retry) == name:
+            count += records.get(retry.queue_id, 0)
+        return max(0, count)
+
     def dead_letter_queue(self, queue: Queue) -> Queue:
         """Return a queue's dead-letter queue, creating it if necessary, regardless of limits."""
         name = self.dead_letter_name(queue)

@@ -25,7 +25,15 @@ from phpmq_lite.broker.registry import QueueRegistry
 from phpmq_lite.broker.state_table import ACKED, DISPATCHED, READY_AGAIN
 from phpmq_lite.broker.ttl import deadline_of
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
-from phpmq_lite.model import Batch, ClockReading, EnvelopeInspector, Limits, Message, OrderedSet
+from phpmq_lite.model import (
+    Batch,
+    ClockReading,
+    EnvelopeInspector,
+    Limits,
+    Message,
+    MessageSource,
+    OrderedSet,
+)
 from phpmq_lite.queue_settings import QueueSettings
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
@@ -405,9 +413,17 @@ class BrokerState:
         """Subtract a message from the live counts of ``queue``."""
         queue.row.live_count -= 1
         queue.row.live_bytes -= message.size
+        if (source_id := message.source.queue_id) is not None:
+            queue.count_record(source_id, -1)
         self.batch.queue_rows[queue.queue_id] = queue.row
         if queue.parked:
             self.registry.wake_publishers(queue)
+
+    def set_source(self, record: Message, source: MessageSource) -> None:
+        """Record which message a new dead letter is about, and count it."""
+        record.source = source
+        if source.queue_id is not None:
+            self.by_id[record.queue_id].count_record(source.queue_id, 1)
 
     def acknowledge_held(self, connection: Connection, acks: Iterable[tuple[str, bytes]]) -> int:
         """Acknowledge messages held by a connection; each is identified by queue and id.
@@ -429,6 +445,7 @@ class BrokerState:
                     break
                 last, first, size, held = name, len(seqs), 0, consumer.held
                 hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
+                records = queue.records
             message = held.pop(message_id, None)
             if message is None:
                 break
@@ -437,6 +454,8 @@ class BrokerState:
             messages.pop(seq, None)
             seqs.append(seq)
             size += message.size
+            if records and (source_id := message.source.queue_id) is not None:
+                records[source_id] = records.get(source_id, 0) - 1
             ms = wall_ms - (message.last_dispatched_at or wall_ms)
             hold[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
         if consumer is not None:

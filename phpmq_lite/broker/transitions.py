@@ -254,6 +254,8 @@ def _change_queue(state: BrokerState, message: Message, target: Queue, event: St
 def _add_counts(state: BrokerState, message: Message, queue: Queue) -> None:
     queue.row.live_count += 1
     queue.row.live_bytes += message.size
+    if (source_id := message.source.queue_id) is not None:
+        queue.count_record(source_id, 1)
     state.batch.queue_rows[queue.queue_id] = queue.row
 
 
@@ -266,6 +268,8 @@ def acknowledge(state: BrokerState, message: Message, queue: Queue) -> None:
     state.messages.pop(message.seq, None)
     state.record_hold_time(message, queue)
     state.settle_acked([message.seq])
+    if (source_id := message.source.queue_id) is not None:
+        queue.count_record(source_id, -1)
     state.count_acked(queue, 1, message.size)
 
 

@@ -44,7 +44,7 @@ class QueueStatus:
     name: str
     ready: int
     dispatched: int
-    dead: int  # number of messages in the dead-letter queue; 0 if the home queue counts them
+    dead: int  # number of its records in the dead-letter queue; 0 if the home queue counts them
     bytes: int  # total size of the bodies of live messages
     published_per_s: float
     dispatched_per_s: float
@@ -354,12 +354,7 @@ class BrokerHandle:
     def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
         """Return a queue's statistics, reusing the previous object if the queue was idle."""
         dead_letter_name = state.registry.dead_letter_name(queue)
-        home = state.queues.get(home_of(queue.name) or "")
-        is_counted = queue.is_dead_letter_queue or (
-            home is not None and state.registry.dead_letter_name(home) == dead_letter_name
-        )
-        records = None if is_counted else state.queues.get(dead_letter_name)
-        dead = 0 if records is None else records.row.live_count
+        dead = state.registry.count_records(queue)
         rates = self.rates.of(queue, at_s)
         turns, row = queue.counters.activity, queue.row
         if queue.consumers or rates is not NO_RATES:

@@ -28,7 +28,7 @@ from phpmq_lite.model import (
     WindowRequest,
     checksum,
 )
-from phpmq_lite.queue_settings import COLUMNS
+from phpmq_lite.queue_settings import COLUMNS, DEAD_LETTER_SUFFIX
 from phpmq_lite.storage.batch_sql import message_of, write_statements
 from phpmq_lite.storage.statements import load
 
@@ -107,13 +107,22 @@ class Store(ABC):
         [(next_deadline_ms,)] = self.query("next_deadline", (-1,))
         [(newest_key,)] = self.query("newest_key")
         [(next_stage_id,)] = self.query("next_stage_id")
+        queues = [_queue_row(row) for row in self.query("queues")]
+        named = {row.own.get("dead_letter_queue") for row in queues}
+        records = [
+            (row.queue_id, source_id, count)
+            for row in queues
+            if row.live_count and (row.name.endswith(DEAD_LETTER_SUFFIX) or row.name in named)
+            for source_id, count in self.query("records_by_source", {"of": row.queue_id})
+        ]
         return RecoveredState(
-            queues=[_queue_row(row) for row in self.query("queues")],
+            queues=queues,
             receipts=(),
             counters=self.counters(),
             next_deadline_ms=next_deadline_ms,
             returned=returned,
             newest_key=newest_key,
+            records=records,
             pipeline=PipelineRows(
                 subscriptions=self.query("subscriptions"),
                 held=self.query("claimed_by_queue"),

@@ -235,6 +235,22 @@ def test_key_counts_as_repeated_once_its_row_is_gone(driver: Driver) -> None:
     assert driver.live() == (0, 0)
 
 
+def test_number_of_dead_letters_by_source_survives_a_restart(driver: Driver) -> None:
+    for name, count in (("orders", 2), ("mails", 1)):
+        driver.publish(*[b"x"] * count, queue=name)
+        run_operation(driver, "configure", name, {"dead_letter_queue": "failed"})
+        worker = driver.consume(count, name)
+        for message in worker.take():
+            worker.dead_letter(name, message.message_id)
+        driver.step()
+    driver.publish(b"no record", queue="failed")
+    for _ in range(2):
+        registry = driver.core.state.registry
+        counts = {name: registry.count_records(registry.queues[name]) for name in registry.queues}
+        assert counts == {"orders": 2, "mails": 1, "failed": 0}
+        driver.kill_and_restart()
+
+
 def test_settings_of_a_queue_survive_a_restart(driver: Driver) -> None:
     driver.publish(b"a")
     changes = {

@@ -158,15 +158,13 @@ def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> b
 def sum_totals(status: BrokerStatus) -> dict[str, float]:
     """Return the totals over all queues, as shown in the tiles of the overview.
 
-    Dead-letter records count only as dead, not as ready in their own queues.  They count only once
-    even if several queues, such as a queue and its ``.retry``, share a dead-letter queue.
+    Dead-letter records count only as dead, not as ready in their own queues.
     """
     queues, others = status.queues, dead_letter_queues_named(status.queues)
-    records = {queue.dead_letter_queue: queue.dead for queue in queues if queue.dead}
     return {
         "ready": sum(queue.ready for queue in queues if not has_records(queue.name, others)),
         "dispatched": sum(queue.dispatched for queue in queues),
-        "dead": sum(records.values()),
+        "dead": sum(queue.dead for queue in queues),
         "published": sum(queue.published_per_s for queue in queues),
         "acked": sum(queue.acked_per_s for queue in queues),
     }

@@ -257,6 +257,17 @@ WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.se
 SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max_messages,
   max_bytes, payload_policy, settings, live_count, live_bytes, created_by FROM queue;
 
+-- name: records_by_source
+-- The number of dead letters in a queue by the queue where they died; ready ones, then claimed ones.
+-- parameters: of (queue_id)
+-- index: message_place
+-- index: message_held
+SELECT source_queue_id, count(*) FROM message
+WHERE queue_id = :of AND state = 0 AND source_queue_id IS NOT NULL GROUP BY source_queue_id
+UNION ALL
+SELECT source_queue_id, count(*) FROM message
+WHERE queue_id = :of AND state = 1 AND source_queue_id IS NOT NULL GROUP BY source_queue_id;
+
 -- name: newest_key
 -- Number of the newest key; 0 if there is none.
 SELECT coalesce(max(n), 0) FROM receipt;

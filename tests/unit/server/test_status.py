@@ -5,11 +5,12 @@ from unittest.mock import patch
 
 import pytest
 
+from phpmq_lite.broker import dead_letters, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import ClockReading, Limits, LoadedRows, RecoveredState
+from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import status as status_module
 from phpmq_lite.server.engine import Engine
@@ -190,6 +191,45 @@ async def test_status_names_the_dead_letter_queue_and_counts_its_records(
         "mails.retry": ("mails.dlq", 0),
         "orders.dlq": ("orders.dlq.dlq", 0),
     }
+
+
+async def test_queues_that_share_a_dead_letter_queue_count_their_own_records(
+    front: BrokerHandle, core: Broker, client: Connection
+) -> None:
+    state = core.state
+    queues = {
+        name: state.registry._create(name, "")
+        for name in ("orders", "orders.retry", "mail", "other")
+    }
+    for name in ("orders", "mail"):
+        queues[name].row.own = {"dead_letter_queue": "failed"}
+        state.registry.configure(queues[name])
+
+    def dead() -> dict[str, int]:
+        return {queue.name: queue.dead for queue in front.status().queues if queue.dead}
+
+    def kill(name: str) -> Message:
+        [message] = state.create_messages(((queues[name], 1),), (b"x",), (0,), None)
+        dead_letters.settle_dead(state, message, "client", b"x")
+        return state.batch.created[-1]
+
+    records = [kill(name) for name in ("orders", "orders.retry", "mail", "mail", "mail")]
+    core.publish(client, "failed", b"no record", 0, None)
+    assert dead() == {"orders": 2, "mail": 3}
+    failed = state.queues["failed"]
+    transitions.acknowledge(state, records[0], failed)
+    transitions.delete(state, records[2], "operator")
+    transitions.move(state, records[3], queues["other"])
+    assert dead() == {"orders": 1, "mail": 1}
+    transitions.move(state, records[3], failed)
+    core.consume(client, "failed", 9)
+    core.finish()
+    records[4].body = b"x"
+    core.begin(NOW, LoadedRows(windows=[(failed.queue_id, [records[4]], True)]))
+    core.finish()
+    core.begin(NOW)
+    assert state.acknowledge_held(client, [("failed", records[4].message_id)]) == 1
+    assert dead() == {"orders": 1, "mail": 1}
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -122,10 +122,10 @@ def test_empty_csv_has_its_head() -> None:
 
 def test_tiles_count_dead_letter_records_once() -> None:
     status = broker_status(
-        queue_status("orders", 1, ready=5, dead=3, published_per_s=1.5),
+        queue_status("orders", 1, ready=5, dead=2, published_per_s=1.5),
         queue_status("orders.dlq", 2, ready=3),
-        queue_status("orders.retry", 3, dead=3, dead_letter_queue="orders.dlq"),
-        queue_status("returns", 4, dead=3, dead_letter_queue="orders.dlq"),
+        queue_status("orders.retry", 3, dead_letter_queue="orders.dlq"),
+        queue_status("returns", 4, dead=1, dead_letter_queue="orders.dlq"),
     )
     shown = queue_list.overview_tiles(status, {1: NOW_MS - 60_000, 2: NOW_MS - 9_000_000}, NOW_MS)
     picked = {key: shown[f"total.{key}"] for key in ("ready", "dead", "age", "in", "queues")}
