@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Final
 
+from phpmq_lite.durations import DAY_S
 from phpmq_lite.errors import RefusedError
 
 DEAD_LETTER_SUFFIX: Final = ".dlq"  # of the queue for dead letters; see ``dead_letter_name``
@@ -21,7 +22,7 @@ NAME_RULE: Final = (
     f"1 to {NAME_BYTES} bytes of UTF-8 (up to {LONGEST_NAME} with suffix {DEAD_LETTER_SUFFIX}), "
     "without control characters except line feeds"
 )
-LONGEST_TTL_S: Final = 100 * 365 * 86_400  # 100 years, so that all times fit into 63 bits
+LONGEST_TTL_S: Final = 100 * 365 * DAY_S  # 100 years, so that all times fit into 63 bits
 FORWARD: Final = "forward:"
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # not line feeds, which PHPMQ allows
 HOME_SETTINGS: Final = ("payload_policy", "schema_mode", "empty_list_data")  # also apply to .retry

@@ -35,11 +35,12 @@ OURS: Final[dict[str, set[str]]] = {
     "forks": set(),
     "sockets": set(),
     "histogram": set(),
+    "durations": set(),
     "clock": {"model"},  # a reading is model.Now
     "standard_streams": set(),
     "text_files": {"errors"},
     "logs": {"standard_streams"},
-    "queue_settings": {"errors"},
+    "queue_settings": {"durations", "errors"},
     "writes": set(),
     "settings": {"queue_settings", "text_files", "errors"},
     "broker_process": {"errors"},
@@ -71,6 +72,7 @@ OURS: Final[dict[str, set[str]]] = {
     "admin": {
         "writes",
         "text_files",
+        "durations",
         "broker.broker",
         "histogram",
         "broker.state_table",

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.trends import Trend, TrendBucket
+from phpmq_lite.durations import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 
 STEP: Final = 4  # width of each bucket, in plot units
 HEIGHT: Final = 100
@@ -265,10 +266,10 @@ class _Linear:
 
 
 _TIMES_MS: Final = (
-    1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 86_400_000,
-    10 * 86_400_000, 100 * 86_400_000, 1_000 * 86_400_000, 10_000 * 86_400_000,
-    100_000 * 86_400_000,
-)  # fmt: skip
+    *(10**at for at in range(5)),
+    *(at * MINUTE_S * 1_000 for at in (1, 10, 60, 360)),
+    *(10**at * DAY_S * 1_000 for at in range(6)),
+)
 
 
 class _Logarithmic:
@@ -313,13 +314,13 @@ def round_step(top: float) -> float:
     return max(step, 0.1)
 
 
-_EVERY_S: Final = {"1h": 600, "24h": 4 * 3_600, "7d": 2 * 86_400, "30d": 7 * 86_400}
+_EVERY_S: Final = {"1h": 600, "24h": 4 * HOUR_S, "7d": 2 * DAY_S, "30d": WEEK_S}
 
 
 def time_marks(trend: Trend) -> list[AxisMark]:
     """Return marks for a time axis, at round UTC times that are not too close to its ends."""
     every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
-    pattern, style = ("%H:%M", "clock") if every < 86_400 else ("%b %-d", "day")
+    pattern, style = ("%H:%M", "clock") if every < DAY_S else ("%b %-d", "day")
     marks = []
     for at_s in range(-(-start // every) * every, trend.end_s + 1, every):
         share = 100 * (at_s - start) / length
@@ -338,7 +339,7 @@ def _iso(at: datetime) -> str:
 
 def make_table(trend: Trend, columns: Sequence[tuple[ValueKind, ChartSeries]]) -> ChartTable:
     """Return the values of series, each with a value for each bucket, as a table."""
-    is_hour = trend.span.length_s <= 3_600
+    is_hour = trend.span.length_s <= HOUR_S
     pattern, style = ("%H:%M:%S", "second") if is_hour else ("%b %-d, %H:%M", "moment")
     rows: list[tuple[str, str, Sequence[str]]] = []
     for at in range(len(trend.buckets) - 1, -1, -1):

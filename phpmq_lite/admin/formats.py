@@ -2,8 +2,10 @@
 
 import re
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Final, NamedTuple
 
+from phpmq_lite.durations import UNITS_MS
 from phpmq_lite.model import State
 
 DASH: Final = "–"
@@ -65,20 +67,15 @@ def format_duration(ms: int, *, with_seconds: bool = True) -> str:
 
     With ``with_seconds``, durations below ten minutes include seconds.
     """
-    if ms < 1_000:
-        return f"{max(ms, 0)} ms"
-    seconds = ms // 1_000
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    if minutes < 60:
-        is_fine = with_seconds and seconds and minutes < 10
-        return f"{minutes} min {seconds} s" if is_fine else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min" if minutes and hours < 10 else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours and days < 10 else f"{days:,} d"
+    ms = max(ms, 0)
+    for unit, smaller in pairwise(UNITS_MS):
+        count, remaining_ms = divmod(ms, UNITS_MS[unit])
+        more = remaining_ms // UNITS_MS[smaller]
+        if count and more and count < 10 and smaller != "ms" and (with_seconds or smaller != "s"):
+            return f"{count} {unit} {more} {smaller}"
+        if count:
+            return f"{count:,} {unit}"
+    return f"{ms} ms"
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:

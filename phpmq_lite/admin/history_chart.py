@@ -16,10 +16,11 @@ from phpmq_lite.admin.trends import (
     gather_points,
     split_over_buckets,
 )
+from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
-_STEPS_S: Final = {"1h": 180, "24h": 3_600, "7d": 6 * 3_600, "30d": 86_400}
+_STEPS_S: Final = {"1h": 180, "24h": HOUR_S, "7d": 6 * HOUR_S, "30d": DAY_S}
 SPANS: Final = {key: trends.SPANS[key]._replace(step_s=step) for key, step in _STEPS_S.items()}
 INSET: Final = 5.0  # percentage of the width occupied by the axis labels on the left
 _GAP: Final = 0.12  # space on each side of a column, as a fraction of the slice's width

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite import histogram
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.context import Context
+from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.rollups import (
     ALL,
@@ -39,10 +40,10 @@ class TrendPeriod(NamedTuple):
 SPANS: Final = {
     span.key: span
     for span in (
-        TrendPeriod("1h", "1 h", 3_600, 20),
-        TrendPeriod("24h", "24 h", 86_400, 360),
-        TrendPeriod("7d", "7 d", 7 * 86_400, 2_700),
-        TrendPeriod("30d", "30 d", 30 * 86_400, 10_800),
+        TrendPeriod("1h", "1 h", HOUR_S, 20),
+        TrendPeriod("24h", "24 h", DAY_S, 360),
+        TrendPeriod("7d", "7 d", 7 * DAY_S, 2_700),
+        TrendPeriod("30d", "30 d", 30 * DAY_S, 10_800),
     )
 }
 
@@ -325,13 +326,13 @@ def _speed(per_s: float) -> str:
 
 
 def _about(seconds: float) -> str:
-    if seconds < 60:
+    if seconds < MINUTE_S:
         return f"{max(1, round(seconds / 5) * 5)} s"
     if seconds < 5_400:
-        return f"{round(seconds / 60)} min"
+        return f"{round(seconds / MINUTE_S)} min"
     if seconds < 172_800:
-        return f"{round(seconds / 3_600)} h"
-    return f"{round(seconds / 86_400):,} d"
+        return f"{round(seconds / HOUR_S)} h"
+    return f"{round(seconds / DAY_S):,} d"
 
 
 _MINUTES_S: Final = 90_000  # how long per-minute points are stored
@@ -347,7 +348,7 @@ async def read_trend(
     now_s = context.now_ms() // 1_000
     points, beats = context.rollups.points(queue_id), context.rollups.uptime()
     start_s = first_bucket_s(span, now_s)
-    if start_s < now_s - 3_600 - span.step_s:
+    if start_s < now_s - HOUR_S - span.step_s:
         points, beats = await gather_points(context, queue_id, start_s)
     if not with_times:
         return make_trend(points, beats, span, now_s, with_times=False)

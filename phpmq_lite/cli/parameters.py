@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from phpmq_lite.cli.output import is_terminal
+from phpmq_lite.durations import SHORT_UNITS_S
 
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -23,8 +24,7 @@ FILE_OR_STDIN: Final = click.Path(
 )  # for read_input, "-" means standard input
 _TRUSTED: Final = "PEM file with the CA certificate to trust instead of the system's."
 ca_option: Final = click.option("--tls-ca", type=EXISTING_FILE, help=_TRUSTED)
-_UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_DURATION: Final = re.compile(r"([0-9]{1,15}) *([smhdw]?)")
+_DURATION: Final = re.compile(rf"([0-9]{{1,15}}) *([{''.join(SHORT_UNITS_S)}]?)")
 
 
 def cert_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -40,7 +40,7 @@ def duration(value: str) -> int:
     found = _DURATION.fullmatch(value.strip())
     if found is None:
         raise click.BadParameter(f"{value!r} is not a duration; use a value such as 90, 15m or 7d")
-    return int(found[1]) * _UNITS_S[found[2]]
+    return int(found[1]) * SHORT_UNITS_S[found[2] or "s"]
 
 
 def assignment(value: str) -> tuple[str, str]:

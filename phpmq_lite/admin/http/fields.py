@@ -18,7 +18,8 @@ from phpmq_lite.admin.http.body import (
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import ROUTE
 from phpmq_lite.admin.urls import decode_name, own_path_or
-from phpmq_lite.queue_settings import LONGEST_NAME, NAME_RULE, name_problem
+from phpmq_lite.durations import UNITS_MS
+from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S, NAME_RULE, name_problem
 
 # -- paths
 
@@ -107,7 +108,7 @@ def unify_line_breaks(text: str) -> str:
 LIMIT_MAX = 200
 REASON_MAX: Final = 500
 PUBLISH_MAX = 1_000  # maximum number of messages in one request
-TTL_MAX_S = 100 * 365 * 86_400
+TTL_MAX_S = LONGEST_TTL_S
 
 OutputFormat = Annotated[
     Literal["html", "json", "jsonl", "csv"],
@@ -190,7 +191,7 @@ class ActionInput(StrictInput):
     reason: AuditReason = ""
 
 
-_UNITS: Final = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
+_UNITS: Final = {unit: UNITS_MS[unit] // 1_000 for unit in ("s", "min", "h", "d")}
 
 
 class Form:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.durations import SHORT_UNITS_S, UNITS_MS
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroup
@@ -31,9 +32,10 @@ _COMPARISON: Final = re.compile(r"(<=|>=|<|>|=)?([0-9]{1,18}(?:\.[0-9]{1,3})?)([
 _PATH_STEP: Final = re.compile(r'[^."\\\[\]]+')
 _SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TIMES_MS: Final = {
-    "ms": 1, "s": 1_000, "": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000,
-    "d": 86_400_000, "w": 604_800_000,
-}  # fmt: skip
+    **UNITS_MS,
+    **{unit: seconds * 1_000 for unit, seconds in SHORT_UNITS_S.items()},
+    "": 1_000,
+}
 _LARGEST: Final = 1 << 62
 _HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # queue names may contain line feeds
 

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin import charts, formats
 from phpmq_lite.admin.charts import Chart, ChartSeries, ChartTable
 from phpmq_lite.admin.trends import SPANS, Trend, TrendBucket, TrendPeriod
+from phpmq_lite.durations import HOUR_S, MINUTE_S
 from phpmq_lite.insights_document import (
     COUNTS,
     TIMES,
@@ -16,7 +17,10 @@ from phpmq_lite.insights_document import (
     SummaryStep,
 )
 
-_ROW_S: Final = {"24h": 60, "30d": 3_600}  # number of seconds covered by a row of the summary
+_ROW_S: Final = {
+    "24h": MINUTE_S,
+    "30d": HOUR_S,
+}  # number of seconds covered by a row of the summary
 
 
 class InsightsCharts(NamedTuple):

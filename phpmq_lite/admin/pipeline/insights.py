@@ -24,6 +24,7 @@ from phpmq_lite.admin.pipeline.readers import (
     read_readers,
 )
 from phpmq_lite.admin.pipeline.summary import BadSummaryError, read_summary, visible_to
+from phpmq_lite.durations import HOUR_S
 from phpmq_lite.insights_document import (
     SUMMARY_BYTES,
     DeadLetterTotals,
@@ -39,7 +40,7 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
 ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
-OLD_MS: Final = 26 * 3_600_000  # a summary older than this is outdated (allows for daily runs)
+OLD_MS: Final = 26 * HOUR_S * 1_000  # a summary older than this is outdated (allows for daily runs)
 
 
 endpoints: Final = Endpoints()

@@ -7,10 +7,11 @@ from pydantic import BaseModel
 
 from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.database_size import measure_database
 
-BURST_MS: Final = 3_600_000  # rates are averaged over at least this time, to smooth out bursts
+BURST_MS: Final = HOUR_S * 1_000  # rates are averaged over at least this time, to smooth out bursts
 
 
 @dataclass(slots=True, frozen=True)
@@ -150,7 +151,7 @@ async def _history_extent(context: Context) -> HistoryExtent:
         rows=database.history_rows,
         bytes=database.history_bytes,
         oldest_at=database.history_oldest_at,
-        age_ms=round(limits.days * 86_400_000),
+        age_ms=round(limits.days * DAY_S * 1_000),
         rows_max=limits.rows,
         bytes_max=int(limits.bytes),
     )
