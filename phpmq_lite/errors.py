@@ -77,6 +77,15 @@ class RefusedError(PhpmqError):
         self.code = code
 
 
+class BadSettingError(RefusedError):
+    """A queue's setting has an invalid value; ``problem`` follows the setting's name."""
+
+    def __init__(self, setting: str, problem: str) -> None:
+        super().__init__("bad_setting", f"{setting} {problem}")
+        self.setting = setting
+        self.problem = problem
+
+
 class StorageError(PhpmqError):
     """A database operation failed."""
 

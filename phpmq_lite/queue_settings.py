@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any, Final
 
 from phpmq_lite.durations import DAY_S
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.errors import BadSettingError, RefusedError
 
 DEAD_LETTER_SUFFIX: Final = ".dlq"  # of the queue for dead letters; see ``dead_letter_name``
 RETRY_SUFFIX: Final = ".retry"  # of the queue for delayed messages; see ``retry_name``
@@ -43,7 +43,7 @@ class SettingDefinition:
     help: str
     group: str = ""  # section in the form; empty if the form does not show the setting
     maximum: int = 0  # maximum value of a number; the minimum is 0
-    max_length: int = 0  # maximum length of a text in characters
+    max_length: int = 0  # maximum length of a text, or of a target queue, in characters
     choices: Mapping[str, str] = field(default_factory=dict)  # value -> label in the form
     column: bool = False  # whether the table ``queue`` has a column for it
     broker_default: bool = False  # whether ``[queues]`` can set the broker's default
@@ -82,109 +82,116 @@ class SettingDefinition:
         return None
 
 
+def _setting(default: Any, label: str, text: str, **bounds: Any) -> Any:
+    definition = SettingDefinition(label, text, **bounds)
+    return field(default=default, metadata={"definition": definition})
+
+
 @dataclass(slots=True)
 class QueueSettings:
     """The settings that an operator can change for a queue, with defaults filled in."""
 
-    on_expire: str = field(default="history", metadata={"definition": SettingDefinition(
+    # fmt: off
+    on_expire: str = _setting("history",
         "When a message expires", "What happens to a message when its TTL has passed.",
-        group=MESSAGES, column=True, broker_default=True, choices={
+        group=MESSAGES, max_length=LONGEST_NAME, column=True, broker_default=True, choices={
             "history": "Move the message to the history as expired",
             "dead_letter": "Dead-letter the message",
             "forward:QUEUE": "Forward the message to another queue",
         },
-    )})  # fmt: skip
-    max_deliveries: int = field(default=20, metadata={"definition": SettingDefinition(
+    )
+    max_deliveries: int = _setting(20,
         "Deliveries", "Dead-letter a message after this many counted deliveries. 0 means no limit.",
         group=MESSAGES, maximum=_COUNT_MAX, column=True, broker_default=True,
-    )})  # fmt: skip
-    ack_timeout_s: int = field(default=1_800, metadata={"definition": SettingDefinition(
+    )
+    ack_timeout_s: int = _setting(1_800,
         "Acknowledgement timeout",
         "Seconds until an unacknowledged message returns to the queue. 0 means never.",
         group=MESSAGES, maximum=_SECONDS_MAX, column=True, broker_default=True,
-    )})  # fmt: skip
-    default_ttl_s: int = field(default=0, metadata={"definition": SettingDefinition(
+    )
+    default_ttl_s: int = _setting(0,
         "Time to live",
         "TTL in seconds for forwarded messages and messages published without a TTL. 0 means none.",
         group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
-    )})  # fmt: skip
-    max_messages: int = field(default=0, metadata={"definition": SettingDefinition(
+    )
+    max_messages: int = _setting(0,
         "Messages", "Refuse messages above this number. 0 means no limit.",
         group=LIMITS, maximum=_COUNT_MAX, column=True, broker_default=True,
-    )})  # fmt: skip
-    max_bytes: int = field(default=0, metadata={"definition": SettingDefinition(
+    )
+    max_bytes: int = _setting(0,
         "Bytes", "Refuse messages above this total body size in bytes. 0 means no limit.",
         group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
-    )})  # fmt: skip
-    payload_policy: str = field(default="observe", metadata={"definition": SettingDefinition(
+    )
+    payload_policy: str = _setting("observe",
         "Payload policy", "How the broker treats message bodies.",
         group=MESSAGES, column=True, broker_default=True, choices={
             "opaque": "Opaque: do not inspect bodies",
             "observe": "Observe: show problems in envelopes",
             "envelope": "Envelope: dead-letter invalid envelopes",
         },
-    )})  # fmt: skip
-    schema_mode: str = field(default="off", metadata={"definition": SettingDefinition(
+    )
+    schema_mode: str = _setting("off",
         "Schemas", "How envelope queues handle data that its schema rejects.",
         group=MESSAGES, broker_default=True, choices={
             "off": "Off: do not check data",
             "warn": "Warn: count rejected data",
             "quarantine": "Quarantine: dead-letter the message",
         },
-    )})  # fmt: skip
-    dead_letter_queue: str = field(default="", metadata={"definition": SettingDefinition(
+    )
+    dead_letter_queue: str = _setting("",
         "Dead-letter queue",
         "Queue that receives dead-letter records. If empty, this queue's name followed by .dlq.",
         group=MESSAGES, max_length=LONGEST_NAME,
-    )})  # fmt: skip
-    empty_list_data: str = field(default="php", metadata={"definition": SettingDefinition(
+    )
+    empty_list_data: str = _setting("php",
         "Empty list as data", "When to read empty-list data ([]) in an envelope as {}.",
         group=MESSAGES, broker_default=True, choices={
             "php": "In envelopes created by PHP",
             "never": "Never",
             "always": "Always",
         },
-    )})  # fmt: skip
-    delivery_paused: bool = field(default=False, metadata={"definition": SettingDefinition(
+    )
+    delivery_paused: bool = _setting(False,
         "Delivery paused", "While this is on, consumers receive no messages."
-    )})  # fmt: skip
-    publishing_paused: bool = field(default=False, metadata={"definition": SettingDefinition(
+    )
+    publishing_paused: bool = _setting(False,
         "Publishing paused", "While this is on, publish requests wait or are refused."
-    )})  # fmt: skip
-    pinned: bool = field(default=False, metadata={"definition": SettingDefinition(
+    )
+    pinned: bool = _setting(False,
         "Pinned", "While this is on, the queue cannot be deleted.", group=LIMITS
-    )})  # fmt: skip
-    note: str = field(default="", metadata={"definition": SettingDefinition(
+    )
+    note: str = _setting("",
         "Note", "What the queue is for, and what to do when it stalls.",
         group=ABOUT, max_length=2_000,
-    )})  # fmt: skip
-    owner: str = field(default="", metadata={"definition": SettingDefinition(
+    )
+    owner: str = _setting("",
         "Owner", "Who is responsible for the queue.", group=ABOUT, max_length=200
-    )})  # fmt: skip
-    link: str = field(default="", metadata={"definition": SettingDefinition(
+    )
+    link: str = _setting("",
         "Link", "Runbook or dashboard URL, http:// or https://.", group=ABOUT, max_length=2_000
-    )})  # fmt: skip
-    alert_messages: int = field(default=0, metadata={"definition": SettingDefinition(
+    )
+    alert_messages: int = _setting(0,
         "Ready messages",
         "Pages show an alert above this many ready messages; nobody is notified. 0 means never.",
         group=ALERTS, maximum=_COUNT_MAX,
-    )})  # fmt: skip
-    alert_age_s: int = field(default=0, metadata={"definition": SettingDefinition(
+    )
+    alert_age_s: int = _setting(0,
         "Oldest ready message",
         "Pages show an alert if the oldest ready message is older than this many seconds; nobody "
         "is notified. 0 means never.",
         group=ALERTS, maximum=_SECONDS_MAX,
-    )})  # fmt: skip
+    )
+    # fmt: on
 
 
 def _definitions() -> dict[str, SettingDefinition]:
-    found = {}
+    definitions = {}
     for each in fields(QueueSettings):
         default: Any = each.default
-        found[each.name] = replace(
+        definitions[each.name] = replace(
             each.metadata["definition"], name=each.name, type=type(default), default=default
         )
-    return found
+    return definitions
 
 
 DEFINITIONS: Final = _definitions()  # definitions keyed by name, in the order of the fields
@@ -269,14 +276,15 @@ def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
     """Check changes to a queue's settings; None is a valid value that restores the default.
 
     Raises:
-        RefusedError: ``unknown_setting``, or ``bad_setting`` with the setting's name and bound.
+        RefusedError: ``unknown_setting``.
+        BadSettingError: a value is invalid.
     """
     for name, value in changes.items():
         definition = DEFINITIONS.get(name)
         if definition is None:
             raise RefusedError("unknown_setting", f"unknown queue setting {name!r}")
         if value is not None and (problem := definition.problem(queue, value)) is not None:
-            raise RefusedError("bad_setting", f"{name} {problem}")
+            raise BadSettingError(name, problem)
 
 
 def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | None]) -> None:
@@ -285,7 +293,7 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
     ``configured`` returns a queue's ``dead_letter_queue`` setting, or an empty text or None.
 
     Raises:
-        RefusedError: ``bad_setting``.
+        BadSettingError: there is a cycle.
     """
     at, seen = target, {queue}
     while at not in seen:
@@ -294,10 +302,8 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
         if not following and at.endswith(DEAD_LETTER_SUFFIX):
             return
         at = following or dead_letter_name(at)
-    raise RefusedError(
-        "bad_setting",
-        f"dead_letter_queue {target!r} would form a cycle of dead-letter queues through {at!r}",
-    )
+    problem = f"{target!r} would form a cycle of dead-letter queues through {at!r}"
+    raise BadSettingError("dead_letter_queue", problem)
 
 
 def check_no_forward_cycle(queue: str, value: str, on_expire: Callable[[str], str]) -> None:
@@ -306,16 +312,13 @@ def check_no_forward_cycle(queue: str, value: str, on_expire: Callable[[str], st
     ``on_expire`` returns the setting of a queue, or its default if the queue does not exist.
 
     Raises:
-        RefusedError: ``bad_setting``.
+        BadSettingError: there is a cycle.
     """
     at, following, seen = queue, value, {queue}
     while following.startswith(FORWARD) and (target := following.removeprefix(FORWARD)) != at:
         if target in seen:
-            raise RefusedError(
-                "bad_setting",
-                f"on_expire {value!r} would form a cycle of expired messages through {at!r}, which"
-                f" forwards to {target!r}",
-            )
+            cycle = f"a cycle of expired messages through {at!r}, which forwards to {target!r}"
+            raise BadSettingError("on_expire", f"{value!r} would form {cycle}")
         seen.add(target)
         at, following = target, on_expire(target)
 

@@ -15,6 +15,7 @@ from phpmq_lite.admin.queues.settings_form import (
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import (
     DEFINITIONS,
+    LONGEST_NAME,
     QueueSettings,
     check_name,
     check_settings,
@@ -45,7 +46,13 @@ def test_form_shows_own_settings_and_defaults() -> None:
     ]  # fmt: skip
     assert (form["on_expire"].value, form["on_expire"].target) == ("forward", "late")
     assert form["ack_timeout_s"].default == "1800 (30 min)"
-    assert form["ack_timeout_s"].shown == "30 min"
+    assert form["ack_timeout_s"].amount == "30 min"
+
+
+def test_fields_accept_the_longest_names() -> None:
+    form = shown()
+    lengths = {name: form[name].setting.max_length for name in ("on_expire", "dead_letter_queue")}
+    assert lengths == dict.fromkeys(lengths, LONGEST_NAME)
 
 
 def test_default_follows_from_the_name() -> None:

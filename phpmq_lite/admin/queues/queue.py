@@ -15,7 +15,6 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import Form
 from phpmq_lite.admin.http.finding import Queue
-from phpmq_lite.admin.http.permissions import check_forward_right
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.responses import ListPage, json_response
 from phpmq_lite.admin.http.route import Role
@@ -34,13 +33,18 @@ from phpmq_lite.admin.pipeline.readers import read_claims
 from phpmq_lite.admin.queues import listing, settings_form
 from phpmq_lite.admin.queues.list import QueueView
 from phpmq_lite.admin.queues.listing import ListedQueue, read_oldest_ready
-from phpmq_lite.admin.queues.settings_form import KINDS, BadFieldError, SettingsInput, SettingsView
+from phpmq_lite.admin.queues.settings_form import (
+    FIELDS,
+    BadFieldError,
+    SettingsInput,
+    SettingsView,
+)
 from phpmq_lite.admin.system import attention
 from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.envelopes.validation import REASONS
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.errors import BadSettingError, RefusedError
 from phpmq_lite.queue_settings import home_of
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
@@ -234,20 +238,18 @@ async def submit_settings(call: Call, queue: Queue, form: Form) -> web.Response 
         reset = form.raw("reset")
         changes: Mapping[str, Any] = (
             {reset: None}
-            if reset in KINDS
+            if reset in FIELDS
             else settings_form.changed_settings(queue, defaults, form.raw, home=home)
         )
         if changes:
-            check_forward_right(call.request, changes.get("on_expire"))
+            call.check_forward(changes.get("on_expire"))
             await call.run(queue_operations.configure, queue.name, changes)
     except BadFieldError as error:
         return await _again(call, queue, form, error.field, str(error))
-    except RefusedError as error:
-        if error.code != "bad_setting":
-            raise
-        field, _, text = str(error).partition(" ")
-        return await _again(call, queue, form, field, f"{text[:1].upper()}{text[1:]}.")
-    titles = ", ".join(KINDS[name].title.lower() for name in changes)
+    except BadSettingError as error:
+        text = f"{error.problem[:1].upper()}{error.problem[1:]}."
+        return await _again(call, queue, form, error.setting, text)
+    titles = ", ".join(FIELDS[name].label.lower() for name in changes)
     text = f"Saved: {titles}." if changes else "No settings were changed."
     return Done(None, text, call.url("queue", q=queue.name, tab="settings"))
 
@@ -258,10 +260,10 @@ async def _again(call: Call, queue: QueueStatus, form: Form, field: str, text: s
     Raises:
         Problem: 422 if the form does not contain the field; nothing was changed.
     """
-    if field not in KINDS:
+    if field not in FIELDS:
         raise Problem(422, "bad_setting", f"{field} {text}", field=field)
     call.audit().result = "bad_setting"
-    typed = {name: form.raw(name) for name in (*KINDS, "forward_to")}
+    typed = {name: form.raw(name) for name in (*FIELDS, "forward_to")}
     part = {"fields": _fields(call, queue, typed, (field, text)), "has_error": True}
     return await _show(call, queue, QueuePageQuery(tab="settings"), part, 422)
 
@@ -288,7 +290,7 @@ async def get_queue(call: Call, queue: Queue) -> web.Response:
 async def configure_queue(call: Call, queue: Queue, asked: SettingsInput) -> web.Response:
     """Change a queue's settings; with an If-Match header, only if the ETag still matches."""
     changes = asked.changes()
-    check_forward_right(call.request, changes.get("on_expire"))
+    call.check_forward(changes.get("on_expire"))
     if target := changes.get("dead_letter_queue"):
         call.check_queue(target, "dead_letter_queue")
     check = check_etag(call, queue.name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -15,7 +15,6 @@ from phpmq_lite.queue_settings import (
     DEFINITIONS,
     FORWARD,
     LIMITS,
-    LONGEST_NAME,
     MESSAGES,
     QueueSettings,
     SettingDefinition,
@@ -23,54 +22,45 @@ from phpmq_lite.queue_settings import (
 )
 from phpmq_lite.server.status import QueueStatus
 
+FIELDS: Final = {  # the settings in the form, in its order
+    setting.name: setting
+    for group in (ABOUT, MESSAGES, LIMITS, ALERTS)
+    for setting in DEFINITIONS.values()
+    if setting.group == group
+}
+_NUMBERS: Final = ("number", "seconds", "bytes")
+_FORWARD_CHOICE: Final = "forward"  # value of the field, which has the queue in another field
 
-class _FieldKind(NamedTuple):
-    """The form field for a setting, without a value."""
 
-    name: str
-    title: str
-    help: str
-    kind: str  # text, area, link, number, seconds, bytes, choice or switch
-    choices: tuple[tuple[str, str], ...] = ()
-
-
-def _kind_of(setting: SettingDefinition) -> _FieldKind:
+def _kind_of(setting: SettingDefinition) -> str:
     if setting.type is bool:
-        kind = "switch"
-    elif setting.choices:
-        kind = "choice"
-    elif setting.type is int:
+        return "switch"
+    if setting.choices:
+        return "choice"
+    if setting.type is int:
         suffix = setting.name.rpartition("_")[2]
-        kind = {"s": "seconds", "bytes": "bytes"}.get(suffix, "number")
-    else:
-        kind = {"note": "area", "link": "link"}.get(setting.name, "text")
-    choices = tuple((value.partition(":")[0], label) for value, label in setting.choices.items())
-    return _FieldKind(setting.name, setting.label, setting.help, kind, choices)
+        return {"s": "seconds", "bytes": "bytes"}.get(suffix, "number")
+    return {"note": "area", "link": "link"}.get(setting.name, "text")
 
 
 @dataclass(slots=True, frozen=True)
 class SettingField:
     """The form field for a setting, with its value."""
 
-    name: str
-    title: str
-    help: str
-    kind: str
-    choices: tuple[tuple[str, str], ...]
+    setting: SettingDefinition
+    kind: str  # text, area, link, number, seconds, bytes, choice or switch
+    choices: Mapping[str, str]  # value -> label
     value: str  # text that the field contains
     target: str  # target queue, if the value is "forward"
     default: str  # default value, in words
     is_own: bool  # whether the value differs from the default
-    shown: str  # value with a unit, such as "30 min", for a duration or size
+    amount: str  # value with a unit, such as "30 min", for a duration or size
     error: str = ""
 
-
-GROUPS: Final[tuple[tuple[str, tuple[_FieldKind, ...]], ...]] = tuple(
-    (title, tuple(_kind_of(each) for each in DEFINITIONS.values() if each.group == title))
-    for title in (ABOUT, MESSAGES, LIMITS, ALERTS)
-)
-KINDS: Final = {kind.name: kind for _, kinds in GROUPS for kind in kinds}
-_NUMBERS: Final = ("number", "seconds", "bytes")
+    @property
+    def name(self) -> str:
+        """The name of the setting and of the field."""
+        return self.setting.name
 
 
 def form_fields_of(
@@ -86,66 +76,63 @@ def form_fields_of(
     ``home`` is the queue to which a ``.retry`` queue belongs.
     """
     plain = _plain(queue, defaults, home)
-    made = []
-    for title, kinds in GROUPS:
-        shown = [_field(kind, queue.settings, plain) for kind in kinds]
+    groups: dict[str, list[SettingField]] = {}
+    for setting in FIELDS.values():
+        field = _field(setting, queue.settings, plain)
         if typed is not None:
-            shown = [_as_typed(field, typed) for field in shown]
-        made.append(
-            (title, [replace(f, error=error[1]) if f.name == error[0] else f for f in shown])
-        )
-    return made
+            target = typed.get("forward_to", "") if setting.name == "on_expire" else ""
+            field = replace(field, value=typed.get(setting.name, ""), target=target)
+        if setting.name == error[0]:
+            field = replace(field, error=error[1])
+        groups.setdefault(setting.group, []).append(field)
+    return list(groups.items())
 
 
 def _plain(
     queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None
 ) -> QueueSettings:
     """Return the settings that would apply if the queue had none of its own."""
-    row = QueueRow(0, queue.name, 0)
     return effective_settings(
-        row,
+        QueueRow(0, queue.name, 0),
         QueueSettings(**defaults),
         has_records=queue.is_dead_letter_queue,
         home=None if home is None else home.settings,
     )
 
 
-def _field(kind: _FieldKind, settings: QueueSettings, plain: QueueSettings) -> SettingField:
-    value, default = getattr(settings, kind.name), getattr(plain, kind.name)
-    target = ""
-    if kind.name == "on_expire" and value.startswith(FORWARD):
-        value, target = "forward", value.removeprefix(FORWARD)
-    text = ("yes" if value else "") if isinstance(value, bool) else str(value)
+def _field(setting: SettingDefinition, own: QueueSettings, plain: QueueSettings) -> SettingField:
+    name, kind, target = setting.name, _kind_of(setting), ""
+    value, default = getattr(own, name), getattr(plain, name)
+    is_own = value != default
+    if name == "on_expire" and value.startswith(FORWARD):
+        value, target = _FORWARD_CHOICE, value.removeprefix(FORWARD)
     return SettingField(
-        kind.name, kind.title, kind.help, kind.kind, kind.choices,
-        text, target, _value_text(kind, default),
-        getattr(settings, kind.name) != default, _in_words(kind, value),
-    )  # fmt: skip
+        setting,
+        kind,
+        {key.partition(":")[0]: label for key, label in setting.choices.items()},
+        value=("yes" if value else "") if isinstance(value, bool) else str(value),
+        target=target,
+        default=_value_text(setting, kind, default),
+        is_own=is_own,
+        amount=_with_unit(kind, value),
+    )
 
 
-def _as_typed(field: SettingField, typed: Mapping[str, str]) -> SettingField:
-    target = typed.get("forward_to", "") if field.name == "on_expire" else ""
-    return replace(field, value=typed.get(field.name, ""), target=target)
+def _value_text(setting: SettingDefinition, kind: str, value: Any) -> str:
+    if kind == "switch":
+        return "on" if value else "off"
+    if kind == "choice":
+        return setting.choices.get(value, f"forward to {str(value).removeprefix(FORWARD)}")
+    if kind in _NUMBERS:
+        amount = _with_unit(kind, value)
+        return f"{value} ({amount})" if amount else str(value)
+    return value or "empty"
 
 
-def _value_text(kind: _FieldKind, default: Any) -> str:
-    if kind.kind == "switch":
-        return "on" if default else "off"
-    if kind.kind == "choice":
-        known = dict(kind.choices)
-        return known.get(default, f"forward to {str(default).removeprefix(FORWARD)}")
-    if kind.kind in _NUMBERS:
-        meaning = _in_words(kind, default)
-        return f"{default} ({meaning})" if meaning else str(default)
-    return default or "empty"
-
-
-def _in_words(kind: _FieldKind, value: Any) -> str:
-    if not value:
-        return ""
-    if kind.kind == "seconds":
+def _with_unit(kind: str, value: Any) -> str:
+    if kind == "seconds" and value:
         return formats.format_duration(value * 1_000)
-    return formats.format_size(value) if kind.kind == "bytes" else ""
+    return formats.format_size(value) if kind == "bytes" and value else ""
 
 
 # -- submitted values
@@ -174,47 +161,47 @@ def changed_settings(
         BadFieldError: a number is invalid.
     """
     plain = _plain(queue, defaults, home)
-    found: dict[str, Any] = {}
-    for kind in KINDS.values():
-        value = _value(kind, read)
-        now, default = getattr(queue.settings, kind.name), getattr(plain, kind.name)
-        wanted = default if value is None else value
-        if wanted not in (now, _as_sent(kind, now)):
-            found[kind.name] = None if wanted == default else wanted
-    return found
+    changes: dict[str, Any] = {}
+    for name, setting in FIELDS.items():
+        value = _value(setting, read)
+        current, default = getattr(queue.settings, name), getattr(plain, name)
+        value = default if value is None else value
+        if value not in (current, _as_sent(setting, current)):
+            changes[name] = None if value == default else value
+    return changes
 
 
-def _as_sent(kind: _FieldKind, value: Any) -> Any:
+def _as_sent(setting: SettingDefinition, value: Any) -> Any:
     """Return what a browser sends for a field that the user has not changed.
 
     Single-line fields lose line breaks; white space at both ends is removed.
     """
     if not isinstance(value, str):
         return value
-    text = value.replace("\r\n", "\n").replace("\r", "\n")
-    if kind.kind != "area":
+    kind, text = _kind_of(setting), value.replace("\r\n", "\n").replace("\r", "\n")
+    if kind != "area":
         text = text.replace("\n", "")
-    return text if kind.kind == "choice" else text.strip()
+    return text if kind == "choice" else text.strip()
 
 
-def _value(kind: _FieldKind, read: Callable[[str], str]) -> Any:
-    text = read(kind.name)
-    if kind.kind == "switch":
+def _value(setting: SettingDefinition, read: Callable[[str], str]) -> Any:
+    kind, text = _kind_of(setting), read(setting.name)
+    if kind == "switch":
         return text == "yes"
-    if kind.kind in _NUMBERS:
+    if kind in _NUMBERS:
         digits = text.strip().replace(",", "")
         if not digits:
             return None
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-            raise BadFieldError(kind.name, "Enter an integer of 0 or more.")
+            raise BadFieldError(setting.name, "Enter an integer of 0 or more.")
         return int(digits)
-    if kind.name == "on_expire":
-        return FORWARD + read("forward_to") if text == "forward" else text
-    return text if kind.kind == "choice" else text.replace("\r\n", "\n").strip()
+    if setting.name == "on_expire":
+        return FORWARD + read("forward_to") if text == _FORWARD_CHOICE else text
+    return text if kind == "choice" else text.replace("\r\n", "\n").strip()
 
 
 _ALL: Final[dict[str, Any]] = {
-    name: (each.type, Field(description=each.help)) for name, each in DEFINITIONS.items()
+    name: (setting.type, Field(description=setting.help)) for name, setting in DEFINITIONS.items()
 }
 _AllSettings: Any = cast(Any, create_model("_AllSettings", **_ALL))
 
@@ -229,19 +216,21 @@ class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
 
 
 def _changed_field(setting: SettingDefinition) -> tuple[Any, Any]:
-    of_type: Any = setting.type
+    type_: Any = setting.type
     if setting.type is int:
-        of_type = Annotated[int, Field(ge=0, le=setting.maximum)]
+        type_ = Annotated[int, Field(ge=0, le=setting.maximum)]
     elif setting.name == "on_expire":
-        of_type = Annotated[str, Field(max_length=len(FORWARD) + LONGEST_NAME)]
+        type_ = Annotated[str, Field(max_length=len(FORWARD) + setting.max_length)]
     elif setting.choices:
-        of_type = Literal[tuple(setting.choices)]
+        type_ = Literal[tuple(setting.choices)]
     elif setting.type is str:
-        of_type = Annotated[str, Field(max_length=setting.max_length)]
-    return of_type | None, Field(None, description=setting.help)
+        type_ = Annotated[str, Field(max_length=setting.max_length)]
+    return type_ | None, Field(None, description=setting.help)
 
 
-_CHANGED: Final[dict[str, Any]] = {name: _changed_field(each) for name, each in DEFINITIONS.items()}
+_CHANGED: Final[dict[str, Any]] = {
+    name: _changed_field(setting) for name, setting in DEFINITIONS.items()
+}
 _STRICT: Final = ConfigDict(extra="forbid", strict=True)
 _ChangedSettings: Any = cast(Any, create_model("_ChangedSettings", __config__=_STRICT, **_CHANGED))
 
