@@ -14,8 +14,15 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document in bytes
 OTHER_QUEUES: Final = "(others)"  # represents all omitted queues together
 COUNTS: Final = (
-    "published", "dispatched", "acked", "expired", "dead", "deleted", "redelivered", "bytes",
-)  # fmt: skip
+    "published",
+    "dispatched",
+    "acked",
+    "expired",
+    "dead",
+    "deleted",
+    "redelivered",
+    "bytes",
+)
 TIMES: Final = tuple(
     f"{what}_{which}" for what in ("wait", "hold") for which in ("p50", "p95", "p99", "max")
 )

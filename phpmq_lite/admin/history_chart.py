@@ -154,10 +154,16 @@ def draw_history(
                 place = x + _GAP * width, below, width * (1 - 2 * _GAP), height
                 bars.append(HistoryBar(key, *place))
         return HistoryColumn(
-            x, width, when, f"{when}: {said}", _text(one.start_s), _text(one.end_s), bars,
+            x,
+            width,
+            when,
+            f"{when}: {said}",
+            _text(one.start_s),
+            _text(one.end_s),
+            bars,
             [formats.format_number(count) for count in counts or ()],
             chosen == (one.start_s * 1_000, one.end_s * 1_000),
-        )  # fmt: skip
+        )
 
     columns = [
         column(INSET + at * width, one, counts)
@@ -168,10 +174,16 @@ def draw_history(
     times = [mark._replace(at=round(INSET + mark.at * (100 - INSET) / 100, 2)) for mark in marks]
     nothing = "" if any(sums) else f"No {word} messages in this period."
     return HistoryChart(
-        span, outcomes, [formats.format_number(count) for count in sums], columns, scale,
-        times, _shade(cut, chosen), _about(columns, outcomes, sums, picked),
+        span,
+        outcomes,
+        [formats.format_number(count) for count in sums],
+        columns,
+        scale,
+        times,
+        _shade(cut, chosen),
+        _about(columns, outcomes, sums, picked),
         nothing if known else "No data for this period.",
-    )  # fmt: skip
+    )
 
 
 def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:

@@ -53,9 +53,10 @@ def dead_letter() -> None:
 
 @dead_letter.command(name="list")
 @click.option(
-    "--by-cause", is_flag=True,
+    "--by-cause",
+    is_flag=True,
     help="Also count by URN and cause, ignoring numbers and ids in reasons.",
-)  # fmt: skip
+)
 @admin_client_options
 @output_option
 def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:

@@ -228,9 +228,14 @@ _BUSIEST: Final = 30  # number of queues that ``queue top`` shows
 @queue.command()
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option(
-    "--every", "every_s", type=click.FloatRange(0.2), default=1.0, show_default=True,
-    metavar="SECONDS", help="Time between updates.",
-)  # fmt: skip
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.2),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between updates.",
+)
 @admin_client_options
 def top(admin: AdminClient, once: bool, every_s: float) -> None:
     """Show the busiest queues, with live updates until Ctrl-C."""

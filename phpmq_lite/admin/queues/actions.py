@@ -117,11 +117,18 @@ async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
     upto = await BulkJobLog(call.context.readers).next_number() - 1
     search = str(queue_search((source or queue).name, ("ready",)))
     return Confirmation(
-        title=title, button=title, queue=queue.name, text=row.text, fields=fields,
-        hidden=[("upto", upto)], typed=_typed(call, queue, row.action, count), is_danger=is_danger,
+        title=title,
+        button=title,
+        queue=queue.name,
+        text=row.text,
+        fields=fields,
+        hidden=[("upto", upto)],
+        typed=_typed(call, queue, row.action, count),
+        is_danger=is_danger,
         is_disabled=not (count or (is_danger and queue.dispatched)),
-        preview=(search, str(row.action)) if count else None, **_place(call, queue, name),
-    )  # fmt: skip
+        preview=(search, str(row.action)) if count else None,
+        **_place(call, queue, name),
+    )
 
 
 def _place(call: Call, queue: QueueStatus, action: str) -> dict[str, Any]:
@@ -134,21 +141,22 @@ def _place(call: Call, queue: QueueStatus, action: str) -> dict[str, Any]:
 
 
 def _declare(name: str, row: WholeQueueAction) -> None:
-    async def run(call: Call, queue: Queue, asked: WholeQueueForm) -> Done[BulkJobView]:
+    async def run(call: Call, queue: Queue, form: WholeQueueForm) -> Done[BulkJobView]:
         records = dead_letter_queue_of(call.queues, queue.name)
         source = _source(call, queue, row.action) or call.queue(records)
-        is_all = row.action is Action.DELETE and asked.dispatched
+        is_all = row.action is Action.DELETE and form.dispatched
         query = queue_search(source.name, ("ready", "dispatched") if is_all else ("ready",))
-        job = await act_on_search(
-            call, row.action, source.name, asked, query, asked.limit, asked.upto
-        )
+        job = await act_on_search(call, row.action, source.name, form, query, form.limit, form.upto)
         return done_after(call, job, call.back(call.url("queue", q=source.name)))
 
     run.__doc__ = row.summary
     endpoints.action(
-        f"/queues/{{q}}/{name}", f"queue-{name}", Role.OPERATOR, row.audit,
+        f"/queues/{{q}}/{name}",
+        f"queue-{name}",
+        Role.OPERATOR,
+        row.audit,
         ask=lambda call, queue: _ask(call, queue, name),
-    )(run)  # fmt: skip
+    )(run)
 
 
 for _name, _row in ON_QUEUES.items():
@@ -173,10 +181,10 @@ class PurgedView(BaseModel):
 @endpoints.api(
     "POST /queues/{q}/purge", "api-purge", Role.OPERATOR, "queue.purge", cli="queue purge"
 )
-async def purge_queue(call: Call, queue: Queue, asked: PurgeInput) -> PurgedView:
+async def purge_queue(call: Call, queue: Queue, body: PurgeInput) -> PurgedView:
     """Settle a queue's messages as deleted: all messages, or only the oldest ones."""
     count = await call.run(
-        queue_operations.purge, queue.name, with_dispatched=asked.dispatched, limit=asked.limit
+        queue_operations.purge, queue.name, with_dispatched=body.dispatched, limit=body.limit
     )
     return PurgedView(settled=count)
 
@@ -192,10 +200,14 @@ class CreatedView(BaseModel):
 
 
 @endpoints.api(
-    "PUT /queues/{q}", "api-queue-create", Role.OPERATOR, "queue.create", gives=CreatedView,
+    "PUT /queues/{q}",
+    "api-queue-create",
+    Role.OPERATOR,
+    "queue.create",
+    gives=CreatedView,
     cli="queue create",
-)  # fmt: skip
-async def create_queue(call: Call, name: QueueName, _asked: EmptyInput) -> web.Response:
+)
+async def create_queue(call: Call, name: QueueName, _body: EmptyInput) -> web.Response:
     """Create a queue; respond with 201, or with 200 if the queue already exists."""
     check_queue_name(name)
     is_new = await call.run(queue_operations.create_queue, name)
@@ -204,18 +216,28 @@ async def create_queue(call: Call, name: QueueName, _asked: EmptyInput) -> web.R
 
 def _ask_removal(call: Call, queue: QueueStatus) -> Confirmation:
     return Confirmation(
-        title="Remove the queue", button="Remove queue", queue=queue.name, is_danger=True,
+        title="Remove the queue",
+        button="Remove queue",
+        queue=queue.name,
+        is_danger=True,
         text="A queue can be removed if it is empty, is not pinned and has no consumers. Its "
         "settings are also removed; its history is kept for the retention period. Publishing to "
         "this name creates the queue again.",
-        typed=[queue.name], **_place(call, queue, "remove"),
-    )  # fmt: skip
+        typed=[queue.name],
+        **_place(call, queue, "remove"),
+    )
 
 
 @endpoints.action(
-    "/queues/{q}/remove", "queue-remove", Role.OPERATOR, "queue.remove", ask=_ask_removal,
-    api="DELETE /queues/{q}", status=204, cli="queue delete",
-)  # fmt: skip
+    "/queues/{q}/remove",
+    "queue-remove",
+    Role.OPERATOR,
+    "queue.remove",
+    ask=_ask_removal,
+    api="DELETE /queues/{q}",
+    status=204,
+    cli="queue delete",
+)
 async def remove_queue(call: Call, queue: Queue) -> Done[None]:
     """Remove a queue if it is empty and unpinned and has no consumers; its history is kept."""
     check = check_etag(call, queue.name)
@@ -240,29 +262,29 @@ class PausedView(BaseModel):
     paused: bool = Field(description="whether delivery or publishing is paused")
 
 
-@endpoints.action(
-    "/queues/{q}/pause", "queue-pause", Role.OPERATOR, "queue.pause", api="POST",
-    api_name="api-pause", cli="queue pause",
-)  # fmt: skip
-async def pause_queue(call: Call, queue: Queue, asked: PauseInput) -> Done[PausedView]:
-    """Pause delivery or publishing for a queue; the pause remains in effect after a restart."""
-    return await _set_paused(call, queue, asked, is_paused=True)
+def _declare_pause(verb: str, summary: str, *, is_paused: bool) -> None:
+    async def run(call: Call, queue: Queue, form: PauseInput) -> Done[PausedView]:
+        side = "publishing" if form.side == "publish" else form.side
+        await call.run(queue_operations.pause, queue.name, side, is_paused)
+        text = f"{form.side.capitalize()} for {queue.name} was {verb}d."
+        view = PausedView(queue=queue.name, side=form.side, paused=is_paused)
+        return Done(view, text, call.back(call.url("queue", q=queue.name)))
+
+    run.__doc__ = summary
+    endpoints.action(
+        f"/queues/{{q}}/{verb}",
+        f"queue-{verb}",
+        Role.OPERATOR,
+        f"queue.{verb}",
+        api="POST",
+        api_name=f"api-{verb}",
+        cli=f"queue {verb}",
+    )(run)
 
 
-@endpoints.action(
-    "/queues/{q}/resume", "queue-resume", Role.OPERATOR, "queue.resume", api="POST",
-    api_name="api-resume", cli="queue resume",
-)  # fmt: skip
-async def resume_queue(call: Call, queue: Queue, asked: PauseInput) -> Done[PausedView]:
-    """Resume delivery or publishing for a queue."""
-    return await _set_paused(call, queue, asked, is_paused=False)
-
-
-async def _set_paused(
-    call: Call, queue: QueueStatus, asked: PauseInput, *, is_paused: bool
-) -> Done[PausedView]:
-    side = "publishing" if asked.side == "publish" else asked.side
-    await call.run(queue_operations.pause, queue.name, side, is_paused)
-    text = f"{asked.side.capitalize()} for {queue.name} was {'paused' if is_paused else 'resumed'}."
-    view = PausedView(queue=queue.name, side=asked.side, paused=is_paused)
-    return Done(view, text, call.back(call.url("queue", q=queue.name)))
+_declare_pause(
+    "pause",
+    "Pause delivery or publishing for a queue; the pause remains in effect after a restart.",
+    is_paused=True,
+)
+_declare_pause("resume", "Resume delivery or publishing for a queue.", is_paused=False)

@@ -33,12 +33,7 @@ from phpmq_lite.admin.pipeline.readers import read_claims
 from phpmq_lite.admin.queues import listing, settings_form
 from phpmq_lite.admin.queues.list import QueueView
 from phpmq_lite.admin.queues.listing import ListedQueue, read_oldest_ready
-from phpmq_lite.admin.queues.settings_form import (
-    FIELDS,
-    BadFieldError,
-    SettingsInput,
-    SettingsView,
-)
+from phpmq_lite.admin.queues.settings_form import FIELDS, BadFieldError, SettingsInput, SettingsView
 from phpmq_lite.admin.system import attention
 from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.broker.broker import Broker
@@ -284,9 +279,13 @@ async def get_queue(call: Call, queue: Queue) -> web.Response:
 
 
 @endpoints.api(
-    "PATCH /queues/{q}", "api-queue-configure", Role.ADMIN, "queue.configure",
-    gives=SettingsView, cli="queue set",
-)  # fmt: skip
+    "PATCH /queues/{q}",
+    "api-queue-configure",
+    Role.ADMIN,
+    "queue.configure",
+    gives=SettingsView,
+    cli="queue set",
+)
 async def configure_queue(call: Call, queue: Queue, asked: SettingsInput) -> web.Response:
     """Change a queue's settings; with an If-Match header, only if the ETag still matches."""
     changes = asked.changes()
@@ -319,8 +318,7 @@ def check_etag(call: Call, name: str) -> Callable[[Broker], None]:
         known = settings_etag(asdict(core.state.queues[name].settings))
         if known not in {tag.strip() for tag in given.split(",")}:
             raise RefusedError(
-                "stale",
-                f"the settings of {name!r} have changed; the current ETag is {known}",
+                "stale", f"the settings of {name!r} have changed; the current ETag is {known}"
             )
 
     return check
