@@ -28,12 +28,12 @@ TIMES: Final = tuple(
 )
 
 
-def merge_summaries(stored: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def merge_summaries(stored: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     """Return a stored document with new figures: absent ones are kept, jobs replaced by name."""
-    merged = stored | given
-    jobs = {job["name"]: job for part in (stored, given) for job in part.get("jobs") or ()}
+    merged = stored | document
+    jobs = {job["name"]: job for part in (stored, document) for job in part.get("jobs") or ()}
     merged["jobs"] = list(jobs.values())
-    if stored and given.keys() <= {"version", "finished_at", "jobs"}:
+    if stored and document.keys() <= {"version", "finished_at", "jobs"}:
         merged["finished_at"] = stored["finished_at"]  # the figures are as old as before
     return merged
 
@@ -237,5 +237,5 @@ class PipelineSummary(_DocumentModel):
             *self.deaths,
             *self.expiries,
         )
-        found = {part.queue for part in named}
-        return sorted(found, key=lambda name: (name == OTHER_QUEUES, name))
+        names = {part.queue for part in named}
+        return sorted(names, key=lambda name: (name == OTHER_QUEUES, name))

@@ -126,7 +126,7 @@ def count_slices(
 
 
 def draw_history(
-    cut: Sequence[HistorySlice],
+    slices: Sequence[HistorySlice],
     span: TrendPeriod,
     now_s: int,
     chosen: ChosenPeriod,
@@ -134,18 +134,18 @@ def draw_history(
 ) -> HistoryChart:
     """Draw the slices for one outcome or for all outcomes."""
     outcomes = (outcome,) if outcome else OUTCOMES
-    picked = [
-        None if one.counts is None else [one.counts[OUTCOMES.index(key)] for key in outcomes]
-        for one in cut
+    selected = [
+        None if part.counts is None else [part.counts[OUTCOMES.index(key)] for key in outcomes]
+        for part in slices
     ]
-    known = [counts for counts in picked if counts is not None]
-    top, scale = linear_scale(max(map(sum, known), default=0), least_step=1)
-    width = (100 - INSET) / len(cut)
+    measured = [counts for counts in selected if counts is not None]
+    top, scale = linear_scale(max(map(sum, measured), default=0), least_step=1)
+    width = (100 - INSET) / len(slices)
     word = outcome or "settled"
 
-    def column(x: float, one: HistorySlice, counts: Sequence[int] | None) -> HistoryColumn:
-        when = format_period(one.start_s * 1_000, one.end_s * 1_000, now_s * 1_000)
-        said = "no data" if counts is None else f"{formats.format_number(sum(counts))} {word}"
+    def column(x: float, part: HistorySlice, counts: Sequence[int] | None) -> HistoryColumn:
+        when = format_period(part.start_s * 1_000, part.end_s * 1_000, now_s * 1_000)
+        text = "no data" if counts is None else f"{formats.format_number(sum(counts))} {word}"
         bars, below = [], 100.0
         for key, count in zip(outcomes, counts or [0] * len(outcomes), strict=True):
             if count:
@@ -157,20 +157,20 @@ def draw_history(
             x,
             width,
             when,
-            f"{when}: {said}",
-            _text(one.start_s),
-            _text(one.end_s),
+            f"{when}: {text}",
+            _text(part.start_s),
+            _text(part.end_s),
             bars,
             [formats.format_number(count) for count in counts or ()],
-            chosen == (one.start_s * 1_000, one.end_s * 1_000),
+            chosen == (part.start_s * 1_000, part.end_s * 1_000),
         )
 
     columns = [
-        column(INSET + at * width, one, counts)
-        for at, (one, counts) in enumerate(zip(cut, picked, strict=True))
+        column(INSET + at * width, part, counts)
+        for at, (part, counts) in enumerate(zip(slices, selected, strict=True))
     ]
-    sums = [sum(column) for column in zip(*known, strict=True)] or [0] * len(outcomes)
-    marks = time_marks(Trend(span, cut[0].start_s, [None] * len(cut)))
+    sums = [sum(column) for column in zip(*measured, strict=True)] or [0] * len(outcomes)
+    marks = time_marks(Trend(span, slices[0].start_s, [None] * len(slices)))
     times = [mark._replace(at=round(INSET + mark.at * (100 - INSET) / 100, 2)) for mark in marks]
     nothing = "" if any(sums) else f"No {word} messages in this period."
     return HistoryChart(
@@ -180,15 +180,15 @@ def draw_history(
         columns,
         scale,
         times,
-        _shade(cut, chosen),
-        _about(columns, outcomes, sums, picked),
-        nothing if known else "No data for this period.",
+        _shade(slices, chosen),
+        _about(columns, outcomes, sums, selected),
+        nothing if measured else "No data for this period.",
     )
 
 
-def _shade(cut: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
+def _shade(slices: Sequence[HistorySlice], chosen: ChosenPeriod) -> ChosenShade | None:
     """Return the shading for the chosen period, or None if none is chosen or visible."""
-    first_ms, last_ms = cut[0].start_s * 1_000, cut[-1].end_s * 1_000
+    first_ms, last_ms = slices[0].start_s * 1_000, slices[-1].end_s * 1_000
     since = first_ms if chosen.since is None else max(first_ms, chosen.since)
     until = last_ms if chosen.until is None else min(last_ms, chosen.until)
     if chosen == (None, None) or since >= until:
@@ -201,16 +201,16 @@ def _about(
     columns: Sequence[HistoryColumn],
     outcomes: Sequence[str],
     sums: Sequence[int],
-    picked: Sequence[Sequence[int] | None],
+    selected: Sequence[Sequence[int] | None],
 ) -> str:
-    said = [
+    parts = [
         f"{formats.format_number(count)} {key}" for key, count in zip(outcomes, sums, strict=True)
     ]
-    text = f"{len(columns)} steps. {', '.join(said)}."
-    most = max(range(len(columns)), key=lambda at: sum(picked[at] or ()))
+    text = f"{len(columns)} steps. {', '.join(parts)}."
+    highest = max(range(len(columns)), key=lambda at: sum(selected[at] or ()))
     if any(sums):
-        text += f" Highest count in {columns[most].title}."
-    missing = sum(counts is None for counts in picked)
+        text += f" Highest count in {columns[highest].title}."
+    missing = sum(counts is None for counts in selected)
     return text + (f" No data for {missing} steps." if missing else "")
 
 

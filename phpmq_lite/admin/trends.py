@@ -268,19 +268,19 @@ def slope(points: Iterable[Point], beats: Iterable[UptimeSpan], now_s: int) -> f
     Uses least squares over all points and returns None if there are too few.
     """
     depth = {point.at_s: point.ready for point in points}
-    seen = [
+    samples = [
         (beat.at_s + beat.span_s, depth.get(beat.at_s, 0))
         for beat in beats
         if beat.at_s >= now_s - FORECAST_S
     ]
-    if len(seen) < 3:
+    if len(samples) < 3:
         return None
-    mean_x = sum(x for x, _ in seen) / len(seen)
-    mean_y = sum(y for _, y in seen) / len(seen)
-    width = sum((x - mean_x) ** 2 for x, _ in seen)
+    mean_x = sum(x for x, _ in samples) / len(samples)
+    mean_y = sum(y for _, y in samples) / len(samples)
+    width = sum((x - mean_x) ** 2 for x, _ in samples)
     if not width:
         return None
-    return sum((x - mean_x) * (y - mean_y) for x, y in seen) / width
+    return sum((x - mean_x) * (y - mean_y) for x, y in samples) / width
 
 
 def growth(points: Iterable[Point], beats: Sequence[UptimeSpan], now_s: int) -> int:
@@ -290,8 +290,8 @@ def growth(points: Iterable[Point], beats: Sequence[UptimeSpan], now_s: int) -> 
     """
     depth = {point.at_s: point.ready for point in points}
     ends_s = [now_s - FORECAST_S * thirds // 3 for thirds in (3, 2, 1, 0)]
-    seen = [max((b.at_s for b in beats if b.at_s < end_s), default=None) for end_s in ends_s]
-    depths = [depth.get(at_s, 0) for at_s in seen if at_s is not None]
+    starts_s = [max((b.at_s for b in beats if b.at_s < end_s), default=None) for end_s in ends_s]
+    depths = [depth.get(at_s, 0) for at_s in starts_s if at_s is not None]
     is_growing = len(depths) == len(ends_s) and all(map(lt, depths, depths[1:]))
     return depths[-1] - depths[0] if is_growing else 0
 

@@ -65,11 +65,11 @@ def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
     if by_cause:
         write_rows(groups, CAUSE_COLUMNS, output, "no dead letters")
         return
-    shown = ("queue", "origin", "reason")
+    members = ("queue", "origin", "reason")
     counts: Counter[tuple[str | None, ...]] = Counter()
     for group in groups:
-        counts[tuple(group[name] for name in shown)] += group["count"]
-    rows = [{**dict(zip(shown, key, strict=True)), "count": n} for key, n in counts.items()]
+        counts[tuple(group[name] for name in members)] += group["count"]
+    rows = [{**dict(zip(members, key, strict=True)), "count": n} for key, n in counts.items()]
     write_rows(rows, DEAD_LETTER_COLUMNS, output, "no dead letters")
 
 
@@ -141,11 +141,11 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
 
 def _groups(admin: AdminClient) -> list[dict[str, Any]]:
     """Return the dead letters grouped by cause; print a note if some were not counted."""
-    found = admin.get("/dead/groups", deep="true")
-    if found["looked"] < found["total"]:
-        counted = f"{found['looked']:,} of {found['total']:,} dead letters"
+    page = admin.get("/dead/groups", deep="true")
+    if page["looked"] < page["total"]:
+        counted = f"{page['looked']:,} of {page['total']:,} dead letters"
         print_message(f"counted {counted}, the newest of each queue")
-    items: list[dict[str, Any]] = found["items"]
+    items: list[dict[str, Any]] = page["items"]
     return items
 
 
@@ -154,8 +154,8 @@ def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
 
     Also return True for a missing message, because the deletion will report it.
     """
-    found = admin.find(f"/messages/{quote(message_id, safe='')}")
-    is_record = found is None or found["origin"] is not None
+    message = admin.find(f"/messages/{quote(message_id, safe='')}")
+    is_record = message is None or message["origin"] is not None
     if not is_record:
         print_message(
             f"Error: {escape(message_id)} is not a dead letter; "

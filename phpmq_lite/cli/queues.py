@@ -90,9 +90,9 @@ def create(admin: AdminClient, name: str) -> None:
 def _list_settings() -> str:
     """Return the part of the help that lists the settings with their meaning and default."""
     lines = ["\b\nSettings (queues.* in the configuration changes some of these defaults):"]
-    for name, one in DEFINITIONS.items():
-        values = f" One of: {', '.join(one.choices)}." if one.choices else ""
-        text = f"{name}: {one.help}{values} [default: {json.dumps(one.default)}]"
+    for name, setting in DEFINITIONS.items():
+        values = f" One of: {', '.join(setting.choices)}." if setting.choices else ""
+        text = f"{name}: {setting.help}{values} [default: {json.dumps(setting.default)}]"
         lines.append(fill(text, 76, initial_indent="  ", subsequent_indent="      "))
     return "\n".join(lines)
 
@@ -121,10 +121,10 @@ def _parse_value(name: str, text: str) -> Any:
     """
     if text == "":
         return None
-    known = DEFINITIONS.get(name)
-    if known is not None and known.type is bool and text in ("true", "false"):
+    definition = DEFINITIONS.get(name)
+    if definition is not None and definition.type is bool and text in ("true", "false"):
         return text == "true"
-    if known is not None and known.type is int and text.removeprefix("-").isdecimal():
+    if definition is not None and definition.type is int and text.removeprefix("-").isdecimal():
         if len(text) > _DIGITS:  # Python refuses to parse more than 4,300 digits
             raise click.UsageError(f"{name}: the number exceeds the limit of {_DIGITS} digits")
         return int(text)
@@ -143,12 +143,12 @@ def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, ye
     The messages remain in the history, marked as deleted, until their retention time ends.
     """
     kind = "ready and dispatched" if dispatched else "ready"
-    found = admin.get(queue_path(name)) if is_terminal() and not yes else {"ready": 0}
-    count = found["ready"] + (found.get("dispatched", 0) if dispatched else 0)
+    row = admin.get(queue_path(name)) if is_terminal() and not yes else {"ready": 0}
+    count = row["ready"] + (row.get("dispatched", 0) if dispatched else 0)
     count = min(count, limit or count)
     confirm(f"Delete {format_message_count(count)} ({kind}) in {name}?", is_yes=yes)
-    asked = {"dispatched": dispatched} | ({"limit": limit} if limit else {})
-    settled = admin.post(queue_path(name, "purge"), asked)["settled"]
+    body = {"dispatched": dispatched} | ({"limit": limit} if limit else {})
+    settled = admin.post(queue_path(name, "purge"), body)["settled"]
     print_message(f"{format_message_count(settled)} deleted")
 
 

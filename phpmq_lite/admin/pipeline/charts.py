@@ -72,7 +72,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
         line("again", "redelivered", is_dashed=True),
     ]
     waits, holds = _times(sums, "wait"), _times(sums, "hold")
-    drawn = (
+    figures = (
         charts.draw_lines("flow", f"Messages per {length}", trend, flow, when=when),
         charts.draw_lines("lost", f"Lost or redelivered per {length}", trend, loss, when=when),
         charts.draw_lines("waits", "Wait for a consumer", trend, waits, charts.TIME, when),
@@ -82,7 +82,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
         *((charts.COUNT, series) for series in (*flow, *loss)),
         *((charts.TIME, series) for series in (*waits, *holds)),
     ]
-    return InsightsCharts(span, drawn, charts.make_table(trend, columns), until, length)
+    return InsightsCharts(span, figures, charts.make_table(trend, columns), until, length)
 
 
 class _BucketSums:

@@ -132,10 +132,10 @@ async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
     bounds = await StoredPipeline(context.readers).history_bounds()
     values: dict[str, Any] = {"queues": summary.queues() if summary else []}
     if summary is not None and query.tab == "charts":
-        drawn = await asyncio.to_thread(
+        figures = await asyncio.to_thread(
             draw_insights, summary, query.span, query.queue
         )  # drawing takes up to 80 ms
-        values |= {"drawn": drawn}
+        values |= {"drawn": figures}
     elif summary is not None or is_live:
         rows = await _rows(call, query, summary)
         values |= {"rows": rows[:ROWS], "total": len(rows)}

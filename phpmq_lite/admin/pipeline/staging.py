@@ -321,10 +321,7 @@ StageToken = Annotated[StageQuery, From(lambda call: read_query(call.request, St
     media=MEDIA,
     body=STAGE_BYTES,
 )
-async def stage_rows(
-    call: Call,
-    query: Annotated[StageQuery, From(lambda call: read_query(call.request, StageQuery))],
-) -> StageView:
+async def stage_rows(call: Call, query: StageToken) -> StageView:
     """Stage an Arrow IPC stream (columns body, queue and optionally ttl_s) under a token.
 
     A header ``X-Row-Count`` must equal the number of rows. ``publish`` later publishes the rows.

@@ -58,23 +58,23 @@ def _merged(stored: bytes, raw: bytes) -> bytes:
         read_summary(stored)
     except ValueError:
         return raw
-    given = json.loads(raw)
-    merged = merge_summaries(json.loads(stored), given)
-    if merged == given:
+    document = json.loads(raw)
+    merged = merge_summaries(json.loads(stored), document)
+    if merged == document:
         return raw
     text = json.dumps(merged, ensure_ascii=False, separators=(",", ":")).encode()
     return text if len(text) <= SUMMARY_BYTES else raw
 
 
 def visible_to(
-    summary: PipelineSummary, allow: Callable[[str], bool], known: Iterable[str] = ()
+    summary: PipelineSummary, allow: Callable[[str], bool], queues: Iterable[str] = ()
 ) -> PipelineSummary:
     """Return the parts of the summary about queues visible to the caller, without combined rows.
 
     Only paths whose steps all belong to allowed queues remain.  A step belongs to the queue with
     the longest name, in the summary or in ``known``, that the step begins with.
     """
-    names = sorted({*summary.queues(), *known}, key=len, reverse=True)
+    names = sorted({*summary.queues(), *queues}, key=len, reverse=True)
 
     def is_shown(part: Any) -> bool:
         return part.queue != OTHER_QUEUES and allow(part.queue)

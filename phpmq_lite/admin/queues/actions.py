@@ -132,11 +132,11 @@ async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
 
 
 def _place(call: Call, queue: QueueStatus, action: str) -> dict[str, Any]:
-    here = call.url("queue", q=queue.name)
+    page = call.url("queue", q=queue.name)
     return {
         "url": call.url(f"queue-{action}", q=queue.name),
-        "back": call.back(here),
-        "crumbs": [("Queues", call.url("queues")), (queue.name, here)],
+        "back": call.back(page),
+        "crumbs": [("Queues", call.url("queues")), (queue.name, page)],
     }
 
 

@@ -77,9 +77,9 @@ async def find_queues(call: Call, query: QueueQuery) -> QueuePage:
 @endpoints.api("GET /queues", "api-queues", cli="queue list")
 async def list_queues(call: Call, query: QueueQuery) -> ListPage[QueueView]:
     """List queues with their current statistics."""
-    found, now_ms = await find_queues(call, query), call.now_ms
-    items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in found.queues]
-    return ListPage[QueueView](items=items, next=found.next)
+    page, now_ms = await find_queues(call, query), call.now_ms
+    items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in page.queues]
+    return ListPage[QueueView](items=items, next=page.next)
 
 
 @endpoints.page("/queues", "queues", data=list_queues)
@@ -128,20 +128,20 @@ async def read_live_list(
     call: Call, ids: Collection[int], query: QueueQuery
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the totals over all queues, and the live values of a list that shows these ids."""
-    status, now_ms, asked = call.status, call.now_ms, frozenset(ids)
+    status, now_ms, listed_ids = call.status, call.now_ms, frozenset(ids)
     ages = await read_oldest_ready(call, status.queues)
-    shown: dict[str, str] = {}
+    texts: dict[str, str] = {}
     points: dict[str, str] = {}
     for queue in status.queues:
-        if queue.queue_id in asked:
+        if queue.queue_id in listed_ids:
             row = ListedQueue(queue, ages.get(queue.queue_id))
             figures = listing.queue_figures(row, now_ms)
-            shown |= {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
+            texts |= {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
             points[f"{queue.queue_id}.in"] = trends.read_spark(call.context, queue.queue_id)
     tiles = listing.overview_tiles(status, ages, now_ms)
     listed = make_queue_page(status.queues, ages, query)
     return tiles, {
-        "shown": shown,
+        "shown": texts,
         "points": points,
         "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
         "says": f"Ready {tiles['total.ready']}, dispatched {tiles['total.dispatched']}",
@@ -171,12 +171,12 @@ class TickedQueuesInput(ActionInput):
 
 
 @endpoints.action("/queues/act", "queues-act", Role.OPERATOR, "queue.act")
-async def act_on_ticked(call: Call, asked: TickedQueuesInput) -> Done[None]:
+async def act_on_ticked(call: Call, form: TickedQueuesInput) -> Done[None]:
     """Apply an action to the queues selected in the list."""
-    action = asked.action
+    action = form.action
     if action not in _ACTIONS:
         raise Problem(422, "invalid", "Unknown action.", field="action", bound=", ".join(_ACTIONS))
-    names = [name for name in asked.queue if call.find_queue(name) is not None]
+    names = [name for name in form.queue if call.find_queue(name) is not None]
     if not names:
         raise Problem(
             422, "invalid", "Select at least one queue.", field="queue", bound="at least one queue"

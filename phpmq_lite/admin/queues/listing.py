@@ -210,15 +210,15 @@ def queue_figures(queue: ListedQueue, now_ms: int) -> dict[str, str]:
 
 def common_prefixes(names: Sequence[str]) -> dict[str, str]:
     """Map each name to the prefix, such as ``orders.``, that it shares with the name above it."""
-    found = {}
+    prefixes = {}
     for above, name in pairwise(names):
         parts, others = name.split("."), above.split(".")
         alike = 0
         while alike < min(len(parts) - 1, len(others)) and parts[alike] == others[alike] != "":
             alike += 1
         if alike:
-            found[name] = ".".join(parts[:alike]) + "."
-    return found
+            prefixes[name] = ".".join(parts[:alike]) + "."
+    return prefixes
 
 
 def _age(since_ms: int | None, now_ms: int) -> str:

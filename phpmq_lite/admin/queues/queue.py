@@ -137,10 +137,10 @@ async def _quarantined(call: Call, queue: QueueStatus) -> list[tuple[str, int, s
     ):
         return []
     since_ms = call.now_ms - attention.LATELY_MS
-    lately = (await RecentActivity(call.context.readers).deaths(since_ms)).get(queue.queue_id, {})
+    recent = (await RecentActivity(call.context.readers).deaths(since_ms)).get(queue.queue_id, {})
     return [
         (reason, count, str(verdict_search(queue.name, reason)))
-        for reason, count in sorted(lately.items(), key=lambda item: -item[1])
+        for reason, count in sorted(recent.items(), key=lambda item: -item[1])
         if reason in REASONS
     ]
 
@@ -185,12 +185,12 @@ async def _consuming(call: Call, queue: QueueStatus) -> list[QueueConsumer]:
         for holding in await RecentActivity(call.context.readers).held()
         if holding.queue_id == queue.queue_id
     }
-    made = [
+    rows = [
         QueueConsumer(client, credit, count, held.get(client.client))
         for client, credit, count in consumers
     ]
-    made.sort(key=lambda one: (one.holding.since_ms if one.holding else 1 << 62, one.client.client))
-    return made
+    rows.sort(key=lambda row: (row.holding.since_ms if row.holding else 1 << 62, row.client.client))
+    return rows
 
 
 async def _charts(call: Call, queue: QueueStatus, key: str) -> dict[str, Any]:
@@ -217,8 +217,8 @@ async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[s
     """Return the live values for the header of a queue's page."""
     queue = call.queue(argument)
     figures = await _figures(call, queue) | {"forecast": _forecast(call, queue)}
-    shown = {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
-    return {"shown": shown, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
+    texts = {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
+    return {"shown": texts, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
 
 
 # -- settings
@@ -286,15 +286,15 @@ async def get_queue(call: Call, queue: Queue) -> web.Response:
     gives=SettingsView,
     cli="queue set",
 )
-async def configure_queue(call: Call, queue: Queue, asked: SettingsInput) -> web.Response:
+async def configure_queue(call: Call, queue: Queue, body: SettingsInput) -> web.Response:
     """Change a queue's settings; with an If-Match header, only if the ETag still matches."""
-    changes = asked.changes()
+    changes = body.changes()
     call.check_forward(changes.get("on_expire"))
     if target := changes.get("dead_letter_queue"):
         call.check_queue(target, "dead_letter_queue")
     check = check_etag(call, queue.name)
-    made = await call.run(queue_operations.configure, queue.name, changes, check=check)
-    return _with_etag(SettingsView(**made), made)
+    settings = await call.run(queue_operations.configure, queue.name, changes, check=check)
+    return _with_etag(SettingsView(**settings), settings)
 
 
 def _with_etag(view: object, settings: dict[str, Any]) -> web.Response:
@@ -310,15 +310,15 @@ def settings_etag(settings: dict[str, Any]) -> str:
 
 def check_etag(call: Call, name: str) -> Callable[[Broker], None]:
     """Return a function that checks If-Match and must run in the same batch as the change."""
-    given = call.request.headers.get("If-Match")
+    condition = call.request.headers.get("If-Match")
 
     def check(core: Broker) -> None:
-        if given is None or given.strip() == "*" or name not in core.state.queues:
+        if condition is None or condition.strip() == "*" or name not in core.state.queues:
             return
-        known = settings_etag(asdict(core.state.queues[name].settings))
-        if known not in {tag.strip() for tag in given.split(",")}:
+        current = settings_etag(asdict(core.state.queues[name].settings))
+        if current not in {tag.strip() for tag in condition.split(",")}:
             raise RefusedError(
-                "stale", f"the settings of {name!r} have changed; the current ETag is {known}"
+                "stale", f"the settings of {name!r} have changed; the current ETag is {current}"
             )
 
     return check
