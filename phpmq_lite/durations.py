@@ -14,6 +14,7 @@ UNITS_MS: Final = {  # on pages, largest first
     "s": 1_000,
     "ms": 1,
 }
+FORM_UNITS: Final = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 SHORT_UNITS_S: Final = {
     "s": 1,
     "m": MINUTE_S,

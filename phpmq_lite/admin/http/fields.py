@@ -18,7 +18,7 @@ from phpmq_lite.admin.http.body import (
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import ROUTE
 from phpmq_lite.admin.urls import decode_name, own_path_or
-from phpmq_lite.durations import UNITS_MS
+from phpmq_lite.durations import FORM_UNITS, UNITS_MS
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S, NAME_RULE, name_problem
 
 # -- paths
@@ -191,7 +191,7 @@ class ActionInput(StrictInput):
     reason: AuditReason = ""
 
 
-_UNITS: Final = {unit: UNITS_MS[unit] // 1_000 for unit in ("s", "min", "h", "d")}
+_UNITS: Final = {unit: UNITS_MS[unit] // 1_000 for unit in FORM_UNITS}
 
 
 class Form:

@@ -25,7 +25,9 @@ from phpmq_lite.admin.messages import bodies
 from phpmq_lite.admin.messages.envelope_card import RowVerdicts, shorten
 from phpmq_lite.admin.messages.search_query import meta_search
 from phpmq_lite.admin.trends import polyline
+from phpmq_lite.durations import FORM_UNITS
 from phpmq_lite.operator_actions import ACTIONS
+from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 
 T = TypeVar("T")
 # What was typed into a form that was refused, and why; its page shows both.
@@ -89,6 +91,9 @@ def make_environment(folder: Path) -> jinja2.Environment:
         meta_search=lambda meta_id: str(meta_search(meta_id)),
         plural=formats.plural,
         ACTIONS=ACTIONS,
+        FORM_UNITS=FORM_UNITS,
+        LONGEST_NAME=LONGEST_NAME,
+        LONGEST_TTL_S=LONGEST_TTL_S,
     )
     return made
 
