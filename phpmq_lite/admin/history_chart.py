@@ -14,12 +14,13 @@ from phpmq_lite.admin.trends import (
     TrendPeriod,
     first_bucket_s,
     gather_points,
-    split_over_buckets,
+    sum_buckets,
 )
 from phpmq_lite.durations import DAY_S, HOUR_S
-from phpmq_lite.storage.read.rollups import Point, UptimeSpan
+from phpmq_lite.storage.read.rollups import COUNTS, Point, UptimeSpan
 
 OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
+_PLACES: Final = tuple(map(COUNTS.index, OUTCOMES))
 _STEPS_S: Final = {"1h": 180, "24h": HOUR_S, "7d": 6 * HOUR_S, "30d": DAY_S}
 SPANS: Final = {key: trends.SPANS[key]._replace(step_s=step) for key, step in _STEPS_S.items()}
 INSET: Final = 5.0  # percentage of the width occupied by the axis labels on the left
@@ -98,27 +99,14 @@ def count_slices(
     If the broker was running, a slice without points has counts of zero.  However, it has no data
     if the queue may have been counted in the combined point for other queues.
     """
-    start_s, step_s, count = first_bucket_s(span, now_s), span.step_s, span.length_s // span.step_s
-    sums = [[0.0] * len(OUTCOMES) for _ in range(count)]
-    has_run, has_rest, is_known = [False] * count, [False] * count, [False] * count
-    for beat in beats:
-        for at, _ in split_over_buckets(beat, start_s, step_s, count):
-            has_run[at] = True
-            has_rest[at] |= beat.has_rest
-    for point in points:
-        for at, seconds in split_over_buckets(point, start_s, step_s, count):
-            share, is_known[at] = seconds / point.span_s, True
-            settled = (point.acked, point.expired, point.dead, point.deleted)
-            sums[at] = [one + more * share for one, more in zip(sums[at], settled, strict=True)]
+    start_s, step_s = first_bucket_s(span, now_s), span.step_s
     return [
         HistorySlice(
             start_s + at * step_s,
             start_s + (at + 1) * step_s,
-            tuple(map(round, sums[at]))
-            if is_known[at] or (has_run[at] and not has_rest[at])
-            else None,
+            tuple(round(sums.counts[place]) for place in _PLACES) if sums.has_data else None,
         )
-        for at in range(count)
+        for at, sums in enumerate(sum_buckets(points, beats, span, now_s, with_times=False))
     ]
 
 

@@ -97,15 +97,10 @@ class Trend:
                 break
         return buckets
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether every bucket is a gap."""
-        return not any(self.buckets)
-
 
 @dataclass(slots=True)
-class _BucketSums:
-    """The values accumulated from all points in one bucket."""
+class BucketSums:
+    """The values of all points in one bucket; counts are in the order of ``COUNTS``."""
 
     observed_s: int = 0
     has_rest: bool = False
@@ -115,7 +110,13 @@ class _BucketSums:
     wait: list[int] | None = None
     hold: list[int] | None = None
 
+    @property
+    def has_data(self) -> bool:
+        """Return whether the counts are known: a queue without points may count with others."""
+        return self.is_known or (self.observed_s > 0 and not self.has_rest)
+
     def add(self, point: Point, share: float, *, with_times: bool) -> None:
+        """Add a point of which ``share`` (0 to 1) is in the bucket."""
         self.is_known = True
         for at, count in enumerate(point.counts):
             if count:
@@ -126,7 +127,8 @@ class _BucketSums:
             self.hold = _merge_histograms(self.hold, point.hold)
 
     def bucket(self) -> TrendBucket | None:
-        if not self.observed_s or (self.has_rest and not self.is_known):
+        """Return the rates, highest gauges and percentiles, or None without data."""
+        if not self.observed_s or not self.has_data:
             return None
         ready, held, size, age_ms = self.gauges
         values: list[Any] = [count / self.observed_s for count in self.counts]
@@ -155,8 +157,8 @@ def first_bucket_s(span: TrendPeriod, now_s: int) -> int:
 
 
 def make_trend(
-    points: Iterable[Point],
-    beats: Iterable[UptimeSpan],
+    points: Sequence[Point],
+    beats: Sequence[UptimeSpan],
     span: TrendPeriod,
     now_s: int,
     *,
@@ -167,32 +169,34 @@ def make_trend(
     If the broker was running, a bucket without points counts as idle and empty.  However, it has
     no data if the queue may have been counted in the combined point for other queues.
     """
+    sums = sum_buckets(points, beats, span, now_s, with_times=with_times)
+    gauges = dict.fromkeys(GAUGES, 0)
+    if points and (not beats or beats[-1].at_s <= points[-1].at_s or beats[-1].has_rest):
+        gauges = dict(zip(GAUGES, points[-1].gauges, strict=True))
+    newest = gauges | {"oldest_age_ms": gauges["oldest_age_ms"] or None}
+    return Trend(span, first_bucket_s(span, now_s), [bucket.bucket() for bucket in sums], newest)
+
+
+def sum_buckets(
+    points: Iterable[Point],
+    beats: Iterable[UptimeSpan],
+    span: TrendPeriod,
+    now_s: int,
+    *,
+    with_times: bool,
+) -> list[BucketSums]:
+    """Return the sums of all buckets; a point that overlaps two of them is divided between them."""
     start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
-    sums = [_BucketSums() for _ in range(count)]
-    last_beat: UptimeSpan | None = None
-    last_point: Point | None = None
-    for last_beat in beats:
-        for at, seconds in split_over_buckets(last_beat, start_s, span.step_s, count):
+    sums = [BucketSums() for _ in range(count)]
+    for beat in beats:
+        for at, seconds in split_over_buckets(beat, start_s, span.step_s, count):
             bucket = sums[at]
             bucket.observed_s = min(bucket.observed_s + seconds, span.step_s)
-            bucket.has_rest |= last_beat.has_rest
-    for last_point in points:
-        for at, seconds in split_over_buckets(last_point, start_s, span.step_s, count):
-            sums[at].add(last_point, seconds / last_point.span_s, with_times=with_times)
-    gauges = _newest_gauges(last_beat, last_point)
-    return Trend(span, start_s, [bucket.bucket() for bucket in sums], gauges)
-
-
-def _newest_gauges(beat: UptimeSpan | None, point: Point | None) -> dict[str, Any]:
-    """Return the gauges at the end of the newest span; a queue without a point in it is empty.
-
-    If that queue may have been counted in the combined point for other queues, its newest point
-    counts.
-    """
-    if point is None or (beat is not None and beat.at_s > point.at_s and not beat.has_rest):
-        return dict.fromkeys(GAUGES, 0) | {"oldest_age_ms": None}
-    gauges = dict(zip(GAUGES, point.gauges, strict=True))
-    return gauges | {"oldest_age_ms": point.oldest_age_ms or None}
+            bucket.has_rest |= beat.has_rest
+    for point in points:
+        for at, seconds in split_over_buckets(point, start_s, span.step_s, count):
+            sums[at].add(point, seconds / point.span_s, with_times=with_times)
+    return sums
 
 
 def split_over_buckets(
