@@ -62,6 +62,11 @@ class QueueStatus:
     dead_letter_queue: str = ""  # queue that receives its dead-letter records
 
     @property
+    def records_queue(self) -> str:
+        """Return the queue with its dead-letter records: a dead-letter queue itself."""
+        return self.name if self.is_dead_letter_queue else self.dead_letter_queue
+
+    @property
     def is_retry_queue(self) -> bool:
         """Return whether delayed messages of another queue wait in this queue."""
         return home_of(self.name) is not None

@@ -8,7 +8,6 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.dead_letter_queues import dead_letter_queue_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
@@ -95,7 +94,7 @@ def _source(call: Call, queue: QueueStatus, action: Action) -> QueueStatus | Non
     """Return the queue that has the messages: for a redrive, its dead-letter queue."""
     if action is not Action.REDRIVE:
         return queue
-    return call.find_queue(dead_letter_queue_of(call.queues, queue.name))
+    return call.find_queue(queue.records_queue)
 
 
 def _typed(call: Call, queue: QueueStatus, action: Action, count: int) -> tuple[str, ...]:
@@ -142,8 +141,7 @@ def _place(call: Call, queue: QueueStatus, action: str) -> dict[str, Any]:
 
 def _declare(name: str, row: WholeQueueAction) -> None:
     async def run(call: Call, queue: Queue, form: WholeQueueForm) -> Done[BulkJobView]:
-        records = dead_letter_queue_of(call.queues, queue.name)
-        source = _source(call, queue, row.action) or call.queue(records)
+        source = _source(call, queue, row.action) or call.queue(queue.records_queue)
         is_all = row.action is Action.DELETE and form.dispatched
         query = queue_search(source.name, ("ready", "dispatched") if is_all else ("ready",))
         job = await act_on_search(call, row.action, source.name, form, query, form.limit, form.upto)

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.call import Call
@@ -160,9 +159,9 @@ def sum_totals(status: BrokerStatus) -> dict[str, float]:
 
     Dead-letter records count only as dead, not as ready in their own queues.
     """
-    queues, others = status.queues, dead_letter_queues_named(status.queues)
+    queues = status.queues
     return {
-        "ready": sum(queue.ready for queue in queues if not has_records(queue.name, others)),
+        "ready": sum(queue.ready for queue in queues if not queue.is_dead_letter_queue),
         "dispatched": sum(queue.dispatched for queue in queues),
         "dead": sum(queue.dead for queue in queues),
         "published": sum(queue.published_per_s for queue in queues),
@@ -173,8 +172,7 @@ def sum_totals(status: BrokerStatus) -> dict[str, float]:
 def overview_tiles(status: BrokerStatus, ages: Mapping[int, int], now_ms: int) -> dict[str, str]:
     """Return the values shown at the top of the overview, keyed by the name of the live field."""
     sums = sum_totals(status)
-    others = dead_letter_queues_named(status.queues)
-    dead_letter_ids = {queue.queue_id for queue in status.queues if has_records(queue.name, others)}
+    dead_letter_ids = {queue.queue_id for queue in status.queues if queue.is_dead_letter_queue}
     oldest = min((at for key, at in ages.items() if key not in dead_letter_ids), default=None)
     return {
         "total.ready": formats.format_number(int(sums["ready"])),

@@ -10,7 +10,6 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin import charts, trends
-from phpmq_lite.admin.dead_letter_queues import dead_letter_queue_of, is_dead_letter_queue
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import Form
@@ -81,8 +80,6 @@ async def show_queue(call: Call, queue: Queue, query: QueuePageQuery) -> web.Res
 async def _show(
     call: Call, queue: QueueStatus, query: QueuePageQuery, part: dict[str, Any], status: int = 200
 ) -> web.Response:
-    others = call.queues
-    records_name = dead_letter_queue_of(others, queue.name)
     retry_hint = listing.retry_hint(queue)
     return await call.render(
         "queue.html",
@@ -92,11 +89,9 @@ async def _show(
         figures=await _figures(call, queue),
         forecast=_forecast(call, queue),
         pauses=listing.paused_sides(queue),
-        records=call.find_queue(records_name),
-        records_name=records_name,
+        records=_records(call, queue),
         quarantined=await _quarantined(call, queue),
         consumers=listing.consumers_of(call.status, queue.name),
-        is_shelf=is_dead_letter_queue(others, queue.name),
         retry_warning=f"{retry_hint}." if retry_hint else "",
         **part,
     )
@@ -127,7 +122,7 @@ async def _part(call: Call, query: QueuePageQuery, status: QueueStatus) -> dict[
 
 def _records(call: Call, queue: QueueStatus) -> QueueStatus | None:
     """Return a queue's dead-letter queue, or None if it does not exist."""
-    return call.find_queue(dead_letter_queue_of(call.queues, queue.name))
+    return call.find_queue(queue.records_queue)
 
 
 async def _quarantined(call: Call, queue: QueueStatus) -> list[tuple[str, int, str]]:
@@ -205,7 +200,7 @@ async def _charts(call: Call, queue: QueueStatus, key: str) -> dict[str, Any]:
 
 
 def _forecast(call: Call, queue: QueueStatus) -> str:
-    if not queue.ready or is_dead_letter_queue(call.queues, queue.name):
+    if not queue.ready or queue.is_dead_letter_queue:
         return ""
     context = call.context
     points, beats = context.rollups.points(queue.queue_id), context.rollups.uptime()

@@ -47,6 +47,7 @@ def queue_status(name: str = "orders", queue_id: int = 1, **changes: Any) -> Que
         publishing_paused=False,
         settings=QueueSettings(),
         totals={},
+        is_dead_letter_queue=name.endswith(".dlq"),
         dead_letter_queue=f"{name}.dlq",
     )
     return replace(made, **changes)
