@@ -16,6 +16,7 @@ PhpmqError
 │   └── DataDamagedError      start refused, exit 65
 ├── SettingsError             start refused, exit 78
 ├── StartRefusedError         start refused, exit 1: a second broker, a newer database
+│   └── UnreleasedDataError   the data was made before the first release
 ├── EnvelopeError             an envelope cannot be created, written or read; nothing was sent
 └── ClientError
     ├── ConnectionLostError   unanswered publishes may or may not be stored
@@ -132,6 +133,21 @@ class SettingsError(PhpmqError):
 
 class StartRefusedError(PhpmqError):
     """The broker cannot start with this data folder; the message explains why and what to do."""
+
+
+class UnreleasedDataError(StartRefusedError):
+    """A folder, backup, replica or database, named ``place``, was made before version 0.1.0."""
+
+    def __init__(self, place: object) -> None:
+        super().__init__(
+            f"{place} was made by an unreleased version of phpmq-lite, which this version cannot "
+            "read: while a broker of that version runs, run `phpmq-lite message export "
+            "'state:ready state:dispatched' > messages.jsonl` and `curl "
+            "http://127.0.0.1:9101/api/v1/definitions > definitions.json`, then start this version "
+            "with a new folder or database and import both (`phpmq-lite docs "
+            "operate/operations#data-of-an-unreleased-version`); the history, users, tokens and "
+            "remaining times are not carried over"
+        )
 
 
 class ClientError(PhpmqError):

@@ -1,148 +1,73 @@
--- The tables of the SQLite database, with the same columns, and what only PostgreSQL needs: regular
--- indexes of the history, and the row by which one of several brokers is active.  Texts by which
--- rows are ordered have the collation "C", which compares bytes as SQLite does.
+-- The schema of version 0.1.0 on PostgreSQL: the tables of the SQLite database, with the same
+-- columns, and what only PostgreSQL needs: regular indexes of the history, and the row by which one
+-- of several brokers is active.  Texts by which rows are ordered have the collation "C", which
+-- compares bytes as SQLite does.
 
-CREATE TABLE queue (
-  queue_id BIGINT PRIMARY KEY,
+CREATE TABLE queue (                      -- the queues and their settings
+  queue_id BIGINT PRIMARY KEY,            -- its number
   shard INTEGER NOT NULL DEFAULT 0,       -- which epoch row its broker holds; one shard today
-  created_by TEXT NOT NULL DEFAULT '',
-  name TEXT COLLATE "C" NOT NULL UNIQUE,  -- 1 to 255 bytes of UTF-8 without control characters
-  created_at BIGINT NOT NULL,            -- Unix ms
-  payload_policy TEXT,                    -- these six: NULL is the broker's default
+  name TEXT COLLATE "C" NOT NULL UNIQUE,  -- 1 to 255 bytes of UTF-8, 259 for NAME.dlq; no control
+                                          -- characters except LF
+  created_at BIGINT NOT NULL,             -- Unix ms
+  created_by TEXT NOT NULL DEFAULT '',    -- an actor of the audit, or the address of a connection;
+                                          -- empty: unknown
+  payload_policy TEXT,                    -- opaque, observe, envelope; here and in the next five
+                                          -- NULL: default
   on_expire TEXT,                         -- history, dead_letter or forward:<queue>
-  max_deliveries BIGINT,                 -- charged deliveries; 0: no limit
-  ack_timeout_s BIGINT,                  -- seconds; 0: none
-  max_messages BIGINT,                   -- messages alive; 0: no limit
-  max_bytes BIGINT,                      -- bytes of bodies alive; 0: no limit
-  settings TEXT NOT NULL DEFAULT '{}',    -- the rare ones, a JSON object
-  live_count BIGINT NOT NULL DEFAULT 0,  -- messages alive
-  live_bytes BIGINT NOT NULL DEFAULT 0   -- bytes of their bodies
+  max_deliveries BIGINT,                  -- charged deliveries; 0: no limit
+  ack_timeout_s BIGINT,                   -- seconds; 0: none
+  max_messages BIGINT,                    -- live messages; 0: no limit
+  max_bytes BIGINT,                       -- bytes of live bodies; 0: no limit
+  settings TEXT NOT NULL DEFAULT '{}',    -- all other settings, a JSON object
+  live_count BIGINT NOT NULL DEFAULT 0,   -- live messages
+  live_bytes BIGINT NOT NULL DEFAULT 0    -- bytes of their bodies
 );
-CREATE TABLE message (                    -- alive only
-  seq BIGINT PRIMARY KEY,                -- arrival number, never reused
-  token BIGINT NOT NULL,                 -- 63 random bits; wire id = hex(seq) || hex(token)
-  queue_id BIGINT NOT NULL,
-  position BIGINT NOT NULL,              -- order in the queue
+
+CREATE TABLE message (                    -- live messages
+  seq BIGINT PRIMARY KEY,                 -- arrival number, never reused
+  token BIGINT NOT NULL,                  -- 63 random bits; wire id = hex(seq) || hex(token)
+  queue_id BIGINT NOT NULL,               -- of `queue`
+  position BIGINT NOT NULL,               -- order in the queue
   state BIGINT NOT NULL CHECK (state IN (0, 1)),  -- 0 ready, 1 dispatched
-  ttl_s BIGINT,                          -- seconds, as published; NULL: never expires
-  deadline_ms BIGINT,                    -- steady ms; NULL: never expires
-  published_at BIGINT NOT NULL,          -- Unix ms
-  first_dispatched_at BIGINT,            -- Unix ms
-  last_dispatched_at BIGINT,             -- Unix ms
-  deliveries BIGINT NOT NULL DEFAULT 0,  -- dispatches
-  charged BIGINT NOT NULL DEFAULT 0,     -- those that count for max_deliveries
-  size BIGINT NOT NULL,                  -- bytes of the body
-  crc BIGINT NOT NULL,                   -- CRC-32 of seq (8 bytes, big-endian) and body
-  publisher BIGINT,                      -- client number
-  consumer BIGINT,                       -- client number of the last consumer
+  ttl_s BIGINT,                           -- seconds, as published; NULL: never expires
+  deadline_ms BIGINT,                     -- steady ms; NULL: never expires
+  published_at BIGINT NOT NULL,           -- Unix ms
+  first_dispatched_at BIGINT,             -- Unix ms
+  last_dispatched_at BIGINT,              -- Unix ms
+  deliveries BIGINT NOT NULL DEFAULT 0,   -- dispatches
+  charged BIGINT NOT NULL DEFAULT 0,      -- those that count for max_deliveries
+  size BIGINT NOT NULL,                   -- bytes of the body
+  crc BIGINT NOT NULL,                    -- CRC-32 of seq (8 bytes, big-endian) and body
+  publisher BIGINT,                       -- client number
+  consumer BIGINT,                        -- client number of the last consumer
   urn TEXT, trace_id TEXT COLLATE "C", meta_id TEXT, attempts BIGINT,  -- of an envelope
-  source_seq BIGINT,                     -- dead-letter record: the message it is about
-  source_queue_id BIGINT,                -- dead-letter record: where that one died
+  source_seq BIGINT,                      -- dead-letter record: the message it is about
+  source_queue_id BIGINT,                 -- dead-letter record: where that one died
   source_reason TEXT                      -- dead-letter record: why
 );
 CREATE INDEX message_deadline ON message (deadline_ms) WHERE state = 0 AND deadline_ms IS NOT NULL;
-CREATE TABLE body (
-  seq BIGINT PRIMARY KEY,
-  content BYTEA NOT NULL                   -- as sent; stays until retention takes the history row
+CREATE INDEX message_place ON message (queue_id, position) WHERE state = 0;
+CREATE INDEX message_held ON message (queue_id, position) WHERE state = 1;
+CREATE INDEX message_moved ON message (queue_id, seq) WHERE position <> seq;
+CREATE INDEX message_source ON message (source_seq) WHERE source_seq IS NOT NULL;
+CREATE INDEX message_trace ON message (trace_id, seq) WHERE trace_id IS NOT NULL;
+
+CREATE TABLE body (                       -- the content of messages, live and settled
+  seq BIGINT PRIMARY KEY,                 -- of the message
+  content BYTEA NOT NULL                  -- as sent; stays until retention takes the history row
 );
-CREATE TABLE event (                      -- unusual turns of a life
-  event_id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-  seq BIGINT NOT NULL,
-  at_ms BIGINT NOT NULL,                 -- Unix ms
-  kind TEXT NOT NULL,                     -- requeue, return, forward, redrive, …
-  detail TEXT
-);
-CREATE INDEX event_seq ON event (seq, event_id);
-CREATE TABLE client (                     -- one row a connection
-  client BIGINT PRIMARY KEY,             -- its number; 0 is the admin, pages and HTTP API
-  kind TEXT NOT NULL,                     -- tcp, unix, admin, cli
-  address TEXT NOT NULL,
-  opened_at BIGINT NOT NULL,             -- Unix ms
-  closed_at BIGINT,                      -- Unix ms; NULL: open, or the broker ended first
-  framing TEXT, revision TEXT,            -- seen when it closed
-  reason TEXT                             -- why it closed
-);
-CREATE INDEX client_closed ON client (closed_at);
-CREATE TABLE counter (                    -- one number each
-  name TEXT PRIMARY KEY,
-  value BIGINT NOT NULL
-);
-CREATE TABLE "user" (
-  user_id BIGINT PRIMARY KEY,
-  name TEXT NOT NULL UNIQUE,              -- 1 to 64 characters
-  password TEXT NOT NULL,                 -- argon2id, in its own encoding
-  role TEXT NOT NULL CHECK (role IN ('viewer', 'operator', 'admin')),
-  queues TEXT NOT NULL DEFAULT '[]',      -- globs, a JSON list; empty: all queues
-  created_at BIGINT NOT NULL,
-  last_login_at BIGINT
-);
-CREATE TABLE session (
-  session_id BIGINT PRIMARY KEY,
-  sha256 BYTEA NOT NULL UNIQUE,            -- of the cookie
-  user_id BIGINT NOT NULL,
-  csrf TEXT NOT NULL,
-  created_at BIGINT NOT NULL,
-  seen_at BIGINT NOT NULL,               -- written at most every five minutes
-  expires_at BIGINT NOT NULL,            -- whatever happens
-  address TEXT NOT NULL,
-  agent TEXT NOT NULL
-);
-CREATE INDEX session_of_user ON session (user_id);
-CREATE TABLE audit (                      -- appended only; a running row counts along
-  audit_id BIGINT PRIMARY KEY,
-  at_ms BIGINT NOT NULL,                 -- Unix ms
-  actor TEXT NOT NULL,
-  source TEXT NOT NULL,                   -- ui, http or cli
-  address TEXT NOT NULL,
-  action TEXT NOT NULL,
-  target TEXT NOT NULL,
-  count BIGINT NOT NULL,
-  reason TEXT NOT NULL,
-  result TEXT NOT NULL,                   -- done, running, interrupted, cancelled, or a refusal
-  detail TEXT NOT NULL,                   -- JSON or empty: before and after of settings
-  request_id TEXT NOT NULL
-);
-CREATE INDEX audit_target ON audit (target, audit_id);
-CREATE TABLE rollup (                     -- how each queue went, in spans of equal length
-  span_s BIGINT NOT NULL,                -- 60 or 900
-  queue_id BIGINT NOT NULL,              -- 0: all without rows of their own, -1: all, -2: all .dlq
-  at_s BIGINT NOT NULL,                  -- Unix seconds, the beginning
-  published BIGINT NOT NULL, dispatched BIGINT NOT NULL, redelivered BIGINT NOT NULL,
-  acked BIGINT NOT NULL, requeued BIGINT NOT NULL, expired BIGINT NOT NULL,
-  dead BIGINT NOT NULL, deleted BIGINT NOT NULL,  -- what happened within
-  ready BIGINT NOT NULL, held BIGINT NOT NULL, bytes BIGINT NOT NULL,  -- at the end
-  oldest_age_ms BIGINT NOT NULL,         -- of the oldest ready message, at the end
-  wait BYTEA, hold BYTEA,                   -- histograms; NULL: nothing was measured
-  PRIMARY KEY (span_s, queue_id, at_s)
-);
-CREATE INDEX rollup_time ON rollup (span_s, at_s);
-CREATE TABLE saved (                      -- what people saved under a name
-  kind TEXT NOT NULL,                     -- view, template or label
-  name TEXT COLLATE "C" NOT NULL,
-  content TEXT NOT NULL,                  -- JSON
-  saved_at BIGINT NOT NULL,
-  saved_by TEXT NOT NULL,
-  PRIMARY KEY (kind, name)
-);
-CREATE TABLE start (                      -- one row a start of the broker
-  start_id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-  at_ms BIGINT NOT NULL,                 -- Unix ms
-  version TEXT NOT NULL,
-  was_clean BIGINT NOT NULL,             -- the stop before it, 0 or 1
-  down_from_ms BIGINT,                   -- when the broker was last seen; NULL: the first start
-  report TEXT NOT NULL,                   -- JSON: what was found, put back, checked
-  dismissed_by TEXT
-);
-CREATE TABLE history (
-  "offset" BIGINT PRIMARY KEY,           -- gapless, ever increasing
+
+CREATE TABLE history (                    -- settled messages, one row each
+  "offset" BIGINT PRIMARY KEY,            -- gapless, ever increasing
   seq BIGINT NOT NULL,
   token BIGINT NOT NULL,
   queue_id BIGINT NOT NULL,
   position BIGINT NOT NULL,
-  outcome BIGINT NOT NULL CHECK (outcome BETWEEN 2 AND 5),  -- acked, expired, dead, deleted
-  reason TEXT,
-  settled_at BIGINT NOT NULL,            -- Unix ms
-  ttl_s BIGINT, deadline_ms BIGINT,     -- as in message, up to source_reason
+  outcome BIGINT NOT NULL                 -- 2 acked, 3 expired, 4 dead, 5 deleted
+    CHECK (outcome BETWEEN 2 AND 5),
+  reason TEXT,                            -- why, where there is more to say
+  settled_at BIGINT NOT NULL,             -- Unix ms
+  ttl_s BIGINT, deadline_ms BIGINT,
   published_at BIGINT NOT NULL,
   first_dispatched_at BIGINT, last_dispatched_at BIGINT,
   deliveries BIGINT NOT NULL, charged BIGINT NOT NULL,
@@ -155,97 +80,262 @@ CREATE INDEX history_seq ON history (seq);
 CREATE INDEX history_place ON history (queue_id, outcome, "offset");
 CREATE INDEX history_number ON history (queue_id, seq);
 CREATE INDEX history_trace ON history (trace_id, seq) WHERE trace_id IS NOT NULL;
-CREATE INDEX message_trace ON message (trace_id, seq) WHERE trace_id IS NOT NULL;
-CREATE INDEX message_place ON message (queue_id, position) WHERE state = 0;
-CREATE INDEX message_held ON message (queue_id, position) WHERE state = 1;
-CREATE INDEX message_moved ON message (queue_id, seq) WHERE position <> seq;
 CREATE INDEX history_unusual ON history (outcome, "offset") WHERE outcome <> 2;
-CREATE INDEX message_source ON message (source_seq) WHERE source_seq IS NOT NULL;
+
+CREATE TABLE event (                      -- exceptional steps of a message
+  event_id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,  -- in the order of time
+  seq BIGINT NOT NULL,                    -- of the message
+  at_ms BIGINT NOT NULL,                  -- Unix ms
+  kind TEXT NOT NULL,                     -- requeue, return, forward, redrive, …
+  detail TEXT,                            -- by kind: a queue, a reason, …
+  count BIGINT NOT NULL DEFAULT 1,        -- of equal returns in a row; of kind more, of all events
+                                          -- between the others
+  last_at BIGINT                          -- Unix ms of the last one that is counted; NULL: the row
+                                          -- is one event
+);
+CREATE INDEX event_seq ON event (seq, event_id);
+
+-- Bounds the rows of a message.  A view, because `store copy` inserts rows into the table as they
+-- are.
+CREATE VIEW event_entry (seq, at_ms, kind, detail) AS SELECT seq, at_ms, kind, detail FROM event;
+
+CREATE FUNCTION add_event() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  folded event;
+BEGIN
+  UPDATE event SET count = count + 1, last_at = NEW.at_ms
+    WHERE NEW.kind = 'return' AND kind = 'return' AND detail IS NOT DISTINCT FROM NEW.detail
+      AND event_id = (SELECT max(event_id) FROM event WHERE seq = NEW.seq);
+  IF FOUND THEN
+    RETURN NEW;
+  END IF;
+  INSERT INTO event (seq, at_ms, kind, detail) VALUES (NEW.seq, NEW.at_ms, NEW.kind, NEW.detail);
+  IF (SELECT count(*) FROM event WHERE seq = NEW.seq) > 16 THEN
+    -- The fifth row counts those between the first 4 and the last 11.
+    SELECT * INTO folded FROM event WHERE seq = NEW.seq AND kind <> 'restore'
+      ORDER BY event_id LIMIT 1 OFFSET 5;
+    UPDATE event SET kind = 'more', detail = NULL, count = event.count + folded.count,
+        last_at = coalesce(folded.last_at, folded.at_ms)
+      WHERE event_id = (SELECT event_id FROM event WHERE seq = NEW.seq AND kind <> 'restore'
+        ORDER BY event_id LIMIT 1 OFFSET 4);
+    DELETE FROM event WHERE event_id = folded.event_id;
+  END IF;
+  RETURN NEW;
+END
+$$;
+
+CREATE TRIGGER event_entry_added INSTEAD OF INSERT ON event_entry
+FOR EACH ROW EXECUTE FUNCTION add_event();
+
+CREATE TABLE client (                     -- one row per connection
+  client BIGINT PRIMARY KEY,              -- its number; 0 is the admin, pages and HTTP API
+  kind TEXT NOT NULL,                     -- tcp, unix, admin, cli
+  address TEXT NOT NULL,                  -- where it came from
+  opened_at BIGINT NOT NULL,              -- Unix ms
+  closed_at BIGINT,                       -- Unix ms; NULL: open, or the broker ended first
+  framing TEXT, revision TEXT,            -- seen when it closed
+  reason TEXT                             -- why it closed
+);
+INSERT INTO client (client, kind, address, opened_at) VALUES (0, 'admin', 'admin', 0);
+CREATE INDEX client_closed ON client (closed_at);
+
+-- Keys of consecutive publishes share a row.
+CREATE TABLE receipt (                    -- keys of confirmed publishes, oldest first
+  n BIGINT PRIMARY KEY,                   -- number of the row's last key; keys have no gaps
+  queue_id BIGINT NOT NULL,               -- of `queue`
+  seq BIGINT NOT NULL,                    -- message stored under the first key; the others follow
+  at_ms BIGINT NOT NULL,                  -- steady ms
+  key_bytes BIGINT NOT NULL,              -- length of each key, 1 to 64
+  keys BYTEA NOT NULL                     -- the keys, one after the other
+);
+
+CREATE TABLE counter (                    -- one number each
+  name TEXT PRIMARY KEY,                  -- next_number, placed_upto, …
+  value BIGINT NOT NULL                   -- what it is at
+);
+
+CREATE TABLE "user" (                     -- who may log in
+  user_id BIGINT PRIMARY KEY,             -- its number
+  name TEXT NOT NULL UNIQUE,              -- 1 to 64 characters
+  password TEXT NOT NULL,                 -- argon2id, in its own encoding
+  role TEXT NOT NULL                      -- viewer, operator or admin
+    CHECK (role IN ('viewer', 'operator', 'admin')),
+  queues TEXT NOT NULL DEFAULT '[]',      -- globs, a JSON list; empty: all queues
+  created_at BIGINT NOT NULL,             -- Unix ms
+  last_login_at BIGINT                    -- Unix ms; NULL: never
+);
+
+CREATE TABLE token (                      -- tokens of programs
+  token_id BIGINT PRIMARY KEY,            -- its number
+  name TEXT NOT NULL UNIQUE,              -- its name
+  sha256 BYTEA NOT NULL UNIQUE,           -- of the token; the token itself is shown once
+  role TEXT NOT NULL                      -- metrics, viewer, operator or admin
+    CHECK (role IN ('metrics', 'viewer', 'operator', 'admin')),
+  queues TEXT NOT NULL DEFAULT '[]',      -- globs, a JSON list; empty: all queues
+  created_at BIGINT NOT NULL,             -- Unix ms
+  created_by TEXT NOT NULL,               -- who created it
+  expires_at BIGINT,                      -- NULL: never
+  last_used_at BIGINT                     -- Unix ms; NULL: never
+);
+
+CREATE TABLE session (                    -- logins of browsers
+  session_id BIGINT PRIMARY KEY,          -- its number
+  sha256 BYTEA NOT NULL UNIQUE,           -- of the cookie
+  user_id BIGINT NOT NULL,                -- of `user`
+  csrf TEXT NOT NULL,                     -- token of its forms
+  created_at BIGINT NOT NULL,             -- Unix ms
+  seen_at BIGINT NOT NULL,                -- Unix ms, written at most every five minutes
+  expires_at BIGINT NOT NULL,             -- Unix ms, whatever happens
+  address TEXT NOT NULL,                  -- where it came from
+  agent TEXT NOT NULL                     -- what the browser calls itself
+);
+CREATE INDEX session_of_user ON session (user_id);
+
+-- Texts have bounds in bytes, because any of them may come from a request, and an index refuses
+-- texts of 2,704 bytes.
+CREATE TABLE audit (                      -- who did what; rows are only appended
+  audit_id BIGINT PRIMARY KEY,            -- its number
+  at_ms BIGINT NOT NULL,                  -- Unix ms
+  actor TEXT NOT NULL                     -- who: a user, a token, or the machine itself; nobody: a
+                                          -- caller without an identity was refused
+    CHECK (octet_length(actor) <= 512),
+  source TEXT NOT NULL                    -- ui, http or cli
+    CHECK (octet_length(source) <= 512),
+  address TEXT NOT NULL                   -- where it came from
+    CHECK (octet_length(address) <= 512),
+  action TEXT NOT NULL                    -- queue.purge, message.delete, …
+    CHECK (octet_length(action) <= 512),
+  target TEXT NOT NULL                    -- queue, message id, user, …
+    CHECK (octet_length(target) <= 1024),
+  count BIGINT NOT NULL,                  -- of messages, queues, … it was about
+  reason TEXT NOT NULL                    -- what the actor gave as reason
+    CHECK (octet_length(reason) <= 4000),
+  result TEXT NOT NULL                    -- done, running, interrupted, cancelled, or a refusal
+    CHECK (octet_length(result) <= 512),
+  detail TEXT NOT NULL                    -- JSON or empty: before and after of settings
+    CHECK (octet_length(detail) <= 32768),
+  request_id TEXT NOT NULL                -- as in the log and in the answer
+    CHECK (octet_length(request_id) <= 512)
+);
+CREATE INDEX audit_target ON audit (target, audit_id);
+CREATE INDEX audit_identity ON audit ((actor = 'nobody'), audit_id);
+
+CREATE TABLE rollup (                     -- how each queue went, in spans of equal length
+  span_s BIGINT NOT NULL,                 -- 60 or 900
+  queue_id BIGINT NOT NULL,               -- 0: all without rows of their own, -1: all, -2: all .dlq
+  at_s BIGINT NOT NULL,                   -- Unix seconds, the beginning
+  published BIGINT NOT NULL, dispatched BIGINT NOT NULL,  -- what happened within
+  redelivered BIGINT NOT NULL, acked BIGINT NOT NULL,  -- what happened within
+  requeued BIGINT NOT NULL, expired BIGINT NOT NULL,  -- what happened within
+  dead BIGINT NOT NULL, deleted BIGINT NOT NULL,  -- what happened within
+  ready BIGINT NOT NULL, held BIGINT NOT NULL, bytes BIGINT NOT NULL,  -- at the end
+  oldest_age_ms BIGINT NOT NULL,          -- of the oldest ready message, at the end
+  wait BYTEA, hold BYTEA,                 -- histograms; NULL: nothing was measured
+  PRIMARY KEY (span_s, queue_id, at_s)
+);
+CREATE INDEX rollup_time ON rollup (span_s, at_s);
+
+CREATE TABLE saved (                      -- what people saved under a name
+  kind TEXT NOT NULL,                     -- view, template or label
+  name TEXT COLLATE "C" NOT NULL,         -- its name
+  content TEXT NOT NULL,                  -- JSON
+  saved_at BIGINT NOT NULL,               -- Unix ms
+  saved_by TEXT NOT NULL,                 -- who
+  PRIMARY KEY (kind, name)
+);
+
+CREATE TABLE start (                      -- one row per start of the broker
+  start_id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,  -- its number
+  at_ms BIGINT NOT NULL,                  -- Unix ms
+  version TEXT NOT NULL,                  -- of the broker
+  was_clean BIGINT NOT NULL,              -- the stop before it, 0 or 1
+  down_from_ms BIGINT,                    -- when the broker was last seen; NULL: the first start
+  report TEXT NOT NULL,                   -- JSON: what was found, put back, checked
+  dismissed_by TEXT                       -- who has seen its report
+);
+
 CREATE TABLE meta (                       -- one text each
   name TEXT PRIMARY KEY,                  -- history_id: 32 hex digits, made at the first start
-  value TEXT NOT NULL
+  value TEXT NOT NULL                     -- its text
 );
+
 CREATE TABLE subscription (               -- holds messages of one queue, without a connection
-  subscription_id BIGINT PRIMARY KEY,
-  name TEXT COLLATE "C" NOT NULL UNIQUE,
-  queue_id BIGINT NOT NULL,
-  next_claim BIGINT NOT NULL,            -- claims are numbered from 1; below it all are given
-  acked_upto BIGINT NOT NULL,            -- the last claim that was acknowledged or released
-  created_at BIGINT NOT NULL
+  subscription_id BIGINT PRIMARY KEY,     -- its number
+  name TEXT COLLATE "C" NOT NULL UNIQUE,  -- its name
+  queue_id BIGINT NOT NULL,               -- of `queue`
+  next_claim BIGINT NOT NULL,             -- claims are numbered from 1; below it all are given
+  acked_upto BIGINT NOT NULL,             -- the last claim that was acknowledged or released
+  created_at BIGINT NOT NULL              -- Unix ms
 );
-CREATE TABLE claim (
-  subscription_id BIGINT NOT NULL,
-  claim BIGINT NOT NULL,                 -- its number
-  seq BIGINT NOT NULL,
-  claimed_at BIGINT NOT NULL,
+
+-- A claimed message is dispatched (state 1).  A number is not given twice.
+CREATE TABLE claim (                      -- messages that a subscription holds, until they settle
+                                          -- or are released
+  subscription_id BIGINT NOT NULL,        -- of `subscription`
+  claim BIGINT NOT NULL,                  -- its number
+  seq BIGINT NOT NULL,                    -- of the message
+  claimed_at BIGINT NOT NULL,             -- Unix ms
   PRIMARY KEY (subscription_id, claim)
 );
 CREATE UNIQUE INDEX claim_seq ON claim (seq);
+
 CREATE TABLE stage (                      -- rows that wait for their publish, by token
-  stage_id BIGINT PRIMARY KEY,
+  stage_id BIGINT PRIMARY KEY,            -- its number
   token TEXT UNIQUE,                      -- NULL: published or dropped, its rows are being removed
-  created_at BIGINT NOT NULL,
-  until_ms BIGINT NOT NULL,              -- steady ms: dropped then
-  "rows" BIGINT NOT NULL,
-  bytes BIGINT NOT NULL,                 -- of the bodies
-  is_whole BIGINT NOT NULL               -- 1: its last row is there
+  created_at BIGINT NOT NULL,             -- Unix ms
+  until_ms BIGINT NOT NULL,               -- steady ms: dropped then
+  "rows" BIGINT NOT NULL,                 -- how many
+  bytes BIGINT NOT NULL,                  -- of the bodies
+  is_whole BIGINT NOT NULL                -- 1: its last row is there
 );
+
 CREATE TABLE stage_part (                 -- what is staged for each queue
-  stage_id BIGINT NOT NULL,
-  queue_id BIGINT NOT NULL,
-  "rows" BIGINT NOT NULL,
-  bytes BIGINT NOT NULL,
-  bad_rows BIGINT NOT NULL,              -- of them: dead at once when they are published
-  bad_bytes BIGINT NOT NULL,
-  least_ttl_s BIGINT,                    -- NULL: none expires
-  policy TEXT NOT NULL,                   -- by which they were judged; empty: the queue judges not
+  stage_id BIGINT NOT NULL,               -- of `stage`
+  queue_id BIGINT NOT NULL,               -- of `queue`
+  "rows" BIGINT NOT NULL,                 -- how many
+  bytes BIGINT NOT NULL,                  -- of the bodies
+  bad_rows BIGINT NOT NULL,               -- of them: dead at once when they are published
+  bad_bytes BIGINT NOT NULL,              -- of their bodies
+  least_ttl_s BIGINT,                     -- NULL: none expires
+  policy TEXT NOT NULL,                   -- by which they were validated; empty: the queue
+                                          -- validates nothing
   PRIMARY KEY (stage_id, queue_id)
 );
-CREATE TABLE stage_row (
-  row_id BIGINT PRIMARY KEY,             -- stage_id << 17 | its place among the rows of the token
-  queue_id BIGINT NOT NULL,
-  ttl_s BIGINT,                          -- from the publish on; NULL: never expires
-  token BIGINT NOT NULL,                 -- 63 random bits, of the message
-  urn TEXT, trace_id TEXT, meta_id TEXT, attempts BIGINT,
+
+CREATE TABLE stage_row (                  -- what is staged, row by row
+  row_id BIGINT PRIMARY KEY,              -- stage_id << 17 | its place among the rows of the token
+  queue_id BIGINT NOT NULL,               -- of `queue`
+  ttl_s BIGINT,                           -- from the publish on; NULL: never expires
+  token BIGINT NOT NULL,                  -- 63 random bits, of the message
+  urn TEXT, trace_id TEXT, meta_id TEXT, attempts BIGINT,  -- of an envelope
   reason TEXT, detail TEXT,               -- of the verdict; NULL: it may reach a consumer
-  record_id BYTEA, record BYTEA,            -- its dead-letter record, and the id that stands in it
-  content BYTEA NOT NULL
+  record_id BYTEA, record BYTEA,          -- its dead-letter record, and the id that stands in it
+  content BYTEA NOT NULL                  -- the body
 );
+
 CREATE TABLE published (                  -- the highest version of each writer that publishes once
-  app_id TEXT COLLATE "C" PRIMARY KEY,
-  version BIGINT NOT NULL,
-  at_ms BIGINT NOT NULL,                 -- Unix ms
-  "rows" BIGINT NOT NULL                 -- of that version
-, owner TEXT, used_ms BIGINT NOT NULL DEFAULT 0, single_use BIGINT NOT NULL DEFAULT 0);
+  app_id TEXT COLLATE "C" PRIMARY KEY,    -- who publishes: a query, or `txnAppId`
+  version BIGINT NOT NULL,                -- what it published last
+  at_ms BIGINT NOT NULL,                  -- Unix ms
+  "rows" BIGINT NOT NULL,                 -- of that version
+  owner TEXT,                             -- a user; NULL: the first who writes under it
+  used_ms BIGINT NOT NULL,                -- steady ms: when it was published or repeated last
+  single_use BIGINT NOT NULL              -- 1: of one publish only, so that it may be forgotten
+                                          -- earlier
+);
+
 CREATE TABLE reader (                     -- how far those are that follow the history
-  name TEXT COLLATE "C" PRIMARY KEY,
-  "offset" BIGINT NOT NULL,              -- done up to it
-  at_ms BIGINT NOT NULL                  -- Unix ms: when it said so
+  name TEXT COLLATE "C" PRIMARY KEY,      -- its name
+  "offset" BIGINT NOT NULL,               -- done up to it
+  at_ms BIGINT NOT NULL,                  -- Unix ms: when it said so
+  owner TEXT                              -- who named it first; NULL: the next user who reports
 );
+
 CREATE TABLE clock_step (                 -- the wall clock was set; the first row: as it was found
-  number BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-  from_offset BIGINT NOT NULL,           -- what is settled from here on
-  at_ms BIGINT NOT NULL,                 -- steady ms
-  step_ms BIGINT NOT NULL                -- the wall clock less the steady scale, from then on
-);
-CREATE TABLE token (
-  token_id BIGINT PRIMARY KEY,
-  name TEXT NOT NULL UNIQUE,
-  sha256 BYTEA NOT NULL UNIQUE,            -- of the token; the token itself is shown once
-  role TEXT NOT NULL CHECK (role IN ('metrics', 'viewer', 'operator', 'admin')),
-  queues TEXT NOT NULL DEFAULT '[]',
-  created_at BIGINT NOT NULL,
-  created_by TEXT NOT NULL,
-  expires_at BIGINT,                     -- NULL: never
-  last_used_at BIGINT
-);
-CREATE TABLE receipt (
-  n BIGINT PRIMARY KEY,                  -- number of the row's last key; keys have no gaps
-  queue_id BIGINT NOT NULL,
-  seq BIGINT NOT NULL,                   -- message stored under the first key; the others follow
-  at_ms BIGINT NOT NULL,                 -- steady ms
-  key_bytes BIGINT NOT NULL,             -- length of each key, 1 to 64
-  keys BYTEA NOT NULL                      -- the keys, one after the other
+  number BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,  -- in the order of the steps
+  from_offset BIGINT NOT NULL,            -- what is settled from here on
+  at_ms BIGINT NOT NULL,                  -- steady ms
+  step_ms BIGINT NOT NULL                 -- the wall clock less the steady scale, from then on
 );
 
 -- While an old snapshot is held, all versions of a row that changes often stay, and an index leads
@@ -254,13 +344,13 @@ CREATE TABLE receipt (
 CREATE FUNCTION counter_value(my_name TEXT) RETURNS BIGINT STABLE LANGUAGE plpgsql AS $$
 DECLARE
   place TID := nullif(current_setting('phpmq.counter_' || my_name, true), '');
-  found BIGINT;
+  current_value BIGINT;
 BEGIN
-  SELECT value INTO found FROM counter WHERE ctid = place AND name = my_name;
-  IF found IS NULL THEN
-    SELECT value INTO found FROM counter WHERE name = my_name;
+  SELECT value INTO current_value FROM counter WHERE ctid = place AND name = my_name;
+  IF current_value IS NULL THEN
+    SELECT value INTO current_value FROM counter WHERE name = my_name;
   END IF;
-  RETURN found;
+  RETURN current_value;
 END
 $$;
 
@@ -286,12 +376,12 @@ $$;
 -- The number of the oldest receipt, or NULL.  Receipts are removed in order.
 CREATE FUNCTION oldest_receipt() RETURNS BIGINT LANGUAGE plpgsql AS $$
 DECLARE
-  found BIGINT;
+  oldest BIGINT;
 BEGIN
-  SELECT min(n) INTO found FROM receipt
+  SELECT min(n) INTO oldest FROM receipt
     WHERE n >= coalesce(nullif(current_setting('phpmq.receipt', true), ''), '0')::bigint;
-  PERFORM set_config('phpmq.receipt', found::text, false);
-  RETURN found;
+  PERFORM set_config('phpmq.receipt', oldest::text, false);
+  RETURN oldest;
 END
 $$;
 
@@ -299,8 +389,6 @@ CREATE VIEW line (next_number) AS SELECT greatest(
   coalesce(counter_value('next_number'), 1),
   coalesce((SELECT max(seq) FROM body), 0) + 1
 );
-
-INSERT INTO client (client, kind, address, opened_at) VALUES (0, 'admin', 'admin', 0);
 
 CREATE TABLE epoch (                      -- the active broker of each shard
   shard INTEGER PRIMARY KEY,
@@ -338,16 +426,17 @@ $$;
 -- snapshot is held, newer versions of the row follow, and the older ones cannot be removed.
 CREATE FUNCTION read_epoch(my_shard INTEGER) RETURNS SETOF epoch LANGUAGE plpgsql AS $$
 DECLARE
-  found RECORD;
+  latest RECORD;
   place TID := nullif(current_setting('phpmq.epoch', true), '');
 BEGIN
-  SELECT ctid AS place, one AS row INTO found FROM epoch AS one
+  SELECT ctid AS place, candidate AS epoch_row INTO latest FROM epoch AS candidate
     WHERE ctid >= place AND shard + 0 = my_shard;  -- the index has all versions
-  IF found.place IS NULL THEN
-    SELECT ctid AS place, one AS row INTO found FROM epoch AS one WHERE shard = my_shard;
+  IF latest.place IS NULL THEN
+    SELECT ctid AS place, candidate AS epoch_row INTO latest FROM epoch AS candidate
+      WHERE shard = my_shard;
   END IF;
-  PERFORM set_config('phpmq.epoch', found.place::text, false);
-  RETURN NEXT found.row;
+  PERFORM set_config('phpmq.epoch', latest.place::text, false);
+  RETURN NEXT latest.epoch_row;
 END
 $$;
 
@@ -389,7 +478,7 @@ CREATE TABLE copy_state (                 -- while a copy is incomplete, or the 
 CREATE FUNCTION checksum(seq BIGINT, content BYTEA) RETURNS BIGINT
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
 DECLARE
-  whole BYTEA := int8send(seq) || content;
+  content_with_seq BYTEA := int8send(seq) || content;
   lookup BIGINT[] := ARRAY[
     0, 1996959894, 3993919788, 2567524794, 124634137, 1886057615, 3915621685, 2657392035,
     249268274, 2044508324, 3772115230, 2547177864, 162941995, 2125561021, 3887607047,
@@ -431,8 +520,8 @@ DECLARE
   ];
   crc BIGINT := 4294967295;
 BEGIN
-  FOR at IN 0 .. length(whole) - 1 LOOP
-    crc := (crc >> 8) # lookup[((crc # get_byte(whole, at)) & 255) + 1];
+  FOR at IN 0 .. length(content_with_seq) - 1 LOOP
+    crc := (crc >> 8) # lookup[((crc # get_byte(content_with_seq, at)) & 255) + 1];
   END LOOP;
   RETURN crc # 4294967295;
 END
@@ -463,19 +552,19 @@ $$;
 CREATE FUNCTION readable(content BYTEA) RETURNS TEXT
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
   SELECT coalesce(string_agg(
-    coalesce(convert_from(convert_to(found[1], 'LATIN1'), 'UTF8'), U&'\FFFD'), '' ORDER BY at), '')
+    coalesce(convert_from(convert_to(match[1], 'LATIN1'), 'UTF8'), U&'\FFFD'), '' ORDER BY at), '')
   FROM regexp_matches(convert_from(content, 'LATIN1'),
     '((?:[\u0001-\u007f]|[\u00c2-\u00df][\u0080-\u00bf]|\u00e0[\u00a0-\u00bf][\u0080-\u00bf]'
     '|[\u00e1-\u00ec\u00ee\u00ef][\u0080-\u00bf]{2}|\u00ed[\u0080-\u009f][\u0080-\u00bf]'
     '|\u00f0[\u0090-\u00bf][\u0080-\u00bf]{2}|[\u00f1-\u00f3][\u0080-\u00bf]{3}'
-    '|\u00f4[\u0080-\u008f][\u0080-\u00bf]{2})+)|.', 'g') WITH ORDINALITY AS piece (found, at)
+    '|\u00f4[\u0080-\u008f][\u0080-\u00bf]{2})+)|.', 'g') WITH ORDINALITY AS piece (match, at)
 $$;
 
 -- The steps of a path such as $."items"[0]: .items and 0.
 CREATE FUNCTION json_steps(path TEXT) RETURNS TEXT[]
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-  SELECT array_agg(coalesce('.' || found[1], found[2]) ORDER BY at)
-  FROM regexp_matches(path, '\."([^"]*)"|\[(\d+)\]', 'g') WITH ORDINALITY AS step (found, at)
+  SELECT array_agg(coalesce('.' || match[1], match[2]) ORDER BY at)
+  FROM regexp_matches(path, '\."([^"]*)"|\[(\d+)\]', 'g') WITH ORDINALITY AS step (match, at)
 $$;
 CREATE FUNCTION json_walk(node JSON, steps TEXT[]) RETURNS JSON
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$

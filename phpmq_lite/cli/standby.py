@@ -22,6 +22,7 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.sqlite.backup.restore import read_history_id
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
@@ -158,7 +159,8 @@ def promote(
         options = "-config", str(place / litestream.CONFIG), "-o", str(database), str(database)
         print_message(f"restoring {source}")
         litestream.run_litestream("restore", *options, data=place, timeout_s=_RESTORE_S)
-        done = restore_database(database, settings, output, keep_tokens=keep_tokens)
+        with naming(source):
+            done = restore_database(database, settings, output, keep_tokens=keep_tokens)
     new = litestream.replica_of(source, done.history_id)
     with closing(DataFolder.open(settings.data, allow_network_fs=True)) as folder:
         litestream.write_config(folder.path, new, settings.storage.wal_bytes)

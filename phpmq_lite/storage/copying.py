@@ -42,7 +42,7 @@ ONE_SIDED: Final = frozenset(
 # An entry of a PostgreSQL index takes at most 2,704 bytes, with all of its columns.
 INDEXED_BYTES: Final = 2_600
 # Columns of texts that are shortened, because an index or a CHECK refuses longer ones: their bounds
-# in bytes.  No broker stores longer ones, but an older version or another program may have.
+# in bytes.  No broker stores longer ones, but another program may have.
 TEXT_BOUNDS: Final = {
     "audit": AUDIT_BYTES,
     "message": {"trace_id": INDEXED_BYTES},

@@ -2,12 +2,13 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.errors import StartRefusedError, UnreleasedDataError
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
@@ -32,27 +33,52 @@ def read_migrations(folder: Path) -> list[Migration]:
     Raises:
         StartRefusedError: the folder has no migrations, or a number is missing or used twice.
     """
-    found = []
+    migrations = []
     for path in sorted(folder.glob("*.sql")):
         match = _FILE_NAME.fullmatch(path.name)
         if match is None:
             raise StartRefusedError(f"{path} is not a valid name; use NNNN_what_it_does.sql")
-        found.append(Migration(int(match[1]), path.stem, path.read_text(encoding="utf-8")))
-    if not found or [m.number for m in found] != list(range(1, len(found) + 1)):
-        numbers = ", ".join(str(m.number) for m in found) or "none"
-        raise StartRefusedError(f"migrations in {folder} must be 1, 2, 3, …, not {numbers}")
-    return found
+        migrations.append(Migration(int(match[1]), path.stem, path.read_text(encoding="utf-8")))
+    numbers = [migration.number for migration in migrations]
+    if not migrations or numbers != list(range(1, len(migrations) + 1)):
+        text = ", ".join(map(str, numbers)) or "none"
+        raise StartRefusedError(f"migrations in {folder} must be 1, 2, 3, …, not {text}")
+    return migrations
+
+
+@contextmanager
+def naming(place: object) -> Iterator[None]:
+    """Name ``place`` in an UnreleasedDataError about a copy of it."""
+    try:
+        yield
+    except UnreleasedDataError as error:
+        raise UnreleasedDataError(place) from error
+
+
+def check_released(first: Migration, applied: Mapping[int, str], place: str) -> None:
+    """Check that a database, named ``place``, began with the first migration of version 0.1.0.
+
+    Released migrations never change, so any other checksum is that of an unreleased version.
+
+    Raises:
+        UnreleasedDataError: it began with another one.
+    """
+    if applied.get(first.number) != first.sha256:
+        raise UnreleasedDataError(place)
 
 
 def check_applied(
-    migrations: Sequence[Migration], version: int, applied: Mapping[int, str]
+    migrations: Sequence[Migration], version: int, applied: Mapping[int, str], place: str
 ) -> None:
-    """Check that these migrations created a database of this version.
+    """Check that these migrations created a database of this version; ``place`` names it.
 
     Raises:
+        UnreleasedDataError: as for ``check_released``.
         StartRefusedError: the version is later, or a checksum in ``applied`` (by number) differs.
     """
     newest = migrations[-1].number
+    if version:
+        check_released(migrations[0], applied, place)
     if version > newest:
         raise StartRefusedError(
             f"the database has schema version {version}, but this phpmq-lite supports versions "

@@ -1,7 +1,7 @@
 """Write docs/reference/tables.md: every table and column of the database with its meaning.
 
-The meaning is a comment in the migrations, which SQLite stores.  ``WORDS`` has the others, because
-released migrations are not edited.
+The meaning is a comment in the migrations, which SQLite stores.  ``WORDS`` has those of views and
+of columns that a migration adds to a table.
 """
 
 import re
@@ -55,112 +55,23 @@ it was set ([the clock](../guides/admin.md#the-clock)). A version that changes a
 `CHANGELOG.md`.
 """
 
-# Meanings missing in the migrations: of a table, of its column, or, with a leading dot, of a column
-# in every table without its own meaning.
+# Meanings that no migration has: of a view, of its columns, of the table ``migration``, and of
+# columns that ALTER TABLE adds.
 WORDS: Final[dict[str, str]] = {
-    ".address": "where it came from",
-    ".created_at": "Unix ms",
-    ".name": "its name",
-    ".queue_id": "of `queue`",
-    ".reason": "why, where there is more to say",
-    ".seq": "of the message",
-    ".role": "viewer, operator or admin",
-    "audit": "who did what; rows are only appended",
-    "audit.action": "queue.purge, message.delete, …",
-    "audit.actor": "who: a user, a token, or the machine itself",
-    "audit.audit_id": "its number",
-    "audit.count": "of messages, queues, … it was about",
-    "audit.reason": "what the actor gave as reason",
-    "audit.request_id": "as in the log and in the answer",
-    "audit.target": "queue, message id, user, …",
-    "body": "the content of messages, alive and settled",
-    "claim": "messages that a subscription holds, until they settle or are released",
-    "claim.claimed_at": "Unix ms",
-    "claim.subscription_id": "of `subscription`",
-    "clock_step.number": "in the order of the steps",
-    "counter.name": "next_number, placed_upto, …",
-    "counter.value": "what it is at",
-    "event.count": "of equal returns in a row; of kind more, of all events between the others",
-    "event.last_at": "Unix ms of the last one that is counted; NULL: the row is one event",
+    "event_entry": "a view: what is inserted here becomes one of at most 16 rows per message",
     "event_entry.at_ms": "Unix ms",
     "event_entry.detail": "as in `event`",
     "event_entry.kind": "as in `event`",
-    "event_entry": "a view: what is inserted here becomes one of at most 16 rows per message",
-    "event.detail": "by kind: a queue, a reason, …",
-    "event.event_id": "in the order of time",
-    "history": "settled messages, one row each",
-    "history.deadline_ms": "steady ms; NULL: never expires",
-    "history.outcome": "2 acked, 3 expired, 4 dead, 5 deleted",
-    "history.ttl_s": "seconds, as published; NULL: never expires",
-    "history_run": "an index of the history by queue, outcome and seq; filled behind",
-    "history_run.first_offset": "of the first message in `history`; those in between belong to it",
+    "event_entry.seq": "of the message",
     "line": "a view of one row: the number that the next message gets",
     "line.next_number": "never given before",
-    "meta.value": "its text",
-    "message": "messages alive",
     "migration": "which migrations this database has had",
     "migration.applied_at": "Unix ms",
     "migration.name": "of its file",
     "migration.number": "in their order",
     "migration.sha256": "of the text of its file, in hex",
-    "published.app_id": "who publishes: a query, or `txnAppId`",
-    "published.owner": "a user; NULL: the first who writes under it",
-    "published.single_use": "1: of one publish only, so that it may be forgotten earlier",
-    "published.used_ms": "steady ms: when it was published or repeated last",
-    "published.version": "what it published last",
-    "queue": "the queues, with what is set of them",
-    "queue.created_by": "an actor of the audit, or the address of a connection; empty: unknown",
-    "queue.name": "1 to 255 bytes of UTF-8, 259 for NAME.dlq; no control characters except LF",
-    "queue.payload_policy": "opaque, observe, envelope; here and in the next five NULL: default",
-    "queue.queue_id": "its number",
-    "reader.owner": "who named it first; NULL: the next user who reports",
-    "receipt": "keys of confirmed publishes, oldest first",
-    "receipt.n": "in the order of arrival",
-    "rollup.acked": "what happened within",
-    "rollup.dispatched": "what happened within",
-    "rollup.expired": "what happened within",
-    "rollup.published": "what happened within",
-    "rollup.redelivered": "what happened within",
-    "rollup.requeued": "what happened within",
-    "saved.saved_at": "Unix ms",
-    "saved.saved_by": "who",
-    "session": "logins of browsers",
-    "session.agent": "what the browser calls itself",
-    "session.csrf": "token of its forms",
-    "session.expires_at": "Unix ms, whatever happens",
-    "session.seen_at": "Unix ms, written at most every five minutes",
-    "session.session_id": "its number",
-    "session.user_id": "of `user`",
-    "stage.rows": "how many",
-    "stage.stage_id": "its number",
-    "stage_part.bad_bytes": "of their bodies",
-    "stage_part.bytes": "of the bodies",
-    "stage_part.rows": "how many",
-    "stage_part.stage_id": "of `stage`",
-    "stage_row": "what is staged, row by row",
-    "stage_row.attempts": "of an envelope",
-    "stage_row.content": "the body",
-    "stage_row.meta_id": "of an envelope",
-    "stage_row.trace_id": "of an envelope",
-    "stage_row.urn": "of an envelope",
-    "start.dismissed_by": "who has seen its report",
-    "start.start_id": "its number",
-    "start.version": "of the broker",
-    "subscription.subscription_id": "its number",
-    "token": "tokens of programs",
-    "token.created_by": "who made it",
-    "token.last_used_at": "Unix ms; NULL: never",
-    "token.queues": "globs, a JSON list; empty: all queues",
-    "token.token_id": "its number",
-    "trace_place": "messages by trace, filled behind",
-    "trace_place.trace_id": "of an envelope",
-    "user": "who may log in",
-    "user.last_login_at": "Unix ms; NULL: never",
-    "user.user_id": "its number",
 }
-
-
-EVENTS_MAX: Final = 16  # in 0011_row_bounds.sql
+EVENTS_MAX: Final = 16  # in 0001_initial.sql
 _MESSAGES: Final = "`storage.max_bytes` and `storage.free_bytes`; per queue its `max_messages`"
 VIEWS: Final = frozenset({"line", "event_entry"})
 # The bound on the number of rows of each table.  A setting is in backticks.
@@ -260,22 +171,30 @@ def meaning(name: str, said: str) -> str:
     Raises:
         LookupError: there is none.
     """
-    _, _, column = name.partition(".")
-    found = WORDS.get(name) or said or WORDS.get(f".{column}")
-    if not found:
-        raise LookupError(f"{name} has no description: add it to WORDS in {__name__}")
-    return found
+    text = WORDS.get(name) or said
+    if not text:
+        raise LookupError(
+            f"{name} has no description: add a comment to its migration, or a line to WORDS in "
+            f"{__name__}"
+        )
+    return text
 
 
 def _comments(sql: str) -> dict[str, str]:
-    """Return the comment on the line of each column; that of the table under an empty name."""
-    found: dict[str, str] = {}
+    """Return the comment on each column, by its name; that on the table has an empty name.
+
+    A line that is only a comment continues that of the line before.
+    """
+    comments: dict[str, str] = {}
+    names: list[str] = []
     for line in sql.splitlines():
-        code, _, comment = line.partition("--")
-        names = re.findall(r'(?:^|,)\s*"?(\w+)"? (?:INTEGER|TEXT|BLOB)\b', code)
+        code, _, comment = (part.strip() for part in line.partition("--"))
+        if code:
+            names = re.findall(r'(?:^|,)\s*"?(\w+)"? (?:INTEGER|TEXT|BLOB)\b', code)
+            names = names or [""] * code.startswith("CREATE")
         if comment:
-            found |= dict.fromkeys(names or ([""] if "CREATE" in code else []), comment.strip())
-    return found
+            comments |= {name: f"{comments.get(name, '')} {comment}".strip() for name in names}
+    return comments
 
 
 def _sentence(text: str) -> str:

@@ -1,7 +1,6 @@
 """The history index is filled in slices while history pages are read."""
 
 import itertools
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from phpmq_lite.admin.messages.search_query import parse_search
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
-from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch, ClockReading, State
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.read.messages import MessageReader
@@ -32,7 +30,6 @@ from phpmq_lite.storage.sqlite.history_index import (
     HistoryIndexer,
 )
 from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
-from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
@@ -158,33 +155,6 @@ def test_short_runs_are_not_searched_for(ledger: Ledger) -> None:
     assert places.run(ledger.connection, 0, is_idle=True) == 130
     assert len(ledger.runs()) == 128 + 66
     assert ledger.indexed_upto() == 258
-
-
-def test_migration_keeps_what_is_indexed(tmp_path: Path) -> None:
-    folder = tmp_path / "migrations"
-    folder.mkdir()
-    for file in sorted(migrations_folder().glob("*.sql"))[:8]:
-        shutil.copy(file, folder)
-    (tmp_path / "older.db").touch()
-    older = Ledger(tmp_path / "older.db")
-    migrate(older.connection, folder)
-    older.add(
-        *(
-            (at, at ^ 8, 1 + at // 20 % 3, 2 + at // 50 % 2)
-            for at in range(65_000, 66_000)
-            if at % 77
-        )
-    )
-    older.execute("INSERT INTO counter VALUES ('placed_upto', 65900)")
-    older.execute(
-        'INSERT INTO history_number SELECT seq >> 16, queue_id, seq, "offset", outcome '
-        'FROM history WHERE "offset" <= 65900'
-    )
-    migrate(older.connection, migrations_folder())
-    assert older.indexed_upto() == 65_900
-    assert HistoryIndexer().run(older.connection, 0, is_idle=True)
-    assert older.indexed_upto() == 65_999
-    older.connection.close()
 
 
 def test_long_tail_is_indexed_in_slices(ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.errors import DataDamagedError, StartRefusedError
+from phpmq_lite.errors import DataDamagedError, StartRefusedError, UnreleasedDataError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.migrations import Migration
 from phpmq_lite.storage.sqlite.migrate import migrate, pending
@@ -207,10 +207,25 @@ def test_newer_database_is_refused_with_both_versions(place: MigrationFolder) ->
 def test_changed_migration_is_refused(place: MigrationFolder) -> None:
     place.write(FIRST, SECOND)
     migrate(place.connection, place.folder)
-    place.write(FIRST + "-- better\n", SECOND, THIRD)
-    with pytest.raises(StartRefusedError, match="migration 0001_step differs"):
+    place.write(FIRST, SECOND + "-- better\n", THIRD)
+    with pytest.raises(StartRefusedError, match="migration 0002_step differs"):
         migrate(place.connection, place.folder)
     assert place.version() == 2
+
+
+def test_database_of_an_unreleased_version_is_refused_with_its_folder(
+    place: MigrationFolder,
+) -> None:
+    """Its first migration had another text, and there were more of them."""
+    place.write(FIRST, SECOND, THIRD)
+    migrate(place.connection, place.folder)
+    (place.folder / "0003_step.sql").unlink()
+    place.write(f"{FIRST}-- the text of the release")
+    (place.folder / "0002_step.sql").unlink()
+    before = place.schema()
+    with pytest.raises(UnreleasedDataError, match=f"^{place.path} was made by an unreleased"):
+        migrate(place.connection, place.folder)
+    assert (place.version(), place.schema()) == (3, before)
 
 
 @pytest.mark.parametrize("setup", ["CREATE TABLE other (x)", "PRAGMA user_version = 1"])

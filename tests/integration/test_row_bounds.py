@@ -201,7 +201,7 @@ def test_readers_are_bounded_for_each_user_and_in_total(driver: Driver) -> None:
     assert driver.rows("SELECT owner FROM reader WHERE name = 'user-299'") == [("user 299",)]
 
 
-def test_reader_of_an_older_version_belongs_to_the_next_user_who_reports(driver: Driver) -> None:
+def test_reader_without_an_owner_belongs_to_the_next_user_who_reports(driver: Driver) -> None:
     driver.store.execute("INSERT INTO reader (name, \"offset\", at_ms) VALUES ('old', 1, 1)")
     driver.kill_and_restart()
     assert report(driver, "old", "bob") is True

@@ -34,6 +34,7 @@ from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.writer import Writer
 from phpmq_lite.testing import running_service
 from tests.support.certificates import CertificateAuthority
+from tests.support.cli_runner import invoke
 from tests.support.fork_server import broker_process, start_error
 from tests.support.socket_client import (
     WAIT_S,
@@ -272,6 +273,32 @@ def test_newer_database_is_refused(data: Path) -> None:
     words = start_error(data)
     assert "(exit code 1)" in words
     assert "schema version 9999" in words
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_folder_of_an_unreleased_version_is_refused_and_stays_as_it_is(
+    data: Path, is_sealed: bool
+) -> None:
+    with broker_process(data, *NO_ADMIN) as broker:
+        assert broker.terminate() == 0
+    with closing(sqlite3.connect(data / DATABASE, isolation_level=None)) as database:
+        database.execute("UPDATE migration SET sha256 = 'another'")
+        database.execute("PRAGMA user_version = 12")
+    with closing(DataFolder.open(data)) as folder:
+        if is_sealed:
+            seal(folder)
+        else:
+            folder.seal(None)
+    before = (data / DATABASE).read_bytes()
+    words = start_error(data)
+    assert "(exit code 1)" in words
+    assert f"{data} was made by an unreleased version of phpmq-lite" in words
+    assert "phpmq-lite message export 'state:ready state:dispatched' > messages.jsonl" in words
+    assert "phpmq-lite docs operate/operations#data-of-an-unreleased-version" in words
+    for command in (("database", "migrate"), ("database", "verify")):
+        error = invoke(*command, "--data", data, code=1).stderr
+        assert f"{data} was made by an unreleased version" in error
+    assert (data / DATABASE).read_bytes() == before
 
 
 def test_lost_database_is_refused(data: Path) -> None:

@@ -119,7 +119,9 @@ def test_next_page_needs_no_sorting(connection: sqlite3.Connection) -> None:
 def states_allowed(connection: sqlite3.Connection, table: str, column: str) -> set[State]:
     """Return the states that a CHECK allows."""
     [(sql,)] = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,))
-    check = re.search(rf"{column} INTEGER NOT NULL (CHECK \((?:[^()]|\([^()]*\))*\))", sql)
+    check = re.search(
+        rf"{column} INTEGER NOT NULL\s+(?:--.*\s+)?(CHECK \((?:[^()]|\([^()]*\))*\))", sql
+    )
     assert check is not None
     connection.execute(f"CREATE TEMP TABLE probe ({column} INTEGER {check[1]})")
     allowed = set()

@@ -321,6 +321,22 @@ def test_promoted_broker_has_all_messages_a_new_history_and_no_traces(
     assert {path.name for path in (tmp_path / "target").iterdir()} == {HISTORY, history_id}
 
 
+def test_replica_of_an_unreleased_version_is_refused_by_its_name(
+    folder: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as database:
+        database.execute("UPDATE migration SET sha256 = 'another'")
+    litestream = Litestream(folder)
+    try:
+        wait_for(lambda: is_replicated(folder))
+    finally:
+        litestream.end()
+    replica = f"{tmp_path}/target/{HISTORY}"
+    with pytest.raises(AssertionError, match=f"{replica} was made by an unreleased version"):
+        command("standby", "promote", replica, "--data", tmp_path / "promoted")
+    assert not (tmp_path / "promoted" / DATABASE).exists()
+
+
 def test_promotion_asks_which_of_several_replicas(tmp_path: Path) -> None:
     for name in ("0" * 32, "1" * 32):
         (tmp_path / "target" / name).mkdir(parents=True)

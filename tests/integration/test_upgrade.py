@@ -1,5 +1,6 @@
-"""A database of each older version is migrated to the current schema with all its rows."""
+"""A database of each released version is migrated to a next schema with all its rows."""
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -8,35 +9,45 @@ from unittest.mock import patch
 
 import pytest
 
-from phpmq_lite.broker.pipeline.state import KnownAppId, StageWriter
-from phpmq_lite.broker.publish_keys import expand_run
+from phpmq_lite.cli import database as database_command
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.migrations import read_migrations
+from phpmq_lite.storage.sqlite.integrity import startup, stopped_database
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
+from phpmq_lite.storage.sqlite.integrity.seal import seal
+from phpmq_lite.storage.sqlite.integrity.stopped_database import read_stopped
 from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.support import stores
-from tests.support.core_and_store import (
-    CLOCK_STEP_MS,
-    START_MS,
-    Driver,
-    MakeDriver,
-    drivers_in,
-    run_operation,
-    stored_bodies,
-)
+from tests.support.cli_runner import invoke
+from tests.support.core_and_store import Driver, MakeDriver, drivers_in, stored_bodies
 
-OLDER = range(1, len(read_migrations(migrations_folder())))
-RECEIPT_RUNS = 8  # since this version, a row of the table receipt has the keys of several messages
+RELEASED = len(read_migrations(migrations_folder()))
+NEXT = """ALTER TABLE queue ADD COLUMN colour TEXT;
+CREATE TABLE later (x INTEGER);
+INSERT INTO later SELECT seq FROM message;
+"""
 TODAY = "SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"
 
 
+def next_version(folder: Path) -> Path:
+    """Create the migrations of the next version: the released ones, and one that is made up."""
+    shutil.copytree(migrations_folder(), folder, ignore=shutil.ignore_patterns("postgres"))
+    number = RELEASED + 1
+    (folder / f"{number:04d}_later.sql").write_text(NEXT, encoding="utf-8")
+    return folder
+
+
 def columns(connection: sqlite3.Connection, schema: str, table: str) -> list[str]:
-    found = connection.execute("SELECT name FROM pragma_table_info(?, ?)", (table, schema))
-    return [f'"{name}"' for (name,) in found]
+    rows = connection.execute("SELECT name FROM pragma_table_info(?, ?)", (table, schema))
+    return [f'"{name}"' for (name,) in rows]
 
 
 def as_of(version: int, today: Path, folder: Path) -> Path:
-    """Create a database of an older version with the rows of a current one, as far as they fit."""
+    """Create a database of a released version with the rows of a current one, as far as they fit.
+
+    Rows of a table whose columns changed their meaning have to be converted back here.
+    """
     steps = folder / "migrations"
     steps.mkdir()
     for path in sorted(migrations_folder().glob("*.sql"))[:version]:
@@ -50,13 +61,6 @@ def as_of(version: int, today: Path, folder: Path) -> Path:
             " WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name <> 'migration'"
         ).fetchall()
         for (table,) in tables:
-            if table == "receipt" and version < RECEIPT_RUNS:
-                runs = connection.execute("SELECT * FROM today.receipt").fetchall()
-                keys = [key for run in runs for key in expand_run(run)]
-                connection.executemany(
-                    "INSERT INTO receipt (queue_id, key, seq, at_ms) VALUES (?, ?, ?, ?)", keys
-                )
-                continue
             both = set(columns(connection, "main", table))
             names = ", ".join(n for n in columns(connection, "today", table) if n in both)
             connection.execute(
@@ -79,8 +83,8 @@ def fill(driver: Driver) -> None:
     driver.step()
 
 
-@pytest.mark.parametrize("version", OLDER)
-def test_database_of_an_older_version_keeps_everything(
+@pytest.mark.parametrize("version", range(1, RELEASED + 1))
+def test_database_of_a_released_version_keeps_everything(
     version: int, make: MakeDriver, tmp_path: Path
 ) -> None:
     driver = make()
@@ -89,11 +93,15 @@ def test_database_of_an_older_version_keeps_everything(
     settled, expected = driver.outcomes(), stored_bodies(driver)
     (tmp_path / "older").mkdir()
     older = as_of(version, driver.path, tmp_path / "older")
+    newer = next_version(tmp_path / "next")
+    assert [check.problems for check in verify(older, newer) if check.problems] == []
     with closing(sqlite3.connect(older, isolation_level=None)) as connection:
         migrate(connection, migrations_folder())
-        fresh = driver.rows(TODAY)
-        assert connection.execute(TODAY).fetchall() == fresh
-    assert [check.problems for check in verify(older) if check.problems] == []
+        assert connection.execute(TODAY).fetchall() == driver.rows(TODAY)
+        assert migrate(connection, newer) == [f"{RELEASED + 1:04d}_later"]
+        live = connection.execute("SELECT x FROM later ORDER BY x").fetchall()
+        assert live == driver.rows("SELECT seq FROM message ORDER BY seq")
+    assert [check.problems for check in verify(older, newer) if check.problems] == []
     with driver_on(older) as upgraded:
         assert (upgraded.outcomes(), stored_bodies(upgraded)) == (settled, expected)
         upgraded.connect().publish("orders", b"known", key=b"key-1")
@@ -116,29 +124,47 @@ def driver_on(database: Path) -> Iterator[Driver]:
         yield start()
 
 
-def test_app_id_without_an_owner_belongs_to_the_next_writer(
-    make: MakeDriver, tmp_path: Path
+@pytest.fixture
+def upgraded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Have the command line be of the next version; return a data folder of this one."""
+    newer = next_version(tmp_path / "next")
+    data = tmp_path / "data"
+    with closing(DataFolder.open(data)) as folder:
+        with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL").fetchall()
+            migrate(connection, migrations_folder())
+        seal(folder)
+    for module in (database_command, stopped_database, startup):
+        monkeypatch.setattr(module, "migrations_folder", lambda: newer)
+    return data
+
+
+def version_of(data: Path) -> int:
+    with closing(sqlite3.connect(f"file:{data / DATABASE}?mode=ro", uri=True)) as connection:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def test_dry_run_changes_nothing(upgraded: Path) -> None:
+    name = f"{RELEASED + 1:04d}_later"
+    shown = invoke("database", "migrate", "--dry-run", "--data", upgraded)
+    assert shown.stdout == f"{name}\n"
+    assert version_of(upgraded) == RELEASED
+    assert read_stopped(upgraded).waiting == [name]
+    assert invoke("database", "migrate", "--data", upgraded).stdout == f"{name}\n"
+    assert version_of(upgraded) == RELEASED + 1
+    assert list(upgraded.glob("before-migration-*.db"))
+    again = invoke("database", "migrate", "--data", upgraded)
+    assert (again.stdout, again.stderr) == ("", "no migrations are pending\n")
+
+
+def test_downgrade_is_refused_until_the_copy_is_restored(
+    upgraded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = make()
-    single = f"batch-{'0' * 32}"
-    for app_id in ("stream", single):
-        run_operation(driver, "publish_staged", app_id, 0, (), writer=StageWriter("ann"))
-    driver.store.execute("INSERT INTO clock_step VALUES (1, 1, 0, ?)", (CLOCK_STEP_MS,))
-    driver.store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    older = as_of(4, driver.path, tmp_path)
-    with closing(sqlite3.connect(older, isolation_level=None)) as connection:
-        migrate(connection, migrations_folder())
-    with driver_on(older) as upgraded:
-        found = upgraded.core.staging.app_ids.known
-        assert found == {
-            "stream": KnownAppId(0, None, START_MS),
-            single: KnownAppId(0, None, START_MS, is_single=True),
-        }
-        assert run_operation(
-            upgraded, "publish_staged", "stream", 0, (), writer=StageWriter("bob")
-        ).is_repeated
-        assert found["stream"].owner == "bob"
-
-
-def test_older_versions_exist() -> None:
-    assert len(OLDER) >= 3
+    invoke("database", "migrate", "--data", upgraded)
+    monkeypatch.undo()
+    newer = f"schema version {RELEASED + 1}, but this phpmq-lite supports versions only up to"
+    assert newer in read_stopped(upgraded).refusal
+    copy = f"before-migration-{RELEASED + 1:04d}.db"
+    invoke("backup", "restore", copy, "--yes", "--data", upgraded)
+    assert read_stopped(upgraded).refusal == ""

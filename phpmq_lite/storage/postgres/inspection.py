@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import psycopg
 
-from phpmq_lite.errors import StartRefusedError, StorageError
+from phpmq_lite.errors import StartRefusedError, StorageError, UnreleasedDataError
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.postgres.leadership import EpochRow, read_row
 from phpmq_lite.storage.postgres.migrate import has_schema, pending
@@ -53,12 +53,15 @@ def verify(url: str) -> list[DatabaseCheck]:
 
     Raises:
         SettingsError, StorageError: as ``probe``.
+        UnreleasedDataError: the database was made before version 0.1.0.
     """
     schema, *others = checks = [DatabaseCheck(name) for name in ("schema", "bodies", "tables")]
     with _opened(url) as store:
         store.connection.execute(_SESSION)
         try:
             version, waiting = _schema_version(store)
+        except UnreleasedDataError:
+            raise
         except StartRefusedError as error:
             schema.problems.append(str(error))
             return checks[:1]

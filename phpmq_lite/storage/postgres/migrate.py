@@ -9,8 +9,14 @@ from collections.abc import Sequence
 
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.migrations import Migration, check_applied, read_migrations
+from phpmq_lite.storage.migrations import (
+    Migration,
+    check_applied,
+    check_released,
+    read_migrations,
+)
 from phpmq_lite.storage.postgres.store import PostgresStore
+from phpmq_lite.storage.postgres.url import place_of
 
 
 def pending(store: PostgresStore) -> list[Migration]:
@@ -20,10 +26,9 @@ def pending(store: PostgresStore) -> list[Migration]:
         StartRefusedError: the database is newer than these migrations, or was created with a
             different text of one.
     """
-    migrations = _migrations()
-    applied: dict[int, str] = dict(store.execute(store.sql("migrate")["applied"]).fetchall())
+    migrations, applied = _migrations(), _applied(store)
     version = max(applied)
-    check_applied(migrations, version, applied)
+    check_applied(migrations, version, applied, _place(store))
     return migrations[version:]
 
 
@@ -56,16 +61,27 @@ def has_schema(store: PostgresStore) -> bool:
     """Return whether the database has the broker's tables.
 
     Raises:
+        UnreleasedDataError: it was made before version 0.1.0.
         StartRefusedError: it has tables of another program.
     """
     tables = {name for (name,) in store.execute(store.sql("migrate")["tables"])}
     if tables and "migration" not in tables:
         raise StartRefusedError("the database was not created by phpmq-lite")
+    if tables:
+        check_released(_migrations()[0], _applied(store), _place(store))
     return bool(tables)
 
 
 def _migrations() -> list[Migration]:
     return read_migrations(migrations_folder() / "postgres")
+
+
+def _applied(store: PostgresStore) -> dict[int, str]:
+    return dict(store.execute(store.sql("migrate")["applied"]).fetchall())
+
+
+def _place(store: PostgresStore) -> str:
+    return f"postgresql://{place_of(store.connection.info.dsn)}"
 
 
 def _apply(store: PostgresStore, migrations: Sequence[Migration]) -> None:

@@ -8,7 +8,7 @@ To add a migration:
    comment.  No BEGIN, COMMIT, ATTACH, VACUUM or PRAGMA: the file runs inside one transaction,
    which also sets ``user_version`` to NNNN.
 3. Filling a column of a large table delays the start: add the column with a default; fill it later.
-4. ``tests/integration/test_upgrade.py`` opens a database of each older version.  Add rows to
+4. ``tests/integration/test_upgrade.py`` opens a database of each released version.  Add rows to
    the tables that your migration changes.
 
 The code is synchronous: it runs in the writer's thread and in ``phpmq-lite database migrate``.
@@ -19,12 +19,14 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
+from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.migrations import Migration, check_applied, read_migrations
 from phpmq_lite.storage.sqlite.errors import DISK_ERRORS, is_corrupt, primary_code, translated_error
 from phpmq_lite.storage.statements import load
@@ -100,14 +102,11 @@ def schema_problems(connection: sqlite3.Connection, folder: Path) -> list[str]:
     """
     pending(connection, folder)
     migrations = read_migrations(folder)
-    fresh = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        fresh.create_function("checksum", 2, checksum, deterministic=True)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as model:
+        model.create_function("checksum", 2, checksum, deterministic=True)
         for migration in migrations[: schema_version(connection)]:
-            _apply(fresh, migration)
-        expected, actual = _statements(fresh), _statements(connection)
-    finally:
-        fresh.close()
+            _apply(model, migration)
+        expected, actual = _statements(model), _statements(connection)
     return [
         f"the definition of {name!r} differs from the migrations"
         for name, text in sorted(expected.items())
@@ -195,11 +194,13 @@ def schema_version(connection: sqlite3.Connection) -> int:
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
     """Raise an error unless the schema was created by these migrations."""
     sql = load("migrate")
+    file = Path(connection.execute("PRAGMA database_list").fetchone()[2])
     tables = {name for (name,) in connection.execute(sql["tables"])}
     if ("migration" in tables) != (version > 0) or (tables and not version):
         raise StartRefusedError("the database was not created by phpmq-lite")
     applied = dict(connection.execute(sql["applied"]).fetchall()) if version else {}
-    check_applied(migrations, version, applied)
+    place = file.parent if file.name == DATABASE else file
+    check_applied(migrations, version, applied, str(place))
 
 
 def _refusal(what: str, error: Exception) -> StorageError | StartRefusedError:

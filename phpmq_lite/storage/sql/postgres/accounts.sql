@@ -1,3 +1,3 @@
 -- name: has_users
--- columns: whether the table of users exists, which an older database lacks
+-- columns: whether the table of users exists
 SELECT to_regclass('"user"') IS NOT NULL;

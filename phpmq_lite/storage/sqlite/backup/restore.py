@@ -27,6 +27,7 @@ from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_fil
 from phpmq_lite.storage.batch_sql import execute_write
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.database_check import DatabaseCheck
+from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
 from phpmq_lite.storage.sqlite import migrate
 from phpmq_lite.storage.sqlite.backup.backups import check_space, read_backup, verify_backup
@@ -91,7 +92,8 @@ def restore(
     Raises:
         DataDamagedError: the backup differs from its manifest or is damaged.  With ``accept_loss``,
             a damaged backup is restored anyway.
-        StartRefusedError: a broker is running there, or the backup is from a newer version.
+        StartRefusedError: a broker is running there, or the backup is from a newer version or from
+            an unreleased one.
         StorageFullError: there is not enough space for the backup.
     """
     database = _verify_source(source, tell)
@@ -108,7 +110,8 @@ def restore(
             done = RestoreResult(folder.database)
             tell("checking the database")
             with _transaction(staged) as connection:
-                migrate.pending(connection, migrations_folder())  # rejects what is newer or foreign
+                with naming(source):  # rejects what is newer, foreign or of an unreleased version
+                    migrate.pending(connection, migrations_folder())
                 done.checks = check_all(connection)
                 if done.problems and not accept_loss:
                     raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")

@@ -13,11 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
+from phpmq_lite.errors import (
+    DataDamagedError,
+    StartRefusedError,
+    StorageError,
+    UnreleasedDataError,
+)
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start, read_meta
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
+from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.errors import is_damage
 from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
@@ -36,7 +42,7 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
     ``migrations`` is the folder of the applied and pending migrations; None means the default one.
 
     Raises:
-        StartRefusedError: a broker is running there.
+        StartRefusedError: a broker is running there, or the database is of an unreleased version.
         DataDamagedError: there is no database.
         StorageError: there is not enough space to copy the database and WAL; change TMPDIR.
     """
@@ -50,7 +56,7 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
             raise DataDamagedError(f"database {database} does not exist")
         wal = wal_of(database)
         checks = [check_log(wal, is_needed=needs_wal)]
-        with _open_unchanged(database) as connection:
+        with naming(path), _open_unchanged(database) as connection:
             return checks + check_all(connection, migrations)
 
 
@@ -69,11 +75,7 @@ def check_all(
     return [
         *checks,
         _run_check("bodies", connection, lambda _, check: check_bodies(execute, sql, check)),
-        _run_check(
-            "tables",
-            connection,
-            lambda _, check: check_tables(execute, sql, check, schema_version(connection)),
-        ),
+        _run_check("tables", connection, lambda _, check: check_tables(execute, sql, check)),
     ]
 
 
@@ -123,6 +125,8 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Datab
     check.found = f"version {schema_version(connection)}"
     try:
         waiting = pending(connection, migrations)
+    except UnreleasedDataError:
+        raise
     except (StartRefusedError, DataDamagedError) as error:
         check.problems.append(str(error))
         return
