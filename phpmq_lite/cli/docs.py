@@ -54,7 +54,7 @@ def docs(
             for heading, excerpt in zip(match.headings, match.excerpts, strict=False):
                 click.echo(f"  {match.name}#{heading.anchor}\n    {''.join(excerpt)}")
         return
-    found = pages.moved_to(name)
+    found = pages.find(name)
     if found is None:
         close = get_close_matches(name, [each.rpartition("/")[2] for each in pages.outlines], 1)
         hint = f"Did you mean {close[0]}?" if close else "Find one with: docs --search WORDS"

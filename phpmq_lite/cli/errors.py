@@ -1,4 +1,4 @@
-"""Errors that end a command, with their exit codes, and hints about renamed commands."""
+"""Errors that end a command, with their exit codes."""
 
 import errno
 import os
@@ -37,8 +37,6 @@ _EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first matching 
     (OSError, ERROR),
     (UnicodeError, ERROR),
 ]
-
-
 _AROUND: Final = 20  # number of characters shown on each side of invalid UTF-8
 
 
@@ -53,8 +51,8 @@ class CommandError(Exception):
 def expected_error(error: Exception) -> Exception | None:
     """Return the error, unwrapped from any ExceptionGroup, or None if it is not an expected one."""
     if isinstance(error, ExceptionGroup):
-        found = [expected_error(inner) for inner in error.exceptions]
-        return found[0] if all(found) else None
+        expected = [expected_error(inner) for inner in error.exceptions]
+        return expected[0] if all(expected) else None
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         return None  # the reader of the output has closed the pipe, so click exits silently
     is_ours = isinstance(error, CommandError | PhpmqError | OSError | UnicodeError)
@@ -80,88 +78,19 @@ def describe_error(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# Maps old commands and options to their new names; an option's key may include the command.
-RENAMED: Final = {
-    "queues": "queue list",
-    "show": "queue show",
-    "purge": "queue purge",
-    "flush": "queue delete QUEUE --with-messages",
-    "flushall": "queue delete --all --with-messages",
-    "top": "queue top",
-    "monitor": "queue top",
-    "tail": "queue tail",
-    **{f"{group} ls": f"{group} list" for group in ("queue", "user", "token", "context")},
-    **{f"{group} add": f"{group} create" for group in ("user", "token", "context")},
-    **{f"{group} rm": f"{group} delete" for group in ("queue", "user", "context")},
-    "token rm": "token revoke",
-    "user passwd": "user set-password",
-    "search": "message search",
-    "msg": "message",
-    "msg ls": "message list",
-    "msg get": "message show",
-    "msg rm": "message delete",
-    **{f"msg {name}": f"message {name}" for name in ("requeue", "release", "move", "restore")},
-    "expect": "message wait",
-    "export": "message export",
-    "import *": "message import FILE",
-    "import --queue": "message import --queue",
-    "import --dry-run": "message import --dry-run",
-    "import-beanstalkd": "import beanstalkd",
-    "import-initphp": "import initphp",
-    "dead": "dead-letter",
-    "dead ls": "dead-letter list",
-    "dead groups": "dead-letter list --by-cause",
-    "dead redrive": "dead-letter redrive",
-    "dead rm": "dead-letter delete",
-    "dead-letter redrive --filter": "--query",
-    "envelope make": "envelope create",
-    "envelope lint": "envelope check",
-    "schema compat": "schema compare",
-    "check consumer": "check consumers",
-    "check dead": "check dead-letters",
-    "backup --list": "backup list",
-    "backup --to": "backup create --copy-to",
-    "restore": "backup restore",
-    "restore --drill": "backup test",
-    "backup restore --drill": "backup test",
-    **{name: f"database {name}" for name in ("migrate", "verify", "scrub")},
-    "init": "config init",
-    "--node": "--url",
-    "--connect": "--url",
-    "--tls": "--url phpmqs://HOST:PORT",
-    "--number": "--limit",
-    "--least": "--min",
-    "--apply": "--selection",
-    "--release-delay": "--app with connect(release_delay_s=...)",
-    "--backoff-base": "--backoff, or --app with connect(backoff=...)",
-    "--backoff-max": "--backoff, or --app with connect(backoff=...)",
-    "--backoff-multiplier": "--backoff, or --app with connect(backoff=...)",
-    "--set": "--config FILE, or PHPMQ_SECTION__NAME in the environment",
-}
-_NEVER: Final = {  # commands that never existed -> what to use
+# Commands that do not exist -> what to use instead.
+_ELSEWHERE: Final = {
     "import rabbitmq": "its consumers to empty the queues (`phpmq-lite docs guides/migrate`)",
     "import redis": "`redis-cli --raw LRANGE LIST 0 -1 | tac | phpmq-lite publish QUEUE --lines`",
 }
-WORDS: Final = "phpmq_lite.words"  # the key for the process's arguments in the context's ``meta``
 
 
-def explain_rename(error: click.UsageError) -> click.UsageError:
-    """Return the error, with the new name added if it is about a renamed command or option."""
-    context = error.ctx
-    if context is None:
+def explain_missing(error: click.UsageError) -> click.UsageError:
+    """Return the error, with what to use instead if it is about a command in ``_ELSEWHERE``."""
+    if not isinstance(error, NoSuchCommand) or error.ctx is None:
         return error
-    group = " ".join(context.command_path.split()[1:])
-    if isinstance(error, click.NoSuchOption):
-        keys = [f"{group} {error.option_name}", error.option_name]
-    elif isinstance(error, NoSuchCommand):
-        called = f"{group} {error.command_name}".strip()
-        words = context.meta.get(WORDS, ())
-        keys = [*(f"{called} {word}" for word in words), called, f"{group} *"]
-    else:
+    group = error.ctx.command_path.partition(" ")[2]
+    instead = _ELSEWHERE.get(f"{group} {error.command_name}")
+    if instead is None:
         return error
-    new = next(((RENAMED | _NEVER)[key] for key in keys if key in RENAMED | _NEVER), None)
-    if new is None:
-        return error
-    if not new.startswith("--") and "`" not in new:
-        new = f"`phpmq-lite {new}`"
-    return click.UsageError(f"{error.message} Use {new} instead.", ctx=context)
+    return click.UsageError(f"{error.message} Use {instead} instead.", ctx=error.ctx)

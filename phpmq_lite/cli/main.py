@@ -11,11 +11,10 @@ from click.exceptions import NoSuchCommand
 from phpmq_lite import __version__, installation, standard_streams
 from phpmq_lite.cli import first_process
 from phpmq_lite.cli.errors import (
-    WORDS,
     describe_error,
     exit_code_of,
     expected_error,
-    explain_rename,
+    explain_missing,
 )
 from phpmq_lite.cli.progress import shown_silence
 
@@ -149,23 +148,18 @@ class RootGroup(click.Group):
                     [(name.ljust(width), text) for name, (_, text) in entries.items()]
                 )
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the root command's options, and save all arguments for ``explain_rename``."""
-        ctx.meta[WORDS] = list(args)
-        return super().parse_args(ctx, args)
-
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; if an expected error occurs, print one line and exit with its code."""
         try:
             return super().invoke(ctx)
-        except click.UsageError as wrong:
-            raise explain_rename(wrong) from None
+        except click.UsageError as error:
+            raise explain_missing(error) from None
         except Exception as raised:
-            error = expected_error(raised)
-            if error is None:
+            expected = expected_error(raised)
+            if expected is None:
                 raise
-            click.echo(f"Error: {describe_error(error)}", err=True)
-            code = exit_code_of(error)
+            click.echo(f"Error: {describe_error(expected)}", err=True)
+            code = exit_code_of(expected)
             if page := DOCS_OF_CODES.get(code):
                 click.echo(f"See: phpmq-lite docs {page}", err=True)
             ctx.exit(code)
@@ -173,8 +167,9 @@ class RootGroup(click.Group):
 
 def _print_version(ctx: click.Context, _option: click.Parameter, is_requested: bool) -> None:
     if is_requested and not ctx.resilient_parsing:
-        commit = f", commit {found}" if (found := installation.commit()) else ""
-        click.echo(f"phpmq-lite {__version__}{commit} ({installation.build_kind()})")
+        commit = installation.commit()
+        named = f", commit {commit}" if commit else ""
+        click.echo(f"phpmq-lite {__version__}{named} ({installation.build_kind()})")
         ctx.exit()
 
 
@@ -186,9 +181,14 @@ def _print_version(ctx: click.Context, _option: click.Parameter, is_requested: b
     "4 refused, 5 timed out; 65 damaged data, 74 unknown commit outcome, 78 invalid settings.",
 )
 @click.option(
-    "-V", "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
     help="Show the version and exit.",
-)  # fmt: skip
+)
 def root_command() -> None:
     """PHPMQ Lite, a message broker that stores everything in SQLite."""
 
@@ -210,6 +210,7 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    found = get_completion_class(shell)
-    if found is not None:
-        click.echo(found(root_command, {}, "phpmq-lite", "_PHPMQ_LITE_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    if completion_class is not None:
+        script = completion_class(root_command, {}, "phpmq-lite", "_PHPMQ_LITE_COMPLETE").source()
+        click.echo(script)

@@ -8,25 +8,19 @@ import pytest
 
 from phpmq_lite.admin.http import problems
 from phpmq_lite.admin.http.page_layout import HELP
-from phpmq_lite.admin.system.documentation import PICTURE_TYPES, RENAMED, Documentation
+from phpmq_lite.admin.system.documentation import PICTURE_TYPES, Documentation
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.cli import main as cli
 from tests.docs.pages import ROOT, anchors
 
 BASE = "/mq"
 DOCS = Documentation(ROOT / "docs", Urls(BASE, {}).docs)
-MOVED = {  # every earlier address of a page
-    "admin": "guides/admin", "api": "reference/api", "architecture": "develop/architecture",
-    "cli": "reference/cli", "concepts/ttl": "concepts/ttl", "envelopes": "guides/envelopes",
-    "files": "develop/architecture", "metrics": "reference/metrics",
-    "moving-in": "guides/migrate", "operations": "operate/operations",
-    "performance": "operate/performance", "php": "guides/php", "pipeline": "guides/pipeline",
-    "protocol": "reference/protocol", "reliability": "operate/reliability",
-    "schemas": "guides/schemas", "security": "operate/security",
-    "settings": "reference/settings", "tables": "reference/tables",
-    "transcripts/first-steps": "start/first-steps", "tutorial": "start/tutorial",
-    "wire": "reference/wire", "workers": "guides/workers",
-}  # fmt: skip
+SHORT = {
+    "admin": "guides/admin",
+    "concepts/ttl": "concepts/ttl",
+    "decisions": "decisions/index",
+    "tutorial": "start/tutorial",
+}
 
 
 def docs_of(folder: Path, **pages: str) -> Documentation:
@@ -72,15 +66,14 @@ def test_help_leads_to_pages_and_anchors_that_exist() -> None:
         assert not anchor or anchor in {heading.anchor for heading in DOCS.outlines[name]}, target
 
 
-@pytest.mark.parametrize(("old", "new"), MOVED.items())
-def test_old_address_leads_to_the_page(old: str, new: str) -> None:
-    assert DOCS.moved_to(old) == DOCS.moved_to(f"{old}.md") == new
+@pytest.mark.parametrize(("short", "name"), SHORT.items())
+def test_short_address_leads_to_the_page(short: str, name: str) -> None:
+    assert DOCS.find(short) == DOCS.find(f"{short}.md") == name
 
 
 def test_unknown_address_is_not_redirected() -> None:
-    assert set(RENAMED) <= set(MOVED)
     for name in ("", "nothing", "guides", "../pyproject", "guides/../index", "concepts/admin"):
-        assert DOCS.moved_to(name) is None, name
+        assert DOCS.find(name) is None, name
 
 
 def test_pictures_have_unique_names() -> None:

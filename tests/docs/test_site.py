@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.docs.pages import ROOT
-from tests.docs.test_docs_at_broker import DOCS, MOVED
+from tests.docs.test_docs_at_broker import DOCS
 
 _SLUGIFY: Final = "tag:yaml.org,2002:python/object/apply:pymdownx.slugs.slugify"
 # Elements that a Markdown parser may drop silently; compared between both.
@@ -42,15 +42,6 @@ def test_site_and_broker_have_the_same_navigation() -> None:
     }
     assert groups == {group.title: list(group.names) for group in DOCS.groups}
     assert sorted(pages_of(SITE["nav"])) == sorted(DOCS.outlines)
-
-
-def test_site_and_broker_redirect_the_same_addresses() -> None:
-    [redirects] = [each["redirects"] for each in SITE["plugins"] if isinstance(each, dict)]
-    found = {
-        old.removesuffix(".md"): new.removesuffix(".md")
-        for old, new in redirects["redirect_maps"].items()
-    }
-    assert found == {old: new for old, new in MOVED.items() if old != new}
 
 
 def test_site_asks_no_other_host() -> None:
@@ -94,6 +85,3 @@ def test_site_is_built_strictly_with_all_that_the_broker_shows(tmp_path: Path) -
             if counts[0] != counts[1]:
                 different[f"{name} {element}"] = counts
     assert different == {}
-    for old, new in MOVED.items():
-        html = (tmp_path / old / "index.html").read_text(encoding="utf-8")
-        assert old == new or f"{new}/" in html

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from phpmq_lite import settings
-from phpmq_lite.cli.errors import RENAMED
 from phpmq_lite.cli.main import COMMANDS, SECTIONS, root_command
 from tests.support.fork_server import BrokerProcess
 
@@ -157,45 +156,6 @@ def test_typo_in_a_group_gets_its_command() -> None:
     assert "'archive'" in ask("pipeline", "archiv").stderr.partition("Did you mean")[2]
     result = ask("check", "redy")
     assert (result.exit_code, "'ready'" in result.stderr) == (3, True)
-
-
-@pytest.mark.parametrize(
-    ("earlier", "now"),
-    [
-        ("queues", "`phpmq-lite queue list`"),
-        ("flushall --yes", "`phpmq-lite queue delete --all --with-messages`"),
-        ("queue ls", "`phpmq-lite queue list`"),
-        ("msg get x", "`phpmq-lite message show`"),
-        ("dead groups", "`phpmq-lite dead-letter list --by-cause`"),
-        ("import lines.jsonl", "`phpmq-lite message import FILE`"),
-        ("import --queue q lines.jsonl", "`phpmq-lite message import --queue`"),
-        ("restore x --drill", "`phpmq-lite backup test`"),
-        ("backup --to x", "`phpmq-lite backup create --copy-to`"),
-        ("check consumer q", "`phpmq-lite check consumers`"),
-        ("publish q --connect 127.0.0.1:9", "--url"),
-        ("queue list --node http://127.0.0.1:9", "--url"),
-        ("queue list --set data=x", "--config FILE"),
-        ("message delete --apply x", "--selection"),
-    ],
-)
-def test_earlier_command_or_option_gets_the_new_one(earlier: str, now: str) -> None:
-    result = ask(*earlier.split())
-    assert f" Use {now}" in result.stderr
-    assert result.exit_code == (3 if earlier.startswith("check") else 2)
-
-
-def test_each_replacement_of_an_earlier_name_exists() -> None:
-    for earlier, new in RENAMED.items():
-        words = new.split()
-        names = tuple(word for word in words if word.islower() and not word.startswith("--"))
-        options = {word for word in words if word.startswith("--")}
-        if names and not new.startswith("--"):
-            command = LEAVES.get(names) or root_command.get_command(CONTEXT, names[0])
-            assert command is not None, earlier
-            assert options <= {name for one in command.params for name in one.opts}, earlier
-        elif new.startswith("--"):
-            known = {name for one in LEAVES.values() for param in one.params for name in param.opts}
-            assert words[0].strip(",") in known, earlier
 
 
 def test_help_has_the_commands_in_sections() -> None:

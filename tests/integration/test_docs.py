@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import COMMANDS, DOCS, root_command
 from tests.docs.snippets import in_terminal
-from tests.docs.test_docs_at_broker import MOVED
+from tests.docs.test_docs_at_broker import SHORT
 from tests.support.cli_runner import invoke
 from tests.support.http_users import HttpUser, broker_fixture
 
@@ -38,10 +38,10 @@ async def test_addresses_lead_to_pages_below_the_base_path(tmp_path: Path, base:
         broker_fixture(tmp_path / "data", admin={"base_path": base}) as home,
         HttpUser(home.url.removesuffix(base) + base) as me,
     ):
-        for old, new in MOVED.items():
-            for path in {old, f"{old}.md"} - {new}:
+        for short, name in SHORT.items():
+            for path in {short, f"{short}.md"} - {name}:
                 answer = await me.get(f"/docs/{path}")
-                assert (answer.status, answer.location) == (303, f"{base}/docs/{new}")
+                assert (answer.status, answer.location) == (303, f"{base}/docs/{name}")
         assert (await me.get("/docs")).location == f"{base}/docs/"
         text = (await me.get("/docs/")).text
         [picture] = re.findall(rf'<img src="{base}(/docs/[^"]+)"', text)
@@ -98,7 +98,6 @@ async def test_errors_lead_to_the_page_about_them(tmp_path: Path) -> None:
     [
         ("", ""),
         ("admin", "guides/admin"),
-        ("moving-in", "guides/migrate"),
         ("concepts/ttl#try-it", "concepts/ttl#try-it"),
     ],
 )

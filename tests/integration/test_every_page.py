@@ -30,7 +30,7 @@ API_LISTS = (
     "/api/v1/audit", "/api/v1/config",
 )  # fmt: skip
 # Redirect, or return a file that does not exist.
-ELSEWHERE = {"login", "setup", "search", "backup-download", "docs-root", "docs-moved"}
+ELSEWHERE = {"login", "setup", "search", "backup-download", "docs-root", "docs-short"}
 OTHER_STATE = {"message-release-form": 1, "message-restore-form": 2, "message-redrive-form": 3}
 # In rounds of different parameters.
 BAD_VALUES = (

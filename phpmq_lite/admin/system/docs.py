@@ -42,12 +42,12 @@ async def docs_page(request: web.Request) -> web.Response:
         return web.Response(body=content, content_type=PICTURE_TYPES[path.suffix])
     if name in await asyncio.to_thread(lambda: context.docs.outlines):
         return await _render(request, context, name)
-    return await _redirect_renamed(context, name)
+    return await _redirect(context, name)
 
 
-async def docs_moved(request: web.Request) -> web.Response:
-    """Redirect an old or short documentation URL to the page's current URL."""
-    return await _redirect_renamed(context_of(request), request.match_info.get("page", INDEX))
+async def docs_short(request: web.Request) -> web.Response:
+    """Redirect a short documentation URL to the page's full URL."""
+    return await _redirect(context_of(request), request.match_info.get("page", INDEX))
 
 
 async def _render(request: web.Request, context: Context, name: str) -> web.Response:
@@ -57,8 +57,8 @@ async def _render(request: web.Request, context: Context, name: str) -> web.Resp
     )
 
 
-async def _redirect_renamed(context: Context, name: str) -> web.Response:
-    target = await asyncio.to_thread(context.docs.moved_to, name)
+async def _redirect(context: Context, name: str) -> web.Response:
+    target = await asyncio.to_thread(context.docs.find, name)
     if target is None:
         raise Problem(404, "unknown_page", f"The documentation has no page named {name!r}.")
     raise web.HTTPSeeOther(context.urls.docs(target))
@@ -66,7 +66,7 @@ async def _redirect_renamed(context: Context, name: str) -> web.Response:
 
 ROUTES: Final = (
     Route("GET", "/docs/", Role.VIEWER, "docs", docs),
-    Route("GET", "/docs", Role.VIEWER, "docs-root", docs_moved),
-    Route("GET", "/docs/{page}", Role.VIEWER, "docs-moved", docs_moved),
+    Route("GET", "/docs", Role.VIEWER, "docs-root", docs_short),
+    Route("GET", "/docs/{page}", Role.VIEWER, "docs-short", docs_short),
     Route("GET", "/docs/{section}/{page}", Role.VIEWER, "docs-page", docs_page),
 )

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
 INDEX: Final = "index"
 PICTURE_TYPES: Final = {".png": "image/png", ".svg": "image/svg+xml"}
-RENAMED: Final = {  # maps former names of pages to current names
-    "moving-in": "guides/migrate",
-    "files": "develop/architecture",
-    "transcripts/first-steps": "start/first-steps",
-}
 _COMMENT: Final = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
 _FENCE: Final = re.compile(r"^(```+|~~~+)")
 _HEADING: Final = re.compile(r"^(#{1,6}) +(.+?) *#*$")
@@ -162,13 +157,10 @@ class Documentation:
         """Return a page's title, up to its first colon, if any."""
         return self.outlines[name][0].title.partition(":")[0]
 
-    def moved_to(self, name: str) -> str | None:
-        """Return the page that a former or shortened address refers to, or None if there is none.
-
-        All pages used to be in one folder, so ``admin`` refers to ``guides/admin``.
-        """
+    def find(self, name: str) -> str | None:
+        """Return the page with this name, or whose name ends with it; None if there is none."""
         name = name.removesuffix(".md").strip("/")
-        candidates = [name, RENAMED.get(name, ""), f"{name}/{INDEX}"]
+        candidates = [name, f"{name}/{INDEX}"]
         if "/" not in name:
             candidates += [page for page in self.outlines if page.endswith(f"/{name}")]
         return next((page for page in candidates if page in self.outlines), None)
