@@ -7,6 +7,7 @@ from base64 import b64encode
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Final, TypeVar, cast
@@ -34,9 +35,13 @@ NumberedLine = tuple[int, bytes]  # the number of a line in the file, and the en
 @click.command()
 @click.argument("query", default="")
 @click.option(
-    "--format", "style", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True,
+    "--format",
+    "style",
+    type=click.Choice(["jsonl", "csv"]),
+    default="jsonl",
+    show_default=True,
     help="jsonl includes bodies and can be imported.",
-)  # fmt: skip
+)
 @admin_client_options
 def export(admin: AdminClient, query: str, style: str) -> None:
     """Write all messages that match QUERY to standard output.
@@ -50,8 +55,8 @@ def export(admin: AdminClient, query: str, style: str) -> None:
 
 async def _copy_export(admin: AdminClient, query: str, style: str) -> int:
     lines, last = 0, b""
-    asked = {"q": query, "format": style}
-    async with admin.open("GET", "/export", query=asked, timeout_s=None) as response:
+    parameters = {"q": query, "format": style}
+    async with admin.open("GET", "/export", query=parameters, timeout_s=None) as response:
         await check_response(response)
         total = int(response.headers.get("X-Total-Count", 0)) or None
         with progress_bar("export", total) as advance:
@@ -70,31 +75,35 @@ async def _copy_export(admin: AdminClient, query: str, style: str) -> int:
 @click.command("import")
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--queue", help="Import into this queue instead of the one in each line.")
+@click.option("--settled", is_flag=True, help="Publish settled messages again, too.")
 @click.option("--dry-run", is_flag=True, help="Check all lines without publishing.")
 @admin_client_options
-def import_(admin: AdminClient, file: Any, queue: str | None, dry_run: bool) -> None:
+def import_(admin: AdminClient, file: Any, queue: str | None, settled: bool, dry_run: bool) -> None:
     """Publish the messages in a file.
 
     FILE is an export, or has a line {"queue", "content", "encoding", "ttl_s"} for each message.
-    All lines are checked before the first message is stored. Export lines without content are
-    skipped. If the broker rejects a message, because it is too large or its queue is full, the
-    import stops and prints how many messages are stored and the line to continue with.
+    All lines are checked before the first message is stored. Export lines of settled messages
+    (acked, expired, dead or deleted) and lines without content are skipped. If the broker rejects a
+    message, because it is too large or its queue is full, the import stops and prints how many
+    messages are stored and the line to continue with.
     """
     with ExitStack() as stack:
         source = _rereadable(file, stack)
         start = source.tell()
-        checked = 0
+        checked, skipped = 0, SkippedLines()
         with progress_bar("check", None) as advance:
-            for _ in _read_messages(source, queue):
+            for _ in _read_messages(source, queue, skipped, has_settled=settled):
                 checked += 1
                 advance(1)
+        skipped.report()
         if dry_run:
             print_message(f"{format_message_count(checked)} checked: all valid")
             return
         source.seek(start)
         stored = 0
         with progress_bar("import", checked) as advance:
-            for part in _batches(_read_messages(source, queue, lambda _: None)):
+            messages = _read_messages(source, queue, SkippedLines(), has_settled=settled)
+            for part in _batches(messages):
                 count = _store(admin, part, stored)
                 stored += count
                 advance(count)
@@ -179,8 +188,9 @@ def _encode(message: dict[str, Any]) -> bytes:
     content = message["content"].encode()
     text = json.dumps(message, ensure_ascii=False)
     if message.get("encoding") != "base64" and len(text.encode()) > len(content) * 4 // 3:
-        other = message | {"content": b64encode(content).decode(), "encoding": "base64"}
-        text = min(text, json.dumps(other, ensure_ascii=False), key=lambda one: len(one.encode()))
+        in_base64 = message | {"content": b64encode(content).decode(), "encoding": "base64"}
+        texts = text, json.dumps(in_base64, ensure_ascii=False)
+        text = min(texts, key=lambda each: len(each.encode()))
     return text.encode()
 
 
@@ -188,19 +198,41 @@ def _request_body(part: list[bytes]) -> bytes:
     return b'{"messages": [' + b",\n".join(part) + b"]}"
 
 
-def _read_messages(
-    file: Any, queue: str | None, note: Callable[[str], None] = print_message
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line number and the message for each line that contains a message.
+@dataclass(slots=True)
+class SkippedLines:
+    """What an import leaves out, and why."""
 
-    At the end, ``note`` is called with what is missing. Raises CommandError if a line is not a
-    message.
+    settled: int = 0
+    without_content: int = 0  # because retention has removed it
+    incomplete: str = ""  # the name of the file, if it is an export without its last line
+
+    def report(self) -> None:
+        """Print what is left out."""
+        if self.settled:
+            print_message(
+                f"{format_message_count(self.settled)} skipped: they are settled, and --settled "
+                "would publish them again"
+            )
+        if self.without_content:
+            count = format_message_count(self.without_content)
+            print_message(f"{count} skipped: the export lacks their content")
+        if self.incomplete:
+            print_message(
+                f'{self.incomplete} is an incomplete export: it lacks the line {{"complete": true}}'
+            )
+
+
+def _read_messages(
+    file: Any, queue: str | None, skipped: SkippedLines, *, has_settled: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line number and the message for each line that contains a message to publish.
+
+    ``skipped`` is complete at the end. Raises CommandError if a line is not a message.
     """
-    from phpmq_lite.admin.messages.imports import problem_with
+    from phpmq_lite.admin.messages.imports import is_settled, problem_with
 
     name = Path(str(getattr(file, "name", "<stdin>"))).name
     has_ids = is_complete = False
-    gone = 0
     for number, line in enumerate(file, 1):  # bytes, because reading text decodes ahead
         if number == 1:
             line = line.removeprefix(BOM_UTF8)
@@ -209,30 +241,31 @@ def _read_messages(
         if not line.strip():
             continue
         try:
-            found = json.loads(line.decode())
+            row = json.loads(line.decode())
         except UnicodeDecodeError as error:
             where = f"{name}: line {number} is not valid UTF-8 at byte {error.start + 1}"
             raise CommandError(f"{where}; is the file truncated?") from None
         except ValueError as error:
             raise CommandError(f"{name}: line {number} is not valid JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(row, dict):
             raise CommandError(f"{name}: line {number} is not a JSON object")
-        if found.get("complete") is True:
+        if row.get("complete") is True:
             is_complete = True
             continue
-        has_ids |= "id" in found
-        if "id" in found and found.get("content", "") is None:
-            gone += 1
+        has_ids |= "id" in row
+        if not has_settled and is_settled(row):
+            skipped.settled += 1
             continue
-        target = queue or found.get("queue")
-        if not isinstance(found.get("content"), str) or not isinstance(target, str):
+        if "id" in row and row.get("content", "") is None:
+            skipped.without_content += 1
+            continue
+        target = queue or row.get("queue")
+        if not isinstance(row.get("content"), str) or not isinstance(target, str):
             raise CommandError(f"{name}: line {number} needs the strings content and queue")
-        message = {key: found[key] for key in ("content", "encoding", "ttl_s") if key in found}
+        message = {key: row[key] for key in ("content", "encoding", "ttl_s") if key in row}
         message |= {"queue": target}
-        if wrong := problem_with(message):
-            raise CommandError(f"{name}: line {number}: {wrong}")
+        if problem := problem_with(message):
+            raise CommandError(f"{name}: line {number}: {problem}")
         yield number, message
-    if gone:
-        note(f"{format_message_count(gone)} skipped: the export lacks their content")
     if has_ids and not is_complete:
-        note(f'{name} is an incomplete export: it lacks the line {{"complete": true}}')
+        skipped.incomplete = name

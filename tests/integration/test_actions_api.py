@@ -398,7 +398,7 @@ async def test_import_keeps_the_order_of_each_queue(site: HttpSite) -> None:
         for at, size in enumerate(sizes)
         for name in ("judged", "plain")
     ]
-    assert await site.ok("POST", "/import", {"messages": lines}) == {"stored": 10}
+    assert await site.ok("POST", "/import", {"messages": lines}) == {"stored": 10, "skipped": 0}
     for name in ("judged", "plain"):
         starts = [preview.partition(",")[0] for preview in await site.contents(name)]
         assert starts == [f'{{"at": {at}' for at in range(5)]

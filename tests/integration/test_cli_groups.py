@@ -142,6 +142,22 @@ def test_export_is_imported_as_it_was(run: RunCommand, queue: str, tmp_path: Pat
     assert sorted(row["preview"] for row in again) == ['{"n": 0}', '{"n": 1}', '{"n": 2}']
 
 
+def test_settled_messages_are_not_published_again(run: RunCommand, queue: str) -> None:
+    fill(run, queue)
+    run("consume", queue, "--limit", "1")
+    run("queue", "purge", queue, "--yes")
+    run("publish", queue, "--body", "live")
+    exported = run("message", "export", f"queue:{queue}").stdout
+    copy = ("--queue", f"{queue}.copy")
+    why = "3 messages skipped: they are settled, and --settled would publish them again\n"
+    checked = run("message", "import", "-", *copy, "--dry-run", input=exported).stderr
+    assert checked == f"{why}1 message checked: all valid\n"
+    assert run("message", "import", "-", *copy, input=exported).stderr == f"{why}1 message stored\n"
+    assert [row["preview"] for row in rows(run("message", "list", copy[1]))] == ["live"]
+    result = run("message", "import", "-", *copy, "--settled", input=exported)
+    assert result.stderr == "4 messages stored\n"
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

@@ -1,5 +1,7 @@
 """JSON lines over HTTP: exports are imported unchanged, and other sites cannot send any."""
 
+import json
+
 import aiohttp
 import pytest
 
@@ -28,8 +30,24 @@ async def test_export_is_imported_unchanged(site: HttpSite) -> None:
     ):
         assert answer.content_type == LINES
         export = await answer.read()
-    assert await sent(site, "/import", export, LINES) == (201, '{"stored": 3}')
+    assert await sent(site, "/import", export, LINES) == (201, '{"stored": 3, "skipped": 0}')
     assert sorted(await site.contents("orders")) == sorted(["one", "two", "three"] * 2)
+
+
+async def test_settled_messages_are_stored_only_if_they_are_asked_for(site: HttpSite) -> None:
+    """Otherwise, an import of a whole export would run finished jobs again."""
+    lines = [
+        {"queue": "orders", "content": state, "state": state}
+        for state in ("ready", "acked", "dispatched", "expired", "dead", "deleted", "unknown")
+    ] + [{"queue": "orders", "content": None, "state": "acked"}]
+    export = "\n".join(map(json.dumps, lines)).encode()
+    assert await sent(site, "/import", export, LINES) == (201, '{"stored": 3, "skipped": 5}')
+    assert await site.contents("orders") == ["ready", "dispatched", "unknown"]
+    answer = await site.ok("POST", "/import?settled=true", {"messages": lines[:-1]})
+    assert answer == {"stored": 7, "skipped": 0}
+    status, text = await sent(site, "/import?settled=true", export, LINES)
+    assert (status, "Message 8" in text) == (422, True)  # retention has removed its content
+    assert (await sent(site, "/import?settled=perhaps", export, LINES))[0] == 422
 
 
 async def test_incomplete_export_and_invalid_line_store_nothing(site: HttpSite) -> None:

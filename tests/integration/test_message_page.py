@@ -247,7 +247,7 @@ async def test_exported_messages_are_imported_unchanged(site: HttpSite) -> None:
     lines = response.content.decode().splitlines()
     assert json.loads(lines[-1]) == {"complete": True, "count": 4}
     messages = [json.loads(line) | {"queue": "copy"} for line in lines[:-1]]
-    assert await site.ok("POST", "/import", {"messages": messages}) == {"stored": 4}
+    assert await site.ok("POST", "/import", {"messages": messages}) == {"stored": 4, "skipped": 0}
     found = await site.ok("GET", "/queues/copy/messages")
     for item, body in zip(found["items"], bodies, strict=True):
         response = await site.download(f"/messages/{item['id']}/body")

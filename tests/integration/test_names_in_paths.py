@@ -162,7 +162,7 @@ async def test_line_feed_queue_is_exported_and_imported(published: HttpSite) -> 
         assert json.loads(export.splitlines()[0])["queue"] == NAME
         media = {"Content-Type": "application/x-ndjson"}
         async with program.post(f"{url}/import", data=export, headers=media) as answer:
-            assert (answer.status, await answer.json()) == (201, {"stored": 3})
+            assert (answer.status, await answer.json()) == (201, {"stored": 3, "skipped": 0})
     assert await published.contents(NAME) == ["a", "b", "c"] * 2
 
 

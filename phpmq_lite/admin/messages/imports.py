@@ -21,7 +21,7 @@ from phpmq_lite.admin.http.body import (
 )
 from phpmq_lite.admin.http.call import Call, ignore_reply
 from phpmq_lite.admin.http.endpoint import Endpoints
-from phpmq_lite.admin.http.fields import StrictInput, check_queue_name
+from phpmq_lite.admin.http.fields import StrictInput, check_queue_name, read_query
 from phpmq_lite.admin.http.headers import media_type_of
 from phpmq_lite.admin.http.permissions import check_queue_right
 from phpmq_lite.admin.http.problems import Problem, problem_of
@@ -33,7 +33,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry
+from phpmq_lite.model import ALIVE, AuditEntry, State
 from phpmq_lite.queue_settings import LONGEST_NAME
 
 endpoints: Final = Endpoints()
@@ -68,10 +68,27 @@ class ImportInput(StrictInput):
     )
 
 
+class ImportQuery(BaseModel):
+    """Which messages of an export to import."""
+
+    settled: bool = Field(
+        False, description="whether to publish settled messages again; otherwise, they are skipped"
+    )
+
+
 class ImportView(BaseModel):
     """The number of messages that an import stored."""
 
     stored: int = Field(description="number of stored messages")
+    skipped: int = Field(description="number of settled messages, which were not stored again")
+
+
+_SETTLED: Final = frozenset(state.name.lower() for state in State if state not in ALIVE)
+
+
+def is_settled(line: object) -> bool:
+    """Return whether a line is an exported message that is acked, expired, dead or deleted."""
+    return isinstance(line, dict) and line.get("state") in _SETTLED
 
 
 @endpoints.api(
@@ -79,6 +96,7 @@ class ImportView(BaseModel):
     "api-import",
     Role.OPERATOR,
     "message.import",
+    query=ImportQuery,
     takes=ImportInput,
     takes_lines=True,
     gives=ImportView,
@@ -90,22 +108,31 @@ class ImportView(BaseModel):
 async def import_messages(call: Call) -> web.Response:
     """Append exported messages to their queues, or store nothing if any line is invalid.
 
-    Messages are stored in the order of the lines. If a queue rejects one, for example because it
+    Messages are stored in the order of the lines. Those with the state acked, expired, dead or
+    deleted are skipped unless ``settled`` is true. If a queue rejects one, for example because it
     is full, the messages before it are kept; the header ``X-Stored-Count`` says how many.
     """
     context, request = call.context, call.request
+    query = read_query(request, ImportQuery)
     raw = await read_body(request)
-    rows = min(raw.count(b"\n" if media_type_of(request) == JSON_LINES else b"{"), IMPORT_MAX)
-    await memory_hold_of(request).grow(len(raw) + rows * _ROW_BYTES)
-    lines = await parse_large(request, raw, _all_checked(request, context, raw))
+    count = min(raw.count(b"\n" if media_type_of(request) == JSON_LINES else b"{"), IMPORT_MAX)
+    await memory_hold_of(request).grow(len(raw) + count * _ROW_BYTES)
+    rows = await parse_large(request, raw, _checked_lines(call, raw, has_settled=query.settled))
     raw.clear()
-    return json_response(ImportView(stored=await _store(request, context, lines)), status=201)
+    lines = [line for line in rows if line is not None]
+    stored = await _store(request, context, lines)
+    view = ImportView(stored=stored, skipped=len(rows) - len(lines))
+    return json_response(view, status=201)
 
 
-def _all_checked(request: web.Request, context: Context, raw: bytearray) -> Iterator[ImportLine]:
+def _checked_lines(call: Call, raw: bytearray, *, has_settled: bool) -> Iterator[ImportLine | None]:
+    """Yield the message of each line, or None for a settled one unless ``has_settled``."""
     names: dict[str, str] = {}  # so that 100,000 lines for the same queue share one string
-    for number, line in _lines(*_read(request, raw)):
-        queue, message = _checked(request, context, number, line)
+    for number, line in _lines(*_read(call.request, raw)):
+        if not has_settled and is_settled(line):
+            yield None
+            continue
+        queue, message = _checked(call.request, call.context, number, line)
         yield names.setdefault(queue, queue), message
 
 
@@ -114,22 +141,25 @@ def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
 
     The lines are parsed one at a time, so that only one parsed line is in memory.
     """
-    found: Iterable[object]
+    messages: Iterable[object]
     if media_type_of(request) == JSON_LINES:
         count = sum(1 for _ in _texts(raw))
-        found = (_json(line, number) for number, line in _texts(raw))
+        messages = (_json(line, number) for number, line in _texts(raw))
     else:
         document = read_json(raw, VALUES_MAX)
         if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
             raise Problem(422, "invalid", "The messages list is missing.", field="messages")
-        found = document["messages"]
+        messages = document["messages"]
         count = len(document["messages"])
     if count > IMPORT_MAX:
         raise Problem(
-            422, "invalid", f"The import contains {count} messages; the limit is {IMPORT_MAX}.",
-            field="messages", bound=f"at most {IMPORT_MAX}",
-        )  # fmt: skip
-    return count, found
+            422,
+            "invalid",
+            f"The import contains {count} messages; the limit is {IMPORT_MAX}.",
+            field="messages",
+            bound=f"at most {IMPORT_MAX}",
+        )
+    return count, messages
 
 
 def _texts(raw: bytearray) -> Iterator[tuple[int, bytes]]:
@@ -149,21 +179,17 @@ def _json(line: bytes, number: int) -> object:
     try:
         return json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise Problem(
-            422, "malformed", f"Line {number} is not valid JSON: {error}. Nothing was stored.",
-            field=str(number),
-        ) from None  # fmt: skip
+        text = f"Line {number} is not valid JSON: {error}. Nothing was stored."
+        raise Problem(422, "malformed", text, field=str(number)) from None
 
 
-def _lines(count: int, found: Iterable[object]) -> Iterator[tuple[int, object]]:
+def _lines(count: int, messages: Iterable[object]) -> Iterator[tuple[int, object]]:
     """Yield the messages, skipping the summary line that ends an export."""
-    for number, line in enumerate(found, 1):
+    for number, line in enumerate(messages, 1):
         if isinstance(line, dict) and "complete" in line and "queue" not in line:
             if line["complete"] is not True or number != count:
-                raise Problem(
-                    422, "incomplete", "The export is incomplete. Nothing was stored.",
-                    field=str(number),
-                )  # fmt: skip
+                text = "The export is incomplete. Nothing was stored."
+                raise Problem(422, "incomplete", text, field=str(number))
             continue
         yield number, line
 
@@ -180,27 +206,32 @@ def problem_with(line: object) -> str | None:
 
 def _checked(request: web.Request, context: Context, number: int, line: object) -> ImportLine:
     try:
-        read = ImportedInput.model_validate(line)
-        check_queue_name(read.queue)
-        check_queue_right(request, read.queue)
+        message = ImportedInput.model_validate(line)
+        check_queue_name(message.queue)
+        check_queue_right(request, message.queue)
     except (ValidationError, Problem) as error:
         problem = problem_of(error)
         if problem is None:
             raise
         raise Problem(
-            problem.status, problem.code,
+            problem.status,
+            problem.code,
             f"Message {number}: {problem.detail} Nothing was stored.",
-            field=f"{number}.{problem.field or ''}".rstrip("."), bound=problem.bound,
-        ) from None  # fmt: skip
-    body = read.body()
+            field=f"{number}.{problem.field or ''}".rstrip("."),
+            bound=problem.bound,
+        ) from None
+    body = message.body()
     limit = int(context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
-            413, "too_large", f"Message {number} is {len(body)} bytes; the limit is {limit} "
-            "(limits.max_content). Nothing was stored.", field=f"{number}.content",
+            413,
+            "too_large",
+            f"Message {number} is {len(body)} bytes; the limit is {limit} (limits.max_content). "
+            "Nothing was stored.",
+            field=f"{number}.content",
             bound=f"{limit} bytes",
-        )  # fmt: skip
-    return read.queue, (body, read.ttl_s)
+        )
+    return message.queue, (body, message.ttl_s)
 
 
 async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
@@ -208,8 +239,8 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
     stored = 0
     entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
     while stored < len(lines):
-        of_each = groupby(lines[stored : stored + SLICE], itemgetter(0))  # consecutive messages
-        runs = [(queue, [message for _, message in run]) for queue, run in of_each]
+        consecutive = groupby(lines[stored : stored + SLICE], itemgetter(0))
+        runs = [(queue, [message for _, message in run]) for queue, run in consecutive]
         try:
             stored += await context.engine.run(_publish, entry, runs)
         except RefusedError as error:
@@ -218,9 +249,12 @@ async def _store(request: web.Request, context: Context, lines: Sequence[ImportL
             entry.result = error.code  # in the audit row, which also counts the stored messages
             await request_audit.write_entry(context, entry)
             raise Problem(
-                409, error.code, f"{error}. The first {stored} messages had already been stored.",
-                field="queue", headers={STORED: str(stored)},
-            ) from error  # fmt: skip
+                409,
+                error.code,
+                f"{error}. The first {stored} messages had already been stored.",
+                field="queue",
+                headers={STORED: str(stored)},
+            ) from error
     return stored
 
 
@@ -233,15 +267,15 @@ def _publish(
     background. Such a run needs a batch of its own, so that later runs are not stored before it.
     """
     count = 0
-    for queue, messages in runs:
-        known = core.state.registry.get_or_create(queue, entry.actor)
-        if known is None or known.validates:
+    for name, messages in runs:
+        queue = core.state.registry.get_or_create(name, entry.actor)
+        if queue is None or queue.validates:
             if not count:
-                publishing.publish(core, partial(_counted, reply), entry, queue, messages)
+                publishing.publish(core, partial(_counted, reply), entry, name, messages)
                 return
             break
         try:
-            publishing.publish(core, ignore_reply, entry, queue, messages)
+            publishing.publish(core, ignore_reply, entry, name, messages)
         except RefusedError:
             if not count:
                 raise

@@ -15,8 +15,11 @@ from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.main import root_command
 
 
-def read(text: str, queue: str | None = None) -> list[dict[str, object]]:
-    return [m for _, m in transfer._read_messages(io.BytesIO(text.encode("latin-1")), queue)]
+def read(text: str, queue: str | None = None, *, settled: bool = False) -> list[dict[str, object]]:
+    file, skipped = io.BytesIO(text.encode("latin-1")), transfer.SkippedLines()
+    rows = [row for _, row in transfer._read_messages(file, queue, skipped, has_settled=settled)]
+    skipped.report()
+    return rows
 
 
 def test_export_is_read_back_without_its_last_line() -> None:
@@ -59,6 +62,22 @@ def test_exported_line_without_content_is_skipped(
     assert read(f'{gone}\n{kept}\n{gone}\n{{"complete": true}}') == [{"content": "x", "queue": "a"}]
     told = capsys.readouterr().err
     assert told == "2 messages skipped: the export lacks their content\n"
+
+
+def test_settled_line_is_skipped_unless_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = [
+        f'{{"queue": "a", "content": "{state}", "state": "{state}"}}'
+        for state in ("ready", "acked", "expired", "dead", "deleted")
+    ]
+    text = "\n".join(lines)
+    assert [row["content"] for row in read(text)] == ["ready"]
+    assert capsys.readouterr().err == (
+        "4 messages skipped: they are settled, and --settled would publish them again\n"
+    )
+    assert len(read(text, settled=True)) == 5
+    assert capsys.readouterr().err == ""
 
 
 def test_requests_stay_small_whatever_the_bodies_are() -> None:
