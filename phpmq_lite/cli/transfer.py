@@ -210,8 +210,8 @@ class SkippedLines:
         """Print what is left out."""
         if self.settled:
             print_message(
-                f"{format_message_count(self.settled)} skipped: they are settled, and --settled "
-                "would publish them again"
+                f"{format_message_count(self.settled)} skipped: acked, expired, dead or deleted; "
+                "add --settled to publish again"
             )
         if self.without_content:
             count = format_message_count(self.without_content)

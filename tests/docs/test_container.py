@@ -4,9 +4,9 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,21 +68,29 @@ def words(word: str) -> list[str]:
 # -- the build
 
 
-def test_image_is_built_from_the_files_of_the_wheel(tmp_path: Path) -> None:
-    """The build copies its whole context, which ``.dockerignore`` defines."""
-    context, source = tmp_path / "context", dict(BUILD)["COPY"]
-    assert source == ". /src"
+def test_image_is_built_from_the_sdist_of_a_release(tmp_path: Path) -> None:
+    """Its context is what ``.dockerignore`` admits, which is one file."""
+    source, target = dict(BUILD)["COPY"].split()
+    assert target == "/src/"
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert lines[1] == "*"
-    context.mkdir()
-    for name in (line[1:] for line in lines if line.startswith("!")):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, context / name)
-        else:
-            shutil.copy(ROOT / name, context)
-    wheels = [build(at, tmp_path / f"wheel{n}", "wheel") for n, at in enumerate((context, ROOT))]
-    of_context, of_checkout = map(names_in_wheel, wheels)
-    assert of_context == of_checkout - {"phpmq_lite/_data/commit"}  # known only in a checkout
+    assert lines[1:] == ["*", f"!{source}"]
+    sdist = build(ROOT, tmp_path / "dist", "sdist")
+    assert list(tmp_path.glob(source)) == [sdist]
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    wheels = [build(at, tmp_path / f"wheel{n}", "wheel") for n, at in enumerate((unpacked, ROOT))]
+    of_sdist, of_checkout = map(names_in_wheel, wheels)
+    assert of_sdist == of_checkout
+
+
+def test_image_installs_the_sdist_by_its_name(tmp_path: Path) -> None:
+    """A shell replaces the pattern, of which ``[postgres]`` must not be part."""
+    (tmp_path / "phpmq_lite-0.1.0.tar.gz").touch()
+    (name,) = re.findall(r'"\$\(.*\)\[postgres\]"', BUILD[-1][1])
+    line = f"echo {name}".replace("/src/", f"{tmp_path}/")
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{tmp_path}/phpmq_lite-0.1.0.tar.gz[postgres]"
 
 
 def test_image_gets_the_environment_that_was_built() -> None:
@@ -99,7 +107,7 @@ def test_image_is_compiled_and_has_no_compiler() -> None:
     assert compilers.endswith(" gcc libc6-dev")
     assert installed.split(" && ")[1:] == [
         "HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 /opt/phpmq-lite/bin/pip install --no-cache-dir"
-        " '/src[postgres]'",
+        ' "$(echo /src/phpmq_lite-*.tar.gz)[postgres]"',
         "/opt/phpmq-lite/bin/phpmq-lite --version | grep compiled",
     ]
     assert "apt-get" not in of_image("RUN")

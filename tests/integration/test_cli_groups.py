@@ -149,7 +149,7 @@ def test_settled_messages_are_not_published_again(run: RunCommand, queue: str) -
     run("publish", queue, "--body", "live")
     exported = run("message", "export", f"queue:{queue}").stdout
     copy = ("--queue", f"{queue}.copy")
-    why = "3 messages skipped: they are settled, and --settled would publish them again\n"
+    why = "3 messages skipped: acked, expired, dead or deleted; add --settled to publish again\n"
     checked = run("message", "import", "-", *copy, "--dry-run", input=exported).stderr
     assert checked == f"{why}1 message checked: all valid\n"
     assert run("message", "import", "-", *copy, input=exported).stderr == f"{why}1 message stored\n"

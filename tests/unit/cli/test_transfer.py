@@ -74,7 +74,7 @@ def test_settled_line_is_skipped_unless_it_is_asked_for(
     text = "\n".join(lines)
     assert [row["content"] for row in read(text)] == ["ready"]
     assert capsys.readouterr().err == (
-        "4 messages skipped: they are settled, and --settled would publish them again\n"
+        "4 messages skipped: acked, expired, dead or deleted; add --settled to publish again\n"
     )
     assert len(read(text, settled=True)) == 5
     assert capsys.readouterr().err == ""
