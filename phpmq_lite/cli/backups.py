@@ -115,12 +115,10 @@ def _request(admin: AdminClient) -> Row:
     if state["error"]:
         raise CommandError(state["error"])
     items: list[Row] = state["items"]
-    name = state.get("made")
-    # Older brokers do not name the new backup, which may not be listed first if a clock was wrong.
-    made = [row for row in items if name is None or row["id"] == name]
-    if not made:
-        raise CommandError(f"the backup {name or 'just created'} no longer exists", NOT_FOUND)
-    return made[0]
+    for row in items:  # it may not be listed first if a clock was wrong
+        if row["id"] == state["made"]:
+            return row
+    raise CommandError(f"the backup {state['made']} no longer exists", NOT_FOUND)
 
 
 def _make(settings: Settings) -> Row:

@@ -248,7 +248,7 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
 
     Offsets are ``{"history": id, "offset": last_read, "selection": {…}}``. The selection contains
     the token's queue globs and the options that select rows: with others, the query would silently
-    miss the rows that it has passed. Checkpoints of earlier builds lack it until their next batch.
+    miss the rows that it has passed.
     """
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
@@ -323,7 +323,7 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _check_selection(self, known: Offset, bounds: HistoryBounds) -> None:
         selection = self._options.selection(bounds.allowed)
-        if known.get("selection", selection) != selection:
+        if known["selection"] != selection:
             raise OptionError(
                 f"the checkpoint was created with the selection {known['selection']}, not"
                 f" {selection}, and would miss rows. Use the same selection and a token with the"

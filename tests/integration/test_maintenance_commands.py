@@ -201,13 +201,15 @@ def test_verify_of_another_file_reports_an_error_in_each_row(tmp_path: Path) -> 
     assert all(row["found"] for row in rows(result))
 
 
-def test_backup_from_an_older_broker_is_the_first_of_its_list(
+def test_new_backup_is_named_even_if_a_later_one_is_listed_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    status = {"is_running": False, "error": None, "items": [{"id": "b"}, {"id": "a"}]}
+    """Its clock was wrong."""
+    items = [{"id": "b"}, {"id": "a"}]
+    status = {"is_running": False, "error": None, "items": items, "made": "a"}
     monkeypatch.setattr(AdminClient, "post", lambda *_: status)
     result = CliRunner().invoke(root_command, ["backup", "create", "--url", "http://127.0.0.1:9"])
-    assert rows(result) == [{"id": "b"}]
+    assert rows(result) == [{"id": "a"}]
 
 
 def test_download_of_a_backup_is_audited(run: RunCommand, broker: BrokerProcess) -> None:

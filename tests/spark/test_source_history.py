@@ -1,6 +1,5 @@
 """The history as a batch and as a stream, from a fake broker that can fail."""
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -96,24 +95,6 @@ def test_checkpoint_refuses_a_token_for_other_queues(
     broker.allowed = []
     run(spark, tmp_path, sink, **common)
     assert sink.all == list(range(1, 16))
-
-
-def test_checkpoint_of_an_earlier_build_is_continued(
-    spark: SparkSession, broker: FakeBroker, tmp_path: Path
-) -> None:
-    """It does not contain the selection."""
-    broker.settle(5)
-    common = {"url": broker.url, "queue": "orders", "startingOffsets": "earliest"}
-    run(spark, tmp_path, sink := Batches(), **common)
-    for file in (tmp_path / "offsets").iterdir():
-        if file.name.isdigit():
-            *head, end = file.read_text().splitlines()
-            offset = {k: v for k, v in json.loads(end).items() if k != "selection"}
-            file.write_text("\n".join([*head, json.dumps(offset)]))
-            file.with_name(f".{file.name}.crc").unlink()
-    broker.settle(5)
-    run(spark, tmp_path, sink, **common)
-    assert sink.all == list(range(1, 11))
 
 
 def test_times_are_utc_to_the_millisecond(spark: SparkSession, broker: FakeBroker) -> None:
