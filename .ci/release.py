@@ -206,7 +206,7 @@ def main() -> int:
         return 1
     print(
         f"""
-dist/ has the release. What remains, by hand:
+dist/ has the release. What remains to be done manually:
   git tag --sign --message 'PHPMQ Lite {release.version}' v{release.version}
   git push origin v{release.version}
   twine upload dist/{sdist.name} dist/{pure.name}
