@@ -67,13 +67,7 @@ OF_ONE_ENGINE: Final[dict[str, str]] = {
             "test_message_costs.py",
             "test_retention.py::test_nothing_is_written_if_nothing_expires",
         ),
-        "migrations of SQLite": (
-            "test_migrate.py",
-            "test_upgrade.py",
-            "test_lone_commit.py::test_history_and_keys_of_the_first_schema_are_kept",
-            "test_lone_commit.py::test_offsets_restart_if_nothing_of_the_first_schema_is_left",
-            "test_lone_commit.py::test_lowest_offset_of_the_first_schema_precedes_every_new_row",
-        ),
+        "migrations of SQLite": ("test_migrate.py", "test_upgrade.py"),
         "the index of the history, which SQLite needs": (
             "test_history_index.py",
             "test_trace_places.py",
