@@ -200,7 +200,8 @@ class Endpoints:
 
         ``ask`` returns the confirmation page, which is also what a submitted form must satisfy.
         ``typed`` returns the text to type for a form that another page contains.  ``again`` shows
-        a refused form with its error.
+        a refused form with its error.  ``more`` are fields of the call's ``Route``; limits on the
+        body hold for the form, too.
         """
 
         def declare(handler: H) -> H:
@@ -231,7 +232,8 @@ class Endpoints:
 
             if ask is not None:
                 self._add(handler, show, "GET", path, role, f"{name}-form")
-            self._add(handler, submit, "POST", path, role, name, audit)
+            limits = {key: more[key] for key in ("body", "has_content", "values") if key in more}
+            self._add(handler, submit, "POST", path, role, name, audit, **limits)
             if api:
                 to = api if " " in api else f"{api} {path}"
                 self.api(to, api_name or f"api-{name}", role, audit, takes=takes, **more)(handler)
