@@ -17,6 +17,7 @@ PhpmqError
 ├── SettingsError             start refused, exit 78
 ├── StartRefusedError         start refused, exit 1: a second broker, a newer database
 │   └── UnreleasedDataError   the data was made before the first release
+├── SearchError               a search is not in the search language; nothing was read
 ├── EnvelopeError             an envelope cannot be created, written or read; nothing was sent
 └── ClientError
     ├── ConnectionLostError   unanswered publishes may or may not be stored
@@ -125,6 +126,14 @@ class DataDamagedError(StorageError):
 
 class EnvelopeError(PhpmqError):
     """An envelope cannot be created, written or read; the error text contains the JSON pointer."""
+
+
+class SearchError(PhpmqError):
+    """A search is not in the search language; ``bound`` says what is allowed."""
+
+    def __init__(self, detail: str, bound: str) -> None:
+        super().__init__(detail)
+        self.bound = bound
 
 
 class SettingsError(PhpmqError):

@@ -50,6 +50,7 @@ OURS: Final[dict[str, set[str]]] = {
     "operator_actions": {"model"},
     "protocol": {"errors"},
     "broker": {"histogram", "model", "operator_actions", "queue_settings", "writes", "errors"},
+    "storage.search.language": {"durations", "envelopes.validation", "errors", "model"},
     "storage": {"clock", "model", "queue_settings", "writes", "installation", "errors", "logs"},
     "server": {
         "protocol",
@@ -111,6 +112,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.audit",
         "storage.sqlite.backup.backups",
         "storage.read.messages",
+        "storage.read.page",
         "storage.read.consumers",
         "storage.read.dead_letter_groups",
         "storage.read.read_pool",
@@ -119,13 +121,13 @@ OURS: Final[dict[str, set[str]]] = {
         "storage.read.database_size",
         "storage.read.rollups",
         "storage.sqlite.integrity.scrub",
-        "storage.read.search",
+        "storage.search.language",
         "storage.read.activity",
         "storage.disk_space",
         "storage.start_report",
         "storage.sqlite.standby.lag",
         "storage.store_status",
-        "storage.read.search_plan",
+        "storage.search.reader",
     },
     "client": {"protocol", "forks", "lazy_imports", "queue_settings", "sockets", "errors"},
     "bench": {
@@ -319,7 +321,7 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # Groups of modules in storage/, from the bottom: none imports one of a later group.  Rows are what
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": ("arrow", "batch_sql", "migrations", "read", "statements"),
+    "rows": ("arrow", "batch_sql", "migrations", "read", "search", "statements"),
     "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
     "store": (
         "database_check",

@@ -54,7 +54,7 @@ from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import Readers
-from phpmq_lite.storage.read.search import SLICE_LIMIT_S, Search
+from phpmq_lite.storage.search.reader import SLICE_LIMIT_S, Search
 
 _HOST_CHARACTERS: Final = 255  # of a refused host name, which is shown
 _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")

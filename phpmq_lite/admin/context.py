@@ -35,7 +35,7 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import FairReadSlots, Readers
-from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.search.reader import Search
 
 
 class ActionState:

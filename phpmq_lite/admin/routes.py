@@ -9,18 +9,6 @@ from phpmq_lite.admin.accounts import audit
 from phpmq_lite.admin.accounts import routes as accounts
 from phpmq_lite.admin.http import openapi
 from phpmq_lite.admin.http.route import Handler, Route
-from phpmq_lite.admin.messages import (
-    arrow_export,
-    exports,
-    history,
-    imports,
-    publish,
-    schemas,
-    search,
-    tail,
-    traces,
-    wait,
-)
 from phpmq_lite.admin.messages import routes as messages
 from phpmq_lite.admin.pipeline import claims, insights, staging
 from phpmq_lite.admin.queues import routes as queues
@@ -30,23 +18,13 @@ from phpmq_lite.admin.system import backups, clients, docs, events, health, over
 ROUTES: Final[tuple[Route, ...]] = (
     *health.endpoints.routes,
     *overview.ROUTES,
-    *search.ROUTES,
     *queues.ROUTES,
     *messages.ROUTES,
-    *publish.ROUTES,
-    *history.ROUTES,
-    *traces.ROUTES,
-    *schemas.ROUTES,
     *clients.ROUTES,
     *insights.endpoints.routes,
     *claims.endpoints.routes,
     *staging.endpoints.routes,
-    *arrow_export.ROUTES,
-    *exports.ROUTES,
-    *imports.endpoints.routes,
     *events.endpoints.routes,
-    *wait.ROUTES,
-    *tail.ROUTES,
     *audit.ROUTES,
     *backups.ROUTES,
     *system.ROUTES,

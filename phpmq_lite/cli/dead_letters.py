@@ -27,6 +27,7 @@ from phpmq_lite.cli.output import (
     write_rows,
 )
 from phpmq_lite.cli.parameters import duration, messages_per_second
+from phpmq_lite.errors import SearchError
 from phpmq_lite.logs import escape
 
 DEAD_LETTER_COLUMNS: Final = (
@@ -175,13 +176,12 @@ def _check_selection(admin: AdminClient, token: str) -> None:
 
 def _narrow_to_dead_letters(q: str) -> str:
     """Return the search limited to dead letters, or unchanged if it already names an origin."""
-    from phpmq_lite.admin.http.problems import Problem
-    from phpmq_lite.admin.messages.search_query import parse_search
+    from phpmq_lite.storage.search.language import parse_search
 
     try:
         terms = parse_search(q).of("origin")
-    except Problem as problem:
-        raise CommandError(problem.detail, REFUSED) from None
+    except SearchError as error:
+        raise CommandError(str(error), REFUSED) from None
     return q if any(not term.is_negated for term in terms) else f"{q} origin:*".strip()
 
 

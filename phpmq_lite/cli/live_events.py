@@ -11,7 +11,6 @@ from typing import Any, Final
 import aiohttp
 import click
 
-from phpmq_lite.admin.messages.search_query import queue_search
 from phpmq_lite.cli.admin_client import (
     AdminClient,
     admin_client_options,
@@ -21,6 +20,7 @@ from phpmq_lite.cli.admin_client import (
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.parameters import duration
+from phpmq_lite.storage.search.language import queue_search
 
 _POLL_S: Final = 1.0  # seconds between polls while no stream is available
 _POLLS: Final = 30  # number of polls before another request for a stream

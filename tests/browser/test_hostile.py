@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.messages.search_query import meta_search
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.storage.search.language import meta_search
 from tests.browser.filled import Site, site_of
 from tests.browser.tabs import Browse, open_tab
 from tests.browser.tour import paths

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.admin.messages import search_query
 from phpmq_lite.envelopes import json_edit, strict_json, validation
 from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame
+from phpmq_lite.storage.search import language
 from tests.fuzz.bodies import BODIES
 from tests.fuzz.searches import SEARCHES
 from tests.fuzz.streams import ANSWERS, PARSER
@@ -121,12 +121,12 @@ def passes_over_types(patch: pytest.MonkeyPatch) -> None:
 
 def counts_beyond_64_bits(patch: pytest.MonkeyPatch) -> None:
     """Passes SQLite numbers that it cannot store."""
-    patch.setattr(search_query, "_LARGEST", 1 << 70)
+    patch.setattr(language, "_LARGEST", 1 << 70)
 
 
 def forgets_quotes(patch: pytest.MonkeyPatch) -> None:
     """Formats a search so that it parses as a different one."""
-    patch.setattr("phpmq_lite.storage.read.search_plan._QUOTED", re.compile(r'^"|^$'))
+    patch.setattr("phpmq_lite.storage.search.language._QUOTED", re.compile(r'^"|^$'))
 
 
 MUTANTS: Final = (

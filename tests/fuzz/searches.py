@@ -1,6 +1,6 @@
-"""What people type into the search field, and cursors: a query or a problem, and SQL that runs.
+"""What people type into the search field, and cursors: a query or an error, and SQL that runs.
 
-What must hold of every text: it is a query or a problem of 422; a query written again is the same
+What must hold of every text: it is a query or a SearchError; a query written again is the same
 query; its statement runs on the real schema.  And of every cursor, even one whose sum is right: a
 place that a list can begin at, or a problem of 422.
 """
@@ -15,14 +15,15 @@ from zlib import crc32
 
 from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages import search_query
+from phpmq_lite.errors import SearchError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.read import search_plan
+from phpmq_lite.storage.search import language
+from phpmq_lite.storage.search.plan import make_plan
 from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.fuzz.target import Target
 
 _SCOPE: Final = "list"
-_PROBLEMS: Final = {  # what problems say that are not about a value
+_ERRORS: Final = {  # what errors say that are not about a value
     "has no closing quote": "quote", "has no text": "text", "requires a value": "name",
 }  # fmt: skip
 
@@ -42,24 +43,23 @@ def check_search(data: bytes) -> str:
     dice = Random(crc32(data))
     text = data.decode("utf-8", dice.choice(("replace", "replace", "surrogateescape")))
     try:
-        found = search_query.parse_search(text)
-    except Problem as problem:
-        return _outcome_of(problem)
-    assert search_query.parse_search(str(found)) == found, "written again it is another search"
-    plan = search_plan.make_plan(
-        found, dice.choice((None, (1,), (1, 2))), (3,), 1_000, has_numbers=dice.random() < 0.5
+        query = language.parse_search(text)
+    except SearchError as error:
+        kinds = (kind for text, kind in _ERRORS.items() if text in str(error))
+        return f"problem-{next(kinds, 'value')}"
+    assert language.parse_search(str(query)) == query, "written again it is another search"
+    plan = make_plan(
+        query, dice.choice((None, (1,), (1, 2))), (3,), 1_000, has_numbers=dice.random() < 0.5
     )
     if plan is not None:
         values = {**plan.parameters, "low": plan.low, "high": plan.high, "limit": 10}
         rows = _database().execute(plan.text(is_newest_first=True), values).fetchall()
         assert rows == []
-    return f"query-{found.terms[-1].kind if found.terms else 'empty'}"
+    return f"query-{query.terms[-1].kind if query.terms else 'empty'}"
 
 
-def _outcome_of(problem: Problem) -> str:
+def _check_status(problem: Problem) -> None:
     assert problem.status == 422
-    kinds = (kind for text, kind in _PROBLEMS.items() if text in (problem.detail or ""))
-    return f"problem-{next(kinds, 'value')}"
 
 
 def _check_cursor(data: bytes) -> None:
@@ -69,7 +69,7 @@ def _check_cursor(data: bytes) -> None:
             found = responses.decode_cursor(_SCOPE, text)
             place = responses.position_in(found)
         except Problem as problem:
-            _outcome_of(problem)
+            _check_status(problem)
             continue
         assert all(0 <= number < 1 << 62 for number in place.values())
 
@@ -79,7 +79,7 @@ _VALUES: Final = (
     "#5", "d7e7*", "poison", "127.0.0.1", '"a b"', '"\\""', "\\*", "[a]", "'", "%", "1.5m",
     "9" * 18, "9" * 19, "9" * 40, "true", "null", "ä", "\U0010ffff", "\u2028", "\0", "\x1f",
 )  # fmt: skip
-_NAMES: Final = (*(one.name for one in search_query.QUALIFIERS if one.name != "data."),
+_NAMES: Final = (*(one.name for one in language.QUALIFIERS if one.name != "data."),
                  "data.order_id", "data.items.0.sku", "meta.id", "$.a", "$.0", "dead_letter.error",
                  "data.a-b", "data.12345678901", "what")  # fmt: skip
 
@@ -100,7 +100,7 @@ SEARCHES: Final = Target(
     "searches",
     check_search,
     _fresh,
-    lambda: [one.example.encode() for one in search_query.QUALIFIERS],
+    lambda: [one.example.encode() for one in language.QUALIFIERS],
     re.compile(rb'"(?:[^"\\]|\\.)*"?|\s+|[^\s":]+|:', re.DOTALL),
     tuple(
         token.encode()

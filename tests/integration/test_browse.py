@@ -361,12 +361,12 @@ async def test_trash_contains_restorable_messages(
     assert [row.message_id for row in page.rows] == [again, deleted[5], deleted[4]]
     page = await reader.trash(before=page.next, limit=9)
     assert [row.message_id for row in page.rows] == [deleted[3], deleted[2], deleted[1]]
-    assert (page.next, page.is_truncated) == (None, False)
+    assert (page.next, page.is_cut) == (None, False)
     page = await reader.trash(queues=frozenset({2}))
     assert [row.message_id for row in page.rows] == [deleted[5], deleted[3], deleted[1]]
     monkeypatch.setattr(messages, "TRASH_SCANNED", 2)
     page = await reader.trash(queues=frozenset({2}))
-    assert ([row.message_id for row in page.rows], page.is_truncated) == ([], True)
+    assert ([row.message_id for row in page.rows], page.is_cut) == ([], True)
     page = await reader.trash(queues=frozenset({2}), before=page.next)
     assert [row.message_id for row in page.rows] == [deleted[5]]
 

@@ -196,7 +196,7 @@ async def test_interrupted_job_is_shown_from_the_audit_after_a_restart(tmp_path:
         job = await site.ok("POST", "/bulk", asked)
     async with running_site(tmp_path / "data") as site:
         found = await site.ok("GET", f"/bulk/{job['job']}")
-        assert (found["state"], found["total"]) == ("interrupted", 50)
+        assert (found["state"], found["total"], found["action"]) == ("interrupted", 50, "delete")
         assert await site.ready("orders") == 50 - found["done"]
         page = await site.get(f"/bulk/{job['job']}")
         assert f"Interrupted, {found['done']} of 50" in page.text
@@ -210,7 +210,9 @@ async def test_redrive_at_a_rate_continues_in_the_background(site: HttpSite) -> 
 
 
 async def test_unknown_job_is_not_found(site: HttpSite) -> None:
-    for path in ("/bulk/99", "/bulk/x"):
+    await site.publish("orders", "a message")
+    [row] = (await site.ok("GET", "/audit?action=message.publish"))["items"]
+    for path in ("/bulk/99", "/bulk/x", f"/bulk/{row['audit_id']}"):
         assert (await site.api("GET", path))[0] == 404
         assert (await site.api("POST", f"{path}/cancel"))[0] == 404
     assert (await site.ok("GET", "/bulk"))["items"] == []

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from phpmq_lite.admin.messages.search_query import group_search, parse_search
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
-from phpmq_lite.storage.read.search import Search
+from phpmq_lite.storage.search.language import group_search, parse_search
+from phpmq_lite.storage.search.reader import Search
 from tests.support.copied_readers import readers_of
 from tests.unit.admin.cases import NOW_MS, Database
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.messages.search_query import parse_search
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.model import Batch, ClockReading, State
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
+from phpmq_lite.storage.search.language import parse_search
+from phpmq_lite.storage.search.reader import Search
 from phpmq_lite.storage.sqlite import history_index as module
 from phpmq_lite.storage.sqlite.history_index import (
     BATCH_ROWS,

@@ -8,8 +8,8 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from phpmq_lite.admin.messages.search_query import queue_search
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.storage.search.language import queue_search
 from tests.support.http_site import HttpSite, error_of
 from tests.support.http_users import HttpUser, broker_fixture
 

@@ -13,11 +13,9 @@ import psycopg
 import pytest
 import uvloop
 
-from phpmq_lite.admin.messages.search_query import ids_search, parse_search
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.model import State
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
-from phpmq_lite.storage.read import search as search_module
 from phpmq_lite.storage.read.accounts import SavedItems, read_all
 from phpmq_lite.storage.read.activity import RecentActivity
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, BulkJobLog
@@ -27,8 +25,15 @@ from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.read.rollups import StoredRollups
-from phpmq_lite.storage.read.search import Search
-from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm, as_glob
+from phpmq_lite.storage.search import reader as search_module
+from phpmq_lite.storage.search.language import (
+    SearchQuery,
+    SearchTerm,
+    as_glob,
+    ids_search,
+    parse_search,
+)
+from phpmq_lite.storage.search.reader import Search
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders, matches_glob
 from phpmq_lite.storage.statements import load
 from tests.integration.test_search import KINDS, TEXTS
@@ -127,7 +132,7 @@ VALUES: Final[dict[str, list[Any]]] = {
 }
 ONLY: Final[dict[str, dict[str, list[Any]]]] = {
     "few_traced": {"start": ["7b", "7b3f-2"], "limit": [500]},
-    "line": {"queues": ["[]", "[1, 3]", "[99]"]},
+    "search_ends": {"queues": ["[]", "[1, 3]", "[99]"]},
     "next_seq": {"queues": ["[1]", "[2, 3]", "[99]"]},
     "next_offset": {"queues": ["[1]", "[2, 3]", "[99]"]},
     "app_ids": {"after": ["", "a", "m"]},
@@ -136,7 +141,7 @@ ONLY: Final[dict[str, dict[str, list[Any]]]] = {
 }
 # Their rows differ, because the engines differ: the size of the file, and how far the indexes go;
 # the indexes of SQLite only know blocks of numbers.
-ENGINES_DIFFER: Final = {"pages", "schema", "line", "next_seq", "next_offset", "few_traced"}
+ENGINES_DIFFER: Final = {"pages", "schema", "search_ends", "next_seq", "next_offset", "few_traced"}
 TIES: Final = {"since"}  # in no order where they are equal
 OTHERS: Final = {"insert_start", "trim_starts", "overdue_messages"}  # not read through a pool
 STATEMENTS: Final = [

@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.messages.search_query import ids_search, parse_search, queue_search
 from phpmq_lite.errors import ReadTooLongError
-from phpmq_lite.storage.read import search as search_module
-from phpmq_lite.storage.read import search_plan
 from phpmq_lite.storage.read.messages import wire_id
-from phpmq_lite.storage.read.search import Search
-from phpmq_lite.storage.read.search_plan import SearchQuery
+from phpmq_lite.storage.search import reader as search_module
+from phpmq_lite.storage.search.language import SearchQuery, ids_search, parse_search, queue_search
+from phpmq_lite.storage.search.plan import make_plan
+from phpmq_lite.storage.search.reader import Search
 from phpmq_lite.storage.statements import load
 from tests.support.copied_readers import readers_of
 from tests.support.reference_search import (
@@ -218,7 +217,7 @@ async def test_frozen_selection_stops_at_its_limit(search: Search) -> None:
 async def test_search_returns_partial_results_at_its_time_limit(search: Search) -> None:
     first = await search.page(parse_search(""), limit=200, limit_s=-1.0)
     assert first.next is not None
-    assert not first.is_done
+    assert first.is_cut
     assert 0 <= first.searched < first.total
     whole = [row.seq for page in await pages(search, parse_search(""), 200) for row in page.rows]
     seen = [row.seq for row in first.rows]
@@ -315,7 +314,7 @@ COMPOSED = [  # a search, the queues given to the plan, and what it must read al
 def test_source_uses_its_index(
     path: Path, text: str, queues: str, index: str, is_newest_first: bool
 ) -> None:
-    plan = search_plan.make_plan(parse_search(text), [int(queues)] if queues else None, [], NOW_MS)
+    plan = make_plan(parse_search(text), [int(queues)] if queues else None, [], NOW_MS)
     assert plan is not None
     connection = sqlite3.connect(path)
     add_reader_functions(connection)
@@ -339,7 +338,7 @@ def test_values_are_parameters_only(name: str) -> None:
     """No user input becomes part of the statement."""
     marked = "'); DROP TABLE zzyzx; --"
     query = parse_search(f'{name}:"{marked}"' if name else f'"{marked}"')
-    plan = search_plan.make_plan(query, None, [], NOW_MS)
+    plan = make_plan(query, None, [], NOW_MS)
     assert plan is not None
     assert "zzyzx" not in plan.text(is_newest_first=True)
 

@@ -13,10 +13,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from phpmq_lite.admin.messages.search_query import parse_search
-from phpmq_lite.storage.read.json_spellings import json_spellings
-from phpmq_lite.storage.read.search import Search
-from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
+from phpmq_lite.storage.search.json_spellings import json_spellings
+from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, parse_search
+from phpmq_lite.storage.search.reader import Search
 from tests.support.copied_readers import readers_of
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import AdminApi, SocketClient

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.admin.messages.search_query import parse_search
-from phpmq_lite.storage.read import search as search_module
-from phpmq_lite.storage.read.search import Search
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
+from phpmq_lite.storage.search import reader as search_module
+from phpmq_lite.storage.search.language import parse_search
+from phpmq_lite.storage.search.reader import Search
 from phpmq_lite.storage.sqlite.history_index import MAX_ROWS, HistoryIndexer
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.sqlite.store import SqliteStore

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.model import State
-from phpmq_lite.storage.read.messages import wire_id
-from phpmq_lite.storage.read.search import Search, SearchHits
-from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
+from phpmq_lite.storage.read.messages import MessageRow, wire_id
+from phpmq_lite.storage.read.page import Page
+from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
+from phpmq_lite.storage.search.reader import Search, SearchCursor
 from phpmq_lite.storage.statements import load
 from tests.unit.admin.cases import NOW_MS, Database
 
@@ -270,7 +271,9 @@ def index_upto(database: Database, upto: int) -> None:
     database.set_counter("traced_upto", half or 0)
 
 
-async def pages(search: Search, query: SearchQuery, limit: int, **given: Any) -> list[SearchHits]:
+async def pages(
+    search: Search, query: SearchQuery, limit: int, **given: Any
+) -> list[Page[MessageRow, SearchCursor]]:
     found = [await search.page(query, limit=limit, **given)]
     while found[-1].next is not None:
         given["place"] = found[-1].next

@@ -6,7 +6,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from phpmq_lite.admin.accounts.accounts import Accounts
-from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.context import Context, context_of, forget_status, status_of
 from phpmq_lite.admin.http import permissions, request_audit
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.fields import Form, path_name, read_form
@@ -62,6 +62,10 @@ class Call:
         """The live statistics, read once for each request, with only the caller's queues."""
         return status_of(self.request)
 
+    def forget_status(self) -> None:
+        """Clear the cache of ``status``, so that a long-lived stream reads current statistics."""
+        forget_status(self.request)
+
     @property
     def queues(self) -> tuple[QueueStatus, ...]:
         """The queues that the caller can see."""
@@ -79,6 +83,20 @@ class Call:
     def find_queue(self, name: str | None) -> QueueStatus | None:
         """Return a queue, or None if it does not exist."""
         return permissions.find_queue(self.request, name or "")
+
+    def queue_id(self, name: str) -> int | None:
+        """Return a queue's id, or None for all queues if the name is empty.
+
+        Raises:
+            Problem: 404 if the queue does not exist; 422 if a caller who can see only some queues
+                requests all queues.
+        """
+        if name:
+            return self.queue(name).queue_id
+        if self.allowed is not None:
+            detail = "You can see only some queues. Specify one of them."
+            raise Problem(422, "invalid", detail, field="queue")
+        return None
 
     def check_queue(self, name: str, field: str = "queue") -> None:
         """Raise a 403 ``Problem`` if the caller is not allowed to use a queue with this name."""
@@ -100,7 +118,8 @@ class Call:
 
     def path(self, key: str) -> str:
         """Return the value at the position of ``{key}`` in the path."""
-        return path_name(self.request, key) if key == "name" else self.request.match_info[key]
+        is_name = key in ("name", "trace", "urn")
+        return path_name(self.request, key) if is_name else self.request.match_info[key]
 
     async def form(self) -> Form:
         """Return the submitted form."""

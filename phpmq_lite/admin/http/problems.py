@@ -7,7 +7,13 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import ValidationError
 
-from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
+from phpmq_lite.errors import (
+    ReadTooLongError,
+    RefusedError,
+    SearchError,
+    StorageError,
+    StorageFullError,
+)
 from phpmq_lite.settings.validation_errors import describe_error
 
 _REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all other codes use 409
@@ -118,6 +124,8 @@ def problem_of(error: Exception) -> Problem | None:
             return error
         case ValidationError():
             return _of_validation(error)
+        case SearchError():
+            return Problem(422, "bad_query", str(error), field="q", bound=error.bound)
         case RefusedError():
             return Problem(_STATUSES.get(error.code, 409), error.code, _sentence(str(error)))
         case ReadTooLongError():

@@ -23,11 +23,11 @@ from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import REQUEST_ID, ROUTE_NAME
 from phpmq_lite.admin.messages import bodies
 from phpmq_lite.admin.messages.envelope_card import RowVerdicts, shorten
-from phpmq_lite.admin.messages.search_query import meta_search
 from phpmq_lite.admin.trends import polyline
 from phpmq_lite.durations import FORM_UNITS
 from phpmq_lite.operator_actions import ACTIONS
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
+from phpmq_lite.storage.search.language import meta_search
 
 T = TypeVar("T")
 # What was typed into a form that was refused, and why; its page shows both.
@@ -208,7 +208,7 @@ def layout_values(request: web.Request, context: Context) -> dict[str, Any]:
         "csrf": lambda: context.sessions.token(request),
         "back_to": own_path,
         "request_id": request.get(REQUEST_ID, ""),
-        "badge_of": RowVerdicts(request).of,
+        "badge_of": RowVerdicts(lambda: status_of(request).queues).of,
         "search_text": "",
         "entered": entered,
         "refused": refused,

@@ -23,13 +23,13 @@ from phpmq_lite.admin.http.forms import NewTtl, QueueTarget, Ttl, Untrimmed
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.finding import Message
-from phpmq_lite.admin.messages.search_query import ids_search
 from phpmq_lite.admin.messages.texts import describe_result, refuse_skipped
 from phpmq_lite.admin.messages.undo import make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, act_on_messages
 from phpmq_lite.model import State
 from phpmq_lite.operator_actions import ACTIONS, ON_MANY, ON_ONE, Action
 from phpmq_lite.storage.read.messages import MessageRow, seq_of
+from phpmq_lite.storage.search.language import ids_search
 
 endpoints: Final = Endpoints()
 
@@ -83,23 +83,26 @@ _INPUTS: Final[dict[tuple[str, ...], type[ActionInput]]] = {
 }
 
 
-def options_of(call: Call, action: Action, asked: BaseModel) -> ActionOptions:
+def options_of(call: Call, action: Action, form: BaseModel) -> ActionOptions:
     """Return an input's options, limited to the caller's queues.
 
     Raises:
         Problem: 422 if the target is missing or invalid, 403 if the caller has no access to it.
     """
-    given = asked.model_dump()
-    target = given.get("target")
+    values = form.model_dump()
+    target = values.get("target")
     if action is Action.MOVE and not target:
         raise Problem(422, "invalid", "Enter a target queue.", field="target", bound="a queue name")
     if target:
         check_queue_name(target)
         call.check_queue(target, "target")
     return ActionOptions(
-        given.get("ttl_s"), target, bool(given.get("create")), bool(given.get("dispatched")),
+        values.get("ttl_s"),
+        target,
+        bool(values.get("create")),
+        bool(values.get("dispatched")),
         queues=call.allowed,
-    )  # fmt: skip
+    )
 
 
 # -- one transaction
@@ -114,11 +117,11 @@ class ActionResult:
 
 
 async def apply_action(
-    call: Call, action: Action, seqs: Sequence[int], asked: ActionInput, target: str
+    call: Call, action: Action, seqs: Sequence[int], form: ActionInput, target: str
 ) -> ActionResult:
     """Apply an action to a few messages in one transaction; ``target`` is for the audit log."""
-    options = options_of(call, action, asked)
-    call.audit(target, asked.reason)
+    options = options_of(call, action, form)
+    call.audit(target, form.reason)
     outcome = await call.run(act_on_messages, action, seqs, options)
     undo = make_undo(action, call.actor, target)
     if undo is not None:
@@ -142,16 +145,16 @@ def fields_of(action: Action, keeps: str, origin: str, target: str = "") -> list
     """
     is_move = action is Action.MOVE
     help_ = "" if is_move else f"Leave empty {origin}."
-    known: dict[str, FormField] = {
+    fields: dict[str, FormField] = {
         "ttl_s": ("ttl_field", (keeps,)),
         "target": ("target_field", ("Target queue", is_move, help_, target)),
         "create": ("create_field", ()),
     }
-    return [known[option] for option in ACTIONS[action].options if option in known]
+    return [fields[option] for option in ACTIONS[action].options if option in fields]
 
 
 def _ask(call: Call, row: MessageRow, action: Action) -> Confirmation:
-    definition, here = ACTIONS[action], call.url("message", id=row.message_id)
+    definition, page = ACTIONS[action], call.url("message", id=row.message_id)
     title = f"{definition.verb} message"
     is_strict = definition.needs_admin
     origin = f" ({formats.escape_hidden(row.source_queue)})" if row.source_queue else ""
@@ -167,41 +170,51 @@ def _ask(call: Call, row: MessageRow, action: Action) -> Confirmation:
             ("check_field", ("dispatched", "Delete the message held by a consumer", help_, True))
         )
     return Confirmation(
-        title="Erase the body of message" if is_strict else title, number=f"#{row.seq}",
-        button="Erase body" if is_strict else title, queue=row.queue, text=definition.text,
-        crumbs=[("Queues", call.url("queues")), (f"Message #{row.seq}", here)],
-        url=call.url(f"message-{action}", id=row.message_id), back=call.back(here), fields=fields,
-        is_danger=definition.is_danger, typed=[f"#{row.seq}"] if is_strict else (),
+        title="Erase the body of message" if is_strict else title,
+        number=f"#{row.seq}",
+        button="Erase body" if is_strict else title,
+        queue=row.queue,
+        text=definition.text,
+        crumbs=[("Queues", call.url("queues")), (f"Message #{row.seq}", page)],
+        url=call.url(f"message-{action}", id=row.message_id),
+        back=call.back(page),
+        fields=fields,
+        is_danger=definition.is_danger,
+        typed=[f"#{row.seq}"] if is_strict else (),
         reason="required" if is_strict else "",
-    )  # fmt: skip
+    )
 
 
 def _declare(action: Action) -> None:
     row = ACTIONS[action]
 
-    async def run(call: Call, message: Message, asked: ActionInput) -> Done[ActionResultView]:
+    async def run(call: Call, message: Message, form: ActionInput) -> Done[ActionResultView]:
         id_ = message.message_id
         if message.state not in row.takes:
             refuse_skipped(action, row.refusal)
-        done = await apply_action(call, action, [message.seq], asked, id_)
+        done = await apply_action(call, action, [message.seq], form, id_)
         if not done.outcome.done:
             refuse_skipped(action, *done.outcome.skipped)
         new_id = done.outcome.new_ids.get(message.seq)
-        there = call.url("message", id=new_id or id_)
+        page = call.url("message", id=new_id or id_)
         link = f"Message #{message.seq}" if new_id is None else f"New message #{seq_of(new_id)}"
         return Done(
             ActionResultView(id=id_, action=str(action), new_id=new_id, undo=done.undo),
-            FlashMessage(f"Message #{message.seq} {row.done}.", done.undo, (there, link)),
-            call.back(there),
+            FlashMessage(f"Message #{message.seq} {row.done}.", done.undo, (page, link)),
+            call.back(page),
         )
 
     run.__doc__ = row.summary
     endpoints.action(
-        f"/messages/{{id}}/{action}", f"message-{action}",
-        Role.ADMIN if row.needs_admin else Role.OPERATOR, f"message.{action}",
-        ask=lambda call, message: _ask(call, message, action), takes=_INPUTS[row.options],
-        api="POST", cli=f"message {action}" if row.cli else None,
-    )(run)  # fmt: skip
+        f"/messages/{{id}}/{action}",
+        f"message-{action}",
+        Role.ADMIN if row.needs_admin else Role.OPERATOR,
+        f"message.{action}",
+        ask=lambda call, message: _ask(call, message, action),
+        takes=_INPUTS[row.options],
+        api="POST",
+        cli=f"message {action}" if row.cli else None,
+    )(run)
 
 
 for _action in ON_ONE:
@@ -209,9 +222,9 @@ for _action in ON_ONE:
 
 
 @endpoints.action("/messages/act", "messages-act", Role.OPERATOR, "message.act")
-async def act_on_ticked(call: Call, asked: TickedInput) -> Any:
+async def act_on_ticked(call: Call, form: TickedInput) -> Any:
     """Apply an action to the messages selected in a list."""
-    ids, action, to = asked.id, asked.action, call.back(call.url("queues"))
+    ids, action, to = form.id, form.action, call.back(call.url("queues"))
     if action not in ON_MANY:
         raise Problem(422, "invalid", "Unknown action.", field="action", bound=", ".join(ON_MANY))
     if not ids:
@@ -221,15 +234,15 @@ async def act_on_ticked(call: Call, asked: TickedInput) -> Any:
     entry = call.audit()
     entry.action = f"message.{action}"
     frozen = await call.context.search.freeze(ids_search(ids), queues=call.allowed)
-    if action is Action.MOVE and not asked.target:
+    if action is Action.MOVE and not form.target:
         return await _ask_target(call, ids, to)
     if texts_to_type(call.context.settings, len(frozen.seqs), frozen.by_queue):
         entry.action = "selection.make"
-        what = f"{formats.count_messages(len(ids))} selected"
-        made = call.context.actions.selections.add(what, frozen, call.actor, call.now_ms)
-        raise call.redirect("selection", token=made.token, action=str(action), next=to)
+        title = f"{formats.count_messages(len(ids))} selected"
+        selection = call.context.actions.selections.add(title, frozen, call.actor, call.now_ms)
+        raise call.redirect("selection", token=selection.token, action=str(action), next=to)
     target = ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
-    done = await apply_action(call, action, frozen.seqs, asked, target)
+    done = await apply_action(call, action, frozen.seqs, form, target)
     text = describe_result(action, len(done.outcome.done), done.outcome.skipped)
     return Done(None, FlashMessage(text, done.undo), to)
 
@@ -237,10 +250,14 @@ async def act_on_ticked(call: Call, asked: TickedInput) -> Any:
 async def _ask_target(call: Call, ids: Sequence[str], to: str) -> web.Response:
     title = f"Move {formats.count_messages(len(ids))}"
     ask = Confirmation(
-        title=title, button=title, url=call.url("messages-act"), back=to, reason="",
+        title=title,
+        button=title,
+        url=call.url("messages-act"),
+        back=to,
+        reason="",
         text="The messages move to the end of the target queue and keep their ids and "
         "deadlines. Messages held by consumers are skipped.",
         hidden=[("action", Action.MOVE), *(("id", id_) for id_ in ids)],
         fields=fields_of(Action.MOVE, "", ""),
-    )  # fmt: skip
+    )
     return await call.render("confirm.html", ask=ask)

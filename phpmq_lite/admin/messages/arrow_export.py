@@ -1,33 +1,27 @@
 """Exports the history and claims to Spark as Arrow streams (``docs/guides/pipeline.md``)."""
 
 import asyncio
+import json
 from dataclasses import asdict
+from hashlib import sha256
 from importlib.util import find_spec
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import (
     QueryModel,
     StrictInput,
     SubscriptionName,
     check_queue_name,
     check_text,
-    read_query,
-)
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import (
-    check_queue_right,
-    globs_digest,
-    globs_in_force,
-    may_use,
 )
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.request_audit import audit_entry, keep_audit_entry
-from phpmq_lite.admin.http.route import Role, Route
-from phpmq_lite.admin.resource import api_route
+from phpmq_lite.admin.http.rendering import abort_response
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.broker.pipeline import history_readers
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import RunningExport
@@ -36,6 +30,7 @@ from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
+endpoints: Final = Endpoints()
 MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
@@ -47,9 +42,11 @@ def need_arrow() -> None:
     """
     if find_spec("pyarrow") is None:
         raise Problem(
-            501, "no_arrow", "Arrow exports require pyarrow, which is not installed here. Install "
-            f"the export extra: {install_command('export')}",
-        )  # fmt: skip
+            501,
+            "no_arrow",
+            "Arrow exports require pyarrow, which is not installed here. Install the export extra: "
+            f"{install_command('export')}",
+        )
 
 
 OFFSET_MAX: Final = 1 << 62
@@ -138,125 +135,152 @@ class ClaimsInput(QueryModel):
     hi: int = Field(ge=0, le=OFFSET_MAX, description="last claim, inclusive")
 
 
-async def get_bounds(request: web.Request, asked: ExportBoundsInput) -> ExportBoundsView:
+@endpoints.api("GET /pipeline/history/bounds", "api-pipeline-bounds")
+async def get_bounds(call: Call, query: ExportBoundsInput) -> ExportBoundsView:
     """Return the history's first and last offsets."""
-    context = context_of(request)
-    stored = StoredPipeline(context.readers)
+    stored = StoredPipeline(call.context.readers)
     bounds = await stored.history_bounds()
-    offset = None
-    if asked.at_ms is not None:
-        offset = await stored.offset_at(bounds, asked.at_ms)
-    names = None
-    if asked.queues == "1":
-        names = [name for name in await stored.queue_names() if may_use(request, name)]
-    allowed = globs_in_force(request)
-    return ExportBoundsView(**asdict(bounds), offset=offset, queues=names, allowed=allowed)
+    has_names = query.queues == "1"
+    return ExportBoundsView(
+        **asdict(bounds),
+        offset=None if query.at_ms is None else await stored.offset_at(bounds, query.at_ms),
+        queues=[*filter(call.may_use, await stored.queue_names())] if has_names else None,
+        allowed=_globs_in_force(call),
+    )
 
 
-async def report_reader(request: web.Request, asked: ReaderPositionInput) -> ExportBoundsView:
+def _globs_in_force(call: Call) -> list[str]:
+    """Return the caller's queue globs in order, or an empty list if all queues are allowed."""
+    globs = call.identity.queues
+    return [] if "*" in globs else sorted(globs)
+
+
+@endpoints.api("POST /pipeline/history/bounds", "api-pipeline-reader", Role.VIEWER, "reader.report")
+async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBoundsView:
     """Record a history reader's position, and return the history's bounds.
 
     The reader belongs to the user who reports first; only an admin can take it over. A user can
     have 20 readers. The audit log shows when a reader is created or taken over.
     """
-    check_text(asked.reader, "reader")
-    identity = identity_of(request)
-    entry = audit_entry(request, target=asked.reader)
-    is_audited = await context_of(request).engine.run(
-        history_readers.report, entry, asked.reader, asked.position,
-        owner=identity.owner, is_admin=identity.role is Role.ADMIN,
-    )  # fmt: skip
-    if not is_audited:
-        keep_audit_entry(request)
-    return await get_bounds(request, ExportBoundsInput())
+    if not await _run(call, history_readers.report, report.reader, report.position):
+        call.keep_audit_entry()
+    return await get_bounds(call, ExportBoundsInput())
 
 
-async def remove_reader(request: web.Request, asked: ReaderInput) -> RemovedReaderView:
+@endpoints.api(
+    "POST /pipeline/history/readers/remove",
+    "api-pipeline-reader-remove",
+    Role.VIEWER,
+    "reader.remove",
+)
+async def remove_reader(call: Call, removal: ReaderInput) -> RemovedReaderView:
     """Remove a history reader's position, by its owner or an admin."""
-    check_text(asked.reader, "reader")
-    identity = identity_of(request)
-    entry = audit_entry(request, target=asked.reader)
-    await context_of(request).engine.run(
-        history_readers.remove, entry, asked.reader,
-        owner=identity.owner, is_admin=identity.role is Role.ADMIN,
-    )  # fmt: skip
-    return RemovedReaderView(reader=asked.reader)
+    await _run(call, history_readers.remove, removal.reader)
+    return RemovedReaderView(reader=removal.reader)
 
 
-async def stream_history(request: web.Request) -> web.StreamResponse:
+async def _run(call: Call, operation: Any, reader: str, *args: Any) -> Any:
+    """Run an operation on a history reader, on behalf of the caller."""
+    check_text(reader, "reader")
+    owner, is_admin = call.identity.owner, call.identity.role is Role.ADMIN
+    return await call.run(operation, reader, *args, target=reader, owner=owner, is_admin=is_admin)
+
+
+def _read_range(call: Call) -> RangeInput:
+    query = dict(call.request.query) | {"queue": call.request.query.getall("queue", [])}
+    return RangeInput.model_validate({key: value for key, value in query.items() if value})
+
+
+@endpoints.api(
+    "GET /pipeline/history/arrow",
+    "api-pipeline-history",
+    query=RangeInput,
+    gives=bytes,
+    gives_media=MEDIA,
+)
+async def stream_history(
+    call: Call, query: Annotated[RangeInput, From(_read_range)]
+) -> web.StreamResponse:
     """Stream the settled messages in an offset range as Arrow; ``X-Row-Count`` is the row count."""
-    query = dict(request.query) | {"queue": request.query.getall("queue", [])}
-    asked = RangeInput.model_validate({key: value for key, value in query.items() if value})
-    names = [*filter(None, asked.queue), *filter(None, asked.queues.split(","))]
+    names = [*filter(None, query.queue), *filter(None, query.queues.split(","))]
     for name in names:
         check_queue_name(name)
-        check_queue_right(request, name)
+        call.check_queue(name)
     selection = {
-        "lo": asked.lo,
-        "hi": asked.hi,
+        "lo": query.lo,
+        "hi": query.hi,
         "queues": names,
-        "pattern": asked.pattern or None,
-        "outcomes": [*filter(None, asked.outcomes.split(","))],
-        "columns": [*filter(None, asked.columns.split(","))],
-        "body": asked.body == "1",
-        "allowed": identity_of(request).queues,
-        "history_id": asked.history or None,
+        "pattern": query.pattern or None,
+        "outcomes": [*filter(None, query.outcomes.split(","))],
+        "columns": [*filter(None, query.columns.split(","))],
+        "body": query.body == "1",
+        "allowed": call.identity.queues,
+        "history_id": query.history or None,
     }
     # The export may read a replica, which may have rows that are not confirmed yet.
-    upto = (await StoredPipeline(context_of(request).readers).history_bounds()).hi
-    wanted = {"of": "history", "selection": selection, "is_gap_ok": asked.gap == "ok", "upto": upto}
-    return await _export(request, wanted)
+    upto = (await StoredPipeline(call.context.readers).history_bounds()).hi
+    is_gap_ok = query.gap == "ok"
+    return await _export(
+        call, {"of": "history", "selection": selection, "is_gap_ok": is_gap_ok, "upto": upto}
+    )
 
 
-async def stream_claims(request: web.Request) -> web.StreamResponse:
+@endpoints.api(
+    "GET /pipeline/claims/arrow",
+    "api-pipeline-claims",
+    Role.OPERATOR,
+    gives=bytes,
+    gives_media=MEDIA,
+)
+async def stream_claims(call: Call, query: ClaimsInput) -> web.StreamResponse:
     """Stream a subscription's claimed messages as Arrow, in the order they were claimed."""
-    asked = read_query(request, ClaimsInput)
-    check_text(asked.subscription, "subscription")
-    wanted = {"of": "claims", **asked.model_dump(), "allowed": identity_of(request).queues}
-    return await _export(request, wanted)
+    check_text(query.subscription, "subscription")
+    order = {"of": "claims", **query.model_dump(), "allowed": call.identity.queues}
+    return await _export(call, order)
 
 
 # -- streaming
 
 
-async def _export(request: web.Request, wanted: dict[str, Any]) -> web.StreamResponse:
-    exports = context_of(request).exports
+async def _export(call: Call, order: dict[str, Any]) -> web.StreamResponse:
+    request, exports = call.request, call.context.exports
     need_arrow()
-    wanted["is_head"] = request.method == "HEAD"
+    is_head = request.method == "HEAD"
     try:
-        async with exports.open(wanted) as export:
-            response = _response(request, export)
-            if request.method == "HEAD":
+        async with exports.open(order | {"is_head": is_head}) as export:
+            header = export.header
+            response = web.StreamResponse(
+                headers={
+                    "Content-Type": MEDIA,
+                    "X-Row-Count": str(header.rows),
+                    "X-History-Id": header.history_id,
+                    "X-Offset-Lo": str(header.lo),
+                    "X-Offset-Hi": str(header.hi),
+                    "X-Queue-Globs": _globs_digest(_globs_in_force(call)),
+                }
+            )
+            if is_head:
                 await export.finish()
                 return response
             await response.prepare(request)
-            is_whole = await _relay(request, response, export)
+            is_complete = await _relay(call, response, export)
     except RefusedError as error:
         if error.code != "busy":
             raise
         exports.ends["busy"] += 1
         headers = {"Retry-After": str(RETRY_S)}
         raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
-    if is_whole:  # end the response only after the export slot has been released
+    if is_complete:  # end the response only after the export slot has been released
         await response.write_eof()
     return response
 
 
-def _response(request: web.Request, export: RunningExport) -> web.StreamResponse:
-    header = export.header
-    return web.StreamResponse(
-        headers={
-            "Content-Type": MEDIA,
-            "X-Row-Count": str(header.rows),
-            "X-History-Id": header.history_id,
-            "X-Offset-Lo": str(header.lo),
-            "X-Offset-Hi": str(header.hi),
-            "X-Queue-Globs": globs_digest(globs_in_force(request)),
-        }
-    )
+def _globs_digest(globs: list[str]) -> str:
+    """Return a short digest of sorted queue globs, which may be too long for a header."""
+    return sha256(json.dumps(globs).encode()).hexdigest()[:16]
 
 
-async def _relay(request: web.Request, response: web.StreamResponse, export: RunningExport) -> bool:
+async def _relay(call: Call, response: web.StreamResponse, export: RunningExport) -> bool:
     """Forward all pieces to the reader. Return False if the export failed and was aborted."""
     end, reason = "broken", ""
     try:
@@ -275,12 +299,11 @@ async def _relay(request: web.Request, response: web.StreamResponse, export: Run
     except Exception as error:  # the export process reported an error
         reason = repr(error)
     finally:  # this also runs when the request is cancelled
-        context_of(request).exports.ends[end] += 1
-        if end != "whole" and request.transport is not None:
-            request.transport.abort()
+        call.context.exports.ends[end] += 1
+        if end != "whole":
+            abort_response(call.request)
     if reason and not is_quiet("export_broken"):
-        actor = identity_of(request).actor
-        _log.warning("export_broken", end=end, reason=reason[:200], actor=actor)
+        _log.warning("export_broken", end=end, reason=reason[:200], actor=call.actor)
     return end == "whole"
 
 
@@ -294,26 +317,3 @@ async def _send_piece(response: web.StreamResponse, piece: bytes) -> None:
             await response.write(piece)
     except TimeoutError:
         raise _StalledError from None
-
-
-ROUTES: Final = (
-    api_route(
-        "GET", "/api/v1/pipeline/history/bounds", Role.VIEWER, "api-pipeline-bounds", get_bounds
-    ),
-    api_route(
-        "POST", "/api/v1/pipeline/history/bounds", Role.VIEWER, "api-pipeline-reader",
-        report_reader, "reader.report",
-    ),
-    api_route(
-        "POST", "/api/v1/pipeline/history/readers/remove", Role.VIEWER,
-        "api-pipeline-reader-remove", remove_reader, "reader.remove",
-    ),
-    Route(
-        "GET", "/api/v1/pipeline/history/arrow", Role.VIEWER, "api-pipeline-history",
-        stream_history, query=RangeInput, gives=bytes, gives_media=MEDIA,
-    ),
-    Route(
-        "GET", "/api/v1/pipeline/claims/arrow", Role.OPERATOR, "api-pipeline-claims", stream_claims,
-        query=ClaimsInput, gives=bytes, gives_media=MEDIA,
-    ),
-)  # fmt: skip

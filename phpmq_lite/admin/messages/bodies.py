@@ -106,23 +106,23 @@ def preview_data(content: bytes | None, size: int) -> list[TextPiece]:
     text = None if content is None else decode_text(content, is_whole=len(content) >= size)
     if not text or not text.lstrip().startswith("{"):
         return []
-    depth, found, is_data = 0, "", False
+    depth, data, is_data = 0, "", False
     words: list[str] = _TOKEN.findall(text)
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word in ("}", "]"):
             depth -= 1
         if is_data:
-            found += unescape_token(word) + (" " if word in (",", ":") else "")
-            if (depth == 1 and word not in (":", "{", "[")) or len(found) > PREVIEW_CHARACTERS:
+            data += unescape_token(word) + (" " if word in (",", ":") else "")
+            if (depth == 1 and word not in (":", "{", "[")) or len(data) > PREVIEW_CHARACTERS:
                 break
         elif depth == 1 and after == ":" and word == '"data"':
             is_data = True
         if word in ("{", "["):
             depth += 1
-    return split_hidden(found.removeprefix(": ")[:PREVIEW_CHARACTERS])
+    return split_hidden(data.removeprefix(": ")[:PREVIEW_CHARACTERS])
 
 
-def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
+def view_body(content: bytes, size: int, requested: str | None) -> ShownBody:
     """Return the requested view of a body or of its beginning, if that view is available.
 
     Otherwise, return the default view: a tree for a JSON object or list, pretty for a JSON string,
@@ -131,14 +131,14 @@ def view_body(content: bytes, size: int, wanted: str | None) -> ShownBody:
     is_whole = len(content) == size
     text = decode_text(content, is_whole=is_whole)
     if text is None:
-        shown, note = _hex(content, "This body is not valid UTF-8.")
-        return ShownBody("hex", ("hex",), shown, note)
+        pieces, note = _hex(content, "This body is not valid UTF-8.")
+        return ShownBody("hex", ("hex",), pieces, note)
     is_json = is_whole and is_strict_json(text)
     views = (VIEWS if text.lstrip()[:1] in ("{", "[") else VIEWS[1:]) if is_json else VIEWS[2:]
-    view = wanted if wanted is not None and wanted in views else views[0]
+    view = requested if requested is not None and requested in views else views[0]
     if view == "hex":
-        shown, note = _hex(content, None)
-        return ShownBody(view, views, shown, note)
+        pieces, note = _hex(content, None)
+        return ShownBody(view, views, pieces, note)
     note = None
     if view == "tree":
         root, is_whole_tree = build_tree(text)
@@ -165,7 +165,7 @@ def prettify(text: str) -> list[TextPiece] | None:
 
     Returns None if the result would exceed ``PRETTY_CHARACTERS``.
     """
-    out: list[TextPiece] = []
+    pieces: list[TextPiece] = []
     length = 0
     for count, (blank, word, kind) in enumerate(_lay_out(text)):
         length += len(blank) + len(word)
@@ -173,13 +173,13 @@ def prettify(text: str) -> list[TextPiece] | None:
             return None
         if count >= _COLOURED:
             kind = ""
-        _append(out, blank, "")
+        _append(pieces, blank, "")
         if kind:
-            out += split_hidden(word, kind)
+            pieces += split_hidden(word, kind)
         else:
             for piece in split_hidden(word):
-                _append(out, *piece)
-    return out
+                _append(pieces, *piece)
+    return pieces
 
 
 def build_tree(text: str) -> tuple[BodyBranch, bool]:
@@ -208,7 +208,7 @@ def build_tree(text: str) -> tuple[BodyBranch, bool]:
         elif after == ":":
             key = word
         else:
-            made = BodyBranch(
+            branch = BodyBranch(
                 split_hidden(unescape_token(key), "key") if key else [],
                 [],
                 word if word in "{[" else "",
@@ -216,18 +216,18 @@ def build_tree(text: str) -> tuple[BodyBranch, bool]:
             key = ""
             left -= 1
             if not stack:
-                root = made
+                root = branch
             else:
                 stack[-1].count += 1
                 if left >= 0:
-                    stack[-1].children.append(made)
+                    stack[-1].children.append(branch)
             is_whole = is_whole and left >= 0
-            if not made.mark:
-                made.value = _leaf(word) if left >= 0 else []
+            if not branch.mark:
+                branch.value = _leaf(word) if left >= 0 else []
             elif len(stack) < TREE_DEPTH:
-                stack.append(made)
+                stack.append(branch)
             else:
-                made.mark, deep, closed = "", 1, made
+                branch.mark, deep, closed = "", 1, branch
                 deeper.append(word)
     return root, is_whole
 
@@ -259,13 +259,13 @@ def _leaf(word: str) -> list[TextPiece]:
     return [*split_hidden(word[:_LEAF_CHARACTERS], "str" if word[0] == '"' else ""), cut]
 
 
-def _append(out: list[TextPiece], text: str, kind: str) -> None:
+def _append(pieces: list[TextPiece], text: str, kind: str) -> None:
     if not text:
         return
-    if out and out[-1].kind == kind == "" and len(out[-1].text) < 4_096:
-        out[-1] = TextPiece(out[-1].text + text)
+    if pieces and pieces[-1].kind == kind == "" and len(pieces[-1].text) < 4_096:
+        pieces[-1] = TextPiece(pieces[-1].text + text)
     else:
-        out.append(TextPiece(text, kind))
+        pieces.append(TextPiece(text, kind))
 
 
 def _lay_out(text: str) -> Iterator[tuple[str, str, str]]:
@@ -300,14 +300,14 @@ def _kind(word: str, after: str) -> str:
 
 
 def _hex(content: bytes, note: str | None) -> tuple[list[TextPiece], str | None]:
-    shown = content[:HEX_BYTES]
+    head = content[:HEX_BYTES]
     lines = []
-    for at in range(0, len(shown), 16):
-        row = shown[at : at + 16]
+    for at in range(0, len(head), 16):
+        row = head[at : at + 16]
         ascii_ = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
         lines.append(f"{at:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {ascii_}")
-    if len(content) > len(shown):
-        cut = f"Only the first {len(shown) // 1024} KiB are shown."
+    if len(content) > len(head):
+        cut = f"Only the first {len(head) // 1024} KiB are shown."
         note = f"{note} {cut}" if note else cut
     return [TextPiece("\n".join(lines))], note
 

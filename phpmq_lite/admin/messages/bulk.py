@@ -37,11 +37,11 @@ from phpmq_lite.broker.operator.message_actions import ACTION_SLICE, ActionOptio
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
-from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
+from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
 
 TARGET_MAX: Final = 1_000  # maximum length, in characters, of a search in the audit log
 RATE_MAX: Final = 100_000
-BULK_PREFIXES: Final = ("message.", "queue.", "undo", "dead.")
+UNDO: Final = "undo"  # action in the audit log
 NUMBER_DIGITS: Final = 18
 endpoints: Final = Endpoints()
 
@@ -50,9 +50,11 @@ class BulkOptions(ActionInput):
     """How to perform an action on many messages."""
 
     ttl_s: Annotated[int | None, Duration()] = Field(
-        None, ge=0, le=TTL_MAX_S,
+        None,
+        ge=0,
+        le=TTL_MAX_S,
         description="seconds to live; 0 means forever, null unchanged (or the default on redrive)",
-    )  # fmt: skip
+    )
     target: Annotated[RedriveTarget, Untrimmed()] = None
     create: bool = Field(False, description="for move: create a missing target queue")
     dispatched: bool = Field(False, description="for delete: include messages held by consumers")
@@ -106,59 +108,66 @@ def earlier_job(call: Call, token: str, action: Action) -> BulkJob | None:
     Raises:
         Problem: 409 if it was used for another action.
     """
-    known = call.context.actions.jobs.of_selection(token, call.actor)
-    if known is not None and known.order.action is not action:
+    job = call.context.actions.jobs.of_selection(token, call.actor)
+    if job is not None and job.work.action is not action:
         raise Problem(
-            409, "selection_used",
-            f"Nothing was done, because this selection was used before: {describe_job(known)} "
+            409,
+            "selection_used",
+            f"Nothing was done, because this selection was used before: {describe_job(job)} "
             "Select the messages again.",
             field="token",
-        )  # fmt: skip
-    return known
+        )
+    return job
 
 
-async def apply_to_selection(call: Call, token: str, asked: BulkForm) -> BulkJob:
+async def apply_to_selection(call: Call, token: str, form: BulkForm) -> BulkJob:
     """Start a bulk job on a selection; repeated calls with the same token return the same job.
 
     Raises:
         Problem: 409 if the selection was used for another action, 410 if it has expired, 422 if the
             action is not confirmed.
     """
-    known = earlier_job(call, token, Action(asked.action))
-    if known is not None:
-        return known
+    job = earlier_job(call, token, Action(form.action))
+    if job is not None:
+        return job
     selection = find_selection(call, token)
-    check_typed_text(texts_to_type_for(call, selection), asked.confirm)
-    seqs, query = selection.frozen.seqs, selection.query
-    return await begin_job(call, Action(asked.action), asked, seqs, query, token=token)
+    check_typed_text(texts_to_type_for(call, selection), form.confirm)
+    seqs, audit = selection.frozen.seqs, f"message.{form.action}"
+    return await begin_job(
+        call, Action(form.action), form, seqs, selection.query, token=token, audit=audit
+    )
 
 
 async def begin_job(
     call: Call,
     action: Action,
-    asked: BulkOptions,
+    form: BulkOptions,
     seqs: "array[int]",
-    what: str,
+    description: str,
     *,
     token: str = "",
     target: str = "",
+    audit: str = "",
 ) -> BulkJob:
-    """Start a bulk job, with ``target`` in the audit log; return the job after its first slice."""
-    options = options_of(call, action, asked)
-    entry = call.audit(target or what[:TARGET_MAX], asked.reason, _detail(action, asked, len(seqs)))
-    if entry.action.startswith(("bulk.", "message.", "selection.")):
-        entry.action = f"message.{action}"
-    return await _start(call, BulkWork(action, options, seqs, what, asked.rate, token=token))
+    """Start a bulk job, and return it after its first slice.
+
+    ``target`` and ``audit``, if not empty, replace the target and the action in the audit log.
+    """
+    options = options_of(call, action, form)
+    detail = _detail(action, form, len(seqs))
+    entry = call.audit(target or description[:TARGET_MAX], form.reason, detail)
+    entry.action = audit or entry.action
+    return await _start(call, BulkWork(action, options, seqs, description, form.rate, token=token))
 
 
-def _detail(action: Action, asked: BulkOptions, total: int) -> str:
+def _detail(action: Action, form: BulkOptions, total: int) -> str:
     members = {
         "total": total,
         "action": str(action),
-        "ttl_s": asked.ttl_s,
-        "to": asked.target,
-        "dispatched": asked.dispatched or None,
-        "rate": asked.rate,
+        "ttl_s": form.ttl_s,
+        "to": form.target,
+        "dispatched": form.dispatched or None,
+        "rate": form.rate,
     }
     return json.dumps({key: value for key, value in members.items() if value is not None})
 
@@ -167,7 +176,7 @@ async def act_on_search(
     call: Call,
     action: Action,
     name: str,
-    asked: BulkOptions,
+    form: BulkOptions,
     query: SearchQuery,
     limit: int | None = None,
     upto: int | None = None,
@@ -176,14 +185,16 @@ async def act_on_search(
 
     ``query`` matches only messages in the queue ``name``, in queue order.
     """
-    most = min(limit or MESSAGES_MAX, MESSAGES_MAX)
-    frozen = await call.context.search.freeze(query, queues=None, limit=most)
+    count = min(limit or MESSAGES_MAX, MESSAGES_MAX)
+    frozen = await call.context.search.freeze(query, queues=None, limit=count)
     seqs = frozen.seqs
     if upto is not None:
         seqs = array("Q", (seq for seq in seqs if seq <= upto))
     is_cut = limit is None and not frozen.is_complete
-    what = f"the first {formats.format_number(len(seqs))} messages in {name}" if is_cut else name
-    return await begin_job(call, action, asked, seqs, what, target=name)
+    description = (
+        f"the first {formats.format_number(len(seqs))} messages in {name}" if is_cut else name
+    )
+    return await begin_job(call, action, form, seqs, description, target=name)
 
 
 async def undo(call: Call, token: str) -> BulkJob:
@@ -193,10 +204,12 @@ async def undo(call: Call, token: str) -> BulkJob:
         Problem: 410 if the action can no longer be undone.
     """
     undos = call.context.actions.undos
-    found = undos.find(token, call.actor, call.now_ms)
-    call.audit(found.target)
+    record = undos.find(token, call.actor, call.now_ms)
+    call.audit(record.target)
     options = ActionOptions(queues=call.allowed)
-    job = await _start(call, BulkWork(found.action, options, found.seqs, found.target, undo=found))
+    job = await _start(
+        call, BulkWork(record.action, options, record.seqs, record.target, undo=record)
+    )
     undos.take(token)
     for undone in call.context.actions.jobs.all:
         if undone.undo == token:
@@ -204,10 +217,13 @@ async def undo(call: Call, token: str) -> BulkJob:
     return job
 
 
-async def _start(call: Call, order: BulkWork) -> BulkJob:
+async def _start(call: Call, work: BulkWork) -> BulkJob:
     actions, engine = call.context.actions, call.context.engine
     return await actions.jobs.start(
-        lambda *work: engine.run(act_on_messages, *work), call.audit(), order, actions.undos
+        lambda *arguments: engine.run(act_on_messages, *arguments),
+        call.audit(),
+        work,
+        actions.undos,
     )
 
 
@@ -226,7 +242,7 @@ def done_after(
 
 def describe_job(job: BulkJob) -> str:
     """Describe the result of a job that has ended."""
-    text = describe_result(job.order.action, job.done, job.skipped)
+    text = describe_result(job.work.action, job.done, job.skipped)
     if job.is_undone:
         text = f"{text} This was undone."
     if job.state is BulkJobState.STOPPED:
@@ -245,8 +261,8 @@ async def history_loss(call: Call, count: int, size: int) -> int:
     bounds = call.context.settings.history
     trash = await BulkJobLog(call.context.readers).trash()
     rows = trash.rows + count - int(bounds.rows * bounds.deleted_share)
-    total, most = trash.bytes + size, int(bounds.bytes * bounds.deleted_share)
-    by_bytes = 0 if total <= most else (total - most) * (trash.rows + count) // max(1, total)
+    total, limit = trash.bytes + size, int(bounds.bytes * bounds.deleted_share)
+    by_bytes = 0 if total <= limit else (total - limit) * (trash.rows + count) // max(1, total)
     return max(0, rows, by_bytes)
 
 
@@ -266,11 +282,11 @@ async def plan_redrive(
     options = replace(options, is_dry_run=True)
     plan = RedrivePlan(Counter(), Counter(), Counter())
     for at in range(0, len(seqs), ACTION_SLICE):
-        some = seqs[at : at + ACTION_SLICE]
-        found = await context.engine.run(act_on_messages, entry, Action.REDRIVE, some, options)
-        plan.targets.update(found.targets)
-        plan.poisoned.update(found.poisoned)
-        plan.skipped.update(found.skipped)
+        part = seqs[at : at + ACTION_SLICE]
+        outcome = await context.engine.run(act_on_messages, entry, Action.REDRIVE, part, options)
+        plan.targets.update(outcome.targets)
+        plan.poisoned.update(outcome.poisoned)
+        plan.skipped.update(outcome.skipped)
     return plan
 
 
@@ -283,8 +299,8 @@ def _may_see(call: Call, owner: str) -> bool:
 
 def find_job(call: Call, number: int) -> BulkJob | None:
     """Return a job, or None if it is not in memory or the caller is not allowed to see it."""
-    found = call.context.actions.jobs.find(number)
-    return found if found is not None and _may_see(call, found.owner) else None
+    job = call.context.actions.jobs.find(number)
+    return job if job is not None and _may_see(call, job.owner) else None
 
 
 async def _find(call: Call) -> BulkJob | BulkJobRow:
@@ -293,21 +309,28 @@ async def _find(call: Call) -> BulkJob | BulkJobRow:
     unknown = Problem(404, "unknown_job", f"There is no bulk job {text}.")
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS):
         raise unknown
-    found = find_job(call, int(text))
-    if found is not None:
-        return found
+    job = find_job(call, int(text))
+    if job is not None:
+        return job
     row = await BulkJobLog(call.context.readers).row(int(text))
-    if row is None or not row.action.startswith(BULK_PREFIXES) or not _may_see(call, row.actor):
+    if row is None or not _may_see(call, row.actor):
+        raise unknown
+    if row.action != UNDO and job_total(row) is None:  # the audit row of something else
         raise unknown
     return row
 
 
+def _detail_of(row: BulkJobRow) -> dict[str, Any]:
+    try:
+        detail = json.loads(row.detail)
+    except ValueError:
+        return {}
+    return detail if isinstance(detail, dict) else {}
+
+
 def job_total(row: BulkJobRow) -> int | None:
     """Return how many messages a job selected, or None if the job's audit row does not say."""
-    try:
-        total = json.loads(row.detail)["total"]
-    except (ValueError, KeyError, TypeError):
-        return None
+    total = _detail_of(row).get("total")
     return total if isinstance(total, int) else None
 
 
@@ -339,14 +362,14 @@ class BulkJobView(ResponseModel):
     @classmethod
     def of_job(cls, job: BulkJob) -> Self:
         """Return the view of a job that is still in memory."""
-        return cls.of(job, action=str(job.order.action), what=job.order.what)
+        return cls.of(job, action=str(job.work.action), what=job.work.what)
 
     @classmethod
     def of_row(cls, row: BulkJobRow, number: int) -> Self:
         """Return the view of a job that is no longer in memory, from its audit row."""
         return cls(
             job=number,
-            action=row.action.rpartition(".")[2],
+            action=_detail_of(row).get("action", row.action),
             what=row.target,
             total=job_total(row),
             done=row.count,
@@ -360,11 +383,11 @@ class BulkJobView(ResponseModel):
 @endpoints.page("/bulk/{job}", "bulk-job", Role.OPERATOR)
 async def show_job(call: Call) -> web.Response:
     """Show a bulk job's progress, and how many messages it skipped and why."""
-    found, back = await _find(call), call.back(call.url("bulk"))
+    job, back = await _find(call), call.back(call.url("bulk"))
     values: dict[str, Any] = (
-        {"job": found, "row": None, "left_s": job_time_left_s(call, found)}
-        if isinstance(found, BulkJob)
-        else {"job": None, "row": found, "total": job_total(found), "number": call.path("job")}
+        {"job": job, "row": None, "left_s": job_time_left_s(call, job)}
+        if isinstance(job, BulkJob)
+        else {"job": None, "row": job, "total": job_total(job), "number": call.path("job")}
     )
     return await call.render(
         "bulk.html", jobs=[], back=back, reason_of_many=describe_reason, **values
@@ -374,17 +397,17 @@ async def show_job(call: Call) -> web.Response:
 @endpoints.action("/bulk/{job}/cancel", "bulk-cancel", Role.OPERATOR, "bulk.cancel", api="POST")
 async def cancel_job(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
     """Cancel a bulk job after its current slice. Changes already made are kept."""
-    found = await _find(call)
+    job = await _find(call)
     to = call.url("bulk-job", job=call.path("job"), next=call.back(""))
-    if isinstance(found, BulkJobRow):
-        return Done(BulkJobView.of_row(found, int(call.path("job"))), to=to)
-    call.audit(str(found.number))
-    call.context.actions.jobs.cancel(found)
-    return Done(BulkJobView.of_job(found), to=to)
+    if isinstance(job, BulkJobRow):
+        return Done(BulkJobView.of_row(job, int(call.path("job"))), to=to)
+    call.audit(str(job.number))
+    call.context.actions.jobs.cancel(job)
+    return Done(BulkJobView.of_job(job), to=to)
 
 
 @endpoints.action(
-    "/undo/{token}", "undo", Role.OPERATOR, "undo", api="POST", status=202, cli="message undo"
+    "/undo/{token}", "undo", Role.OPERATOR, UNDO, api="POST", status=202, cli="message undo"
 )
 async def undo_action(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
     """Undo an action. The undo runs as a bulk job."""
@@ -393,9 +416,9 @@ async def undo_action(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
 
 
 @endpoints.api("POST /bulk", "api-bulk-start", Role.OPERATOR, "bulk.start", status=202)
-async def start_job(call: Call, asked: BulkInput) -> BulkJobView:
+async def start_job(call: Call, body: BulkInput) -> BulkJobView:
     """Start a bulk job on a selection. The selection token is the idempotency key."""
-    return BulkJobView.of_job(await apply_to_selection(call, asked.token, asked))
+    return BulkJobView.of_job(await apply_to_selection(call, body.token, body))
 
 
 def visible_jobs(call: Call) -> list[BulkJob]:
@@ -419,27 +442,27 @@ async def show_jobs(call: Call, _query: FormatQuery) -> Any:
 @endpoints.api("GET /bulk/{job}", "api-bulk-job", Role.OPERATOR)
 async def get_job(call: Call) -> BulkJobView:
     """Return a bulk job's progress, or the job's audit row if the broker has since restarted."""
-    found = await _find(call)
-    if isinstance(found, BulkJob):
-        return BulkJobView.of_job(found)
-    return BulkJobView.of_row(found, int(call.path("job")))
+    job = await _find(call)
+    if isinstance(job, BulkJob):
+        return BulkJobView.of_job(job)
+    return BulkJobView.of_row(job, int(call.path("job")))
 
 
 async def live_bulk(call: Call, argument: str, _ids: object) -> dict[str, Any]:
     """Return the live values for a bulk job's page."""
-    found = find_job(call, int(argument)) if argument.isdecimal() else None
-    if found is None:
+    job = find_job(call, int(argument)) if argument.isdecimal() else None
+    if job is None:
         return {"shown": {}, "points": {}, "new": 0, "says": ""}
-    left_s = job_time_left_s(call, found)
-    shown = {
-        "bulk.done": formats.format_number(found.done),
-        "bulk.handled": formats.format_number(found.handled),
-        "bulk.state": str(found.state).capitalize(),
-        "bulk.skipped": describe_skipped(found.skipped),
+    left_s = job_time_left_s(call, job)
+    values = {
+        "bulk.done": formats.format_number(job.done),
+        "bulk.handled": formats.format_number(job.handled),
+        "bulk.state": str(job.state).capitalize(),
+        "bulk.skipped": describe_skipped(job.skipped),
         "bulk.left": ""
         if left_s is None
         else f"about {formats.format_duration(round(left_s * 1_000))} left",
     }
-    is_over = found.state is not BulkJobState.RUNNING
-    says = f"{shown['bulk.handled']} of {formats.format_number(found.total)}, {found.state}"
-    return {"shown": shown, "points": {}, "new": int(is_over), "says": says}
+    is_over = job.state is not BulkJobState.RUNNING
+    summary = f"{values['bulk.handled']} of {formats.format_number(job.total)}, {job.state}"
+    return {"shown": values, "points": {}, "new": int(is_over), "says": summary}

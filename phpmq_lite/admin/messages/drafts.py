@@ -47,7 +47,7 @@ def check_json(text: str) -> DraftError | None:
 def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[], str]) -> str:
     """Fill in ``{{n}}`` and ``{{now_ms}}``, and replace each ``{{uuid}}`` with a new UUID."""
     values = {"now_ms": lambda: str(now_ms), "n": lambda: str(number), "uuid": new_uuid}
-    return _PLACEHOLDER.sub(lambda found: values[found[1]](), text)
+    return _PLACEHOLDER.sub(lambda placeholder: values[placeholder[1]](), text)
 
 
 def make_bodies(
@@ -62,22 +62,18 @@ def make_bodies(
         try:
             return [b64decode("".join(text.split()), validate=True)] * count
         except ValueError:
-            raise Problem(
-                422, "not_base64", "The body is not valid base64.", field="body",
-                bound="A to Z, a to z, 0 to 9, + and /, padded with =",
-            ) from None  # fmt: skip
-    if not (is_filled and _PLACEHOLDER.search(text)):
-        made = [text]
-    else:
-        made = [fill_placeholders(text, at + 1, now_ms, new_uuid) for at in range(count)]
-    for one in made:
-        if kind == "json" and (wrong := check_json(one)) is not None:
-            raise Problem(
-                422, "not_json", f"The body is not valid JSON: {wrong}.", field="body",
-                bound="JSON, or choose the type text",
-            )  # fmt: skip
-    encoded = [one.encode() for one in made]
-    return encoded if len(encoded) == count else encoded * count
+            detail = "The body is not valid base64."
+            bound = "A to Z, a to z, 0 to 9, + and /, padded with ="
+            raise Problem(422, "not_base64", detail, field="body", bound=bound) from None
+    texts = [text]
+    if is_filled and _PLACEHOLDER.search(text):
+        texts = [fill_placeholders(text, at + 1, now_ms, new_uuid) for at in range(count)]
+    for body in texts:
+        if kind == "json" and (error := check_json(body)) is not None:
+            detail, bound = f"The body is not valid JSON: {error}.", "JSON, or choose the type text"
+            raise Problem(422, "not_json", detail, field="body", bound=bound)
+    bodies = [body.encode() for body in texts]
+    return bodies if len(bodies) == count else bodies * count
 
 
 def envelope_text(urn: str, data: str, queue: str) -> str:
@@ -89,17 +85,13 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
     urn = urn.strip(_BLANK)
     if not urn:
         raise Problem(422, "invalid", "An envelope requires a URN.", field="urn", bound="some text")
-    data = data.strip() or "{}"
-    wrong = check_json(data)
-    if wrong is not None:
-        raise Problem(
-            422, "not_json", f"The data is not valid JSON: {wrong}.", field="data",
-            bound="a JSON object",
-        )  # fmt: skip
+    data, bound = data.strip() or "{}", "a JSON object"
+    if (error := check_json(data)) is not None:
+        detail = f"The data is not valid JSON: {error}."
+        raise Problem(422, "not_json", detail, field="data", bound=bound)
     if not data.startswith("{"):
-        raise Problem(
-            422, "invalid", "The data is not a JSON object.", field="data", bound="a JSON object"
-        )
+        detail = "The data is not a JSON object."
+        raise Problem(422, "invalid", detail, field="data", bound=bound)
     indented = data.replace("\n", "\n  ")
     return (
         "{\n"

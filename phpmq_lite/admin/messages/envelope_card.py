@@ -2,13 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
-from aiohttp import web
-
-from phpmq_lite.admin.context import Context, status_of
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, read_block, redrive_content
 from phpmq_lite.envelopes.indexed_fields import INDEX_BYTES, IndexedFields
 from phpmq_lite.envelopes.schema_registry import SchemaRegistry
@@ -21,7 +18,8 @@ from phpmq_lite.envelopes.validation import (
     validate,
 )
 from phpmq_lite.queue_settings import QueueSettings, home_of
-from phpmq_lite.storage.read.messages import Body, MessageRow
+from phpmq_lite.server.status import QueueStatus
+from phpmq_lite.storage.read.messages import MessageRow
 
 CARD_BYTES: Final = INDEX_BYTES  # pages do not validate larger envelopes
 THREAD_BYTES: Final = 4 * 1024  # larger envelopes are validated in a thread; 64 KiB takes 6 ms
@@ -35,12 +33,12 @@ class EnvelopeCard:
     """An envelope's content and problems.
 
     For a dead-letter record, ``verdict`` and ``problems`` apply to what a redrive would send.
-    ``said`` contains the values of ``MEMBERS`` as written, with long texts shortened, and None for
-    each missing or unreadable member.
+    ``members`` contains the values of ``MEMBERS`` as written, with long texts shortened, and None
+    for each missing or unreadable member.
     """
 
     index: IndexedFields
-    said: Mapping[str, Any]
+    members: Mapping[str, Any]
     verdict: Verdict
     problems: tuple[EnvelopeProblem, ...]  # at most PROBLEMS_SHOWN, with the verdict's first
     hidden: int  # number of omitted problems
@@ -78,45 +76,6 @@ def looks_like_envelope(index: IndexedFields | None) -> bool:
     return index.urn is not None or sum(value is not None for value in others) > 1
 
 
-async def card_of(
-    request: web.Request, context: Context, row: MessageRow, body: Body | None
-) -> EnvelopeCard | None:
-    """Return a message's card, or None if its body is missing, too large or not an envelope.
-
-    ``body`` is the part of the body that has already been read.
-    """
-    if body is None or not 0 < row.size <= CARD_BYTES:
-        return None
-    if not body.is_whole:
-        body = await context.reader.whole_body(row)
-        if body is None:
-            return None
-    settings = settings_of(request, row.queue_id)
-    return await inspect_content(
-        body.content, settings, context.schemas.registry, is_asked=is_settled_by_verdict(row)
-    )
-
-
-async def inspect_content(
-    content: bytes,
-    settings: QueueSettings | None,
-    schemas: SchemaRegistry | None = None,
-    *,
-    is_asked: bool = False,
-) -> EnvelopeCard | None:
-    """Return a body's card if it looks like an envelope or if ``is_asked`` is true."""
-    policy = "" if settings is None else settings.payload_policy
-    asked = JudgeOptions(
-        empty_list_data_of(settings),
-        is_asked or policy == "envelope",
-        policy == "envelope" and settings is not None and settings.schema_mode == "quarantine",
-        schemas,
-    )
-    if len(content) <= THREAD_BYTES:
-        return make_card(content, asked)
-    return await asyncio.to_thread(make_card, content, asked)
-
-
 @dataclass(slots=True, frozen=True)
 class JudgeOptions:
     """Rules for validating an envelope.
@@ -130,31 +89,47 @@ class JudgeOptions:
     is_strict: bool = False
     schemas: SchemaRegistry | None = None
 
+    @classmethod
+    def of(cls, settings: QueueSettings | None, schemas: SchemaRegistry) -> Self:
+        """Return the rules of a queue, or the default rules if it does not exist."""
+        is_meant = settings is not None and settings.payload_policy == "envelope"
+        is_strict = is_meant and settings is not None and settings.schema_mode == "quarantine"
+        return cls(empty_list_data_of(settings), is_meant, is_strict, schemas)
 
-def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
+
+async def inspect_content(content: bytes, rules: JudgeOptions) -> EnvelopeCard | None:
+    """Return a body's card, or None if it is not an envelope and is not meant to be."""
+    if len(content) <= THREAD_BYTES:
+        return make_card(content, rules)
+    return await asyncio.to_thread(make_card, content, rules)
+
+
+def make_card(content: bytes, rules: JudgeOptions) -> EnvelopeCard | None:
     """Validate a body; return None if it is not an envelope and is not meant to be.  Pure."""
     block = read_block(content)
     original = content if block is None else redrive_content(content)
-    verdict = validate(original, asked.empty_list_data)
-    if not (asked.is_meant or block is not None or looks_like_envelope(verdict.index)):
+    verdict = validate(original, rules.empty_list_data)
+    if not (rules.is_meant or block is not None or looks_like_envelope(verdict.index)):
         return None
     # A wrapper's first member is ``raw``, which contains the original message.
     is_wrapper = content.lstrip(b" \t\r\n{")[:5] == b'"raw"'
     is_wrapped = block is not None and original != content and is_wrapper
-    read = _read(original if is_wrapped else content) if verdict.index is not None else {}
-    problems = list(lint(original, asked.empty_list_data))
+    document = _read(original if is_wrapped else content) if verdict.index is not None else {}
+    problems = list(lint(original, rules.empty_list_data))
     index, first = verdict.index or IndexedFields(None, None, None, None), verdict.problem
-    if first is None:
-        first = _mismatch(index, {} if verdict.is_tolerated else read.get("data"), asked.schemas)
-        if asked.is_strict and first is not None:
+    if first is None and rules.schemas is not None and index.urn is not None:
+        data = {} if verdict.is_tolerated else document.get("data")
+        first = rules.schemas.check(index.urn, data, is_on_wire=True)
+        if rules.is_strict and first is not None:
             verdict = replace(verdict, problem=first)
     if first is not None:
         problems = [first, *(problem for problem in problems if problem != first)]
-    attempts = read.get("attempts")
+    attempts = document.get("attempts")
     if block is not None and isinstance(attempts, int) and not isinstance(attempts, bool):
         # show the record's attempts, although a redrive resets them to 0
         index = IndexedFields(index.urn, index.trace_id, index.meta_id, attempts)
-    meta = found if isinstance(found := read.get("meta"), dict) else {}
+    if not isinstance(meta := document.get("meta"), dict):
+        meta = {}
     return EnvelopeCard(
         index,
         {name: _plain(meta.get(name)) for name in MEMBERS},
@@ -166,23 +141,15 @@ def make_card(content: bytes, asked: JudgeOptions) -> EnvelopeCard | None:
     )
 
 
-def _mismatch(
-    index: IndexedFields, data: Any, schemas: SchemaRegistry | None
-) -> EnvelopeProblem | None:
-    if schemas is None or index.urn is None:
-        return None
-    return schemas.check(index.urn, data, is_on_wire=True)
-
-
 def _read(content: bytes) -> dict[str, Any]:
     """Parse a body, or return an empty dict if it is not a JSON object."""
     try:
-        read = json.loads(  # a very long integer stays text
+        document = json.loads(  # a very long integer stays text
             content.decode(), parse_int=lambda text: int(text) if len(text) <= 19 else text
         )
     except (ValueError, RecursionError):
         return {}
-    return read if isinstance(read, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _plain(value: Any) -> Any:
@@ -218,26 +185,14 @@ def is_settled_by_verdict(row: MessageRow) -> bool:
 
 def other_queue(card: EnvelopeCard, row: MessageRow) -> str:
     """Return the queue named in the envelope if it is not the message's queue, else ``""``."""
-    said = card.said["queue"]
+    queue = card.members["queue"]
     home = card.block.original_queue if card.block is not None else row.queue
-    if not isinstance(said, str) or not said or home is None:
+    if not isinstance(queue, str) or not queue or home is None:
         return ""
-    return said if said not in (home, home_of(home)) else ""
+    return queue if queue not in (home, home_of(home)) else ""
 
 
 # -- queue settings
-
-
-def settings_of(request: web.Request, queue_id: int) -> QueueSettings | None:
-    """Return a queue's settings, or None if the queue no longer exists or is not visible."""
-    queues = status_of(request).queues
-    return next((queue.settings for queue in queues if queue.queue_id == queue_id), None)
-
-
-def policy_of(request: web.Request, queue_id: int) -> str:
-    """Return a queue's payload policy, or an empty string if the queue no longer exists."""
-    settings = settings_of(request, queue_id)
-    return "" if settings is None else settings.payload_policy
 
 
 def empty_list_data_of(settings: QueueSettings | None) -> EmptyListData:
@@ -254,9 +209,9 @@ class RowVerdicts:
     A row is skipped if its body is incomplete or its reason is already a verdict.
     """
 
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self._switches: dict[int, EmptyListData] | None = None
+    def __init__(self, queues: Callable[[], Iterable[QueueStatus]]) -> None:
+        self._queues = queues
+        self._settings: dict[int, EmptyListData] | None = None
 
     def of(self, row: MessageRow) -> VerdictBadge | None:
         """Return a row's badge, or None if there is no problem or the row is not validated."""
@@ -265,7 +220,7 @@ class RowVerdicts:
             return None
         if is_settled_by_verdict(row):  # the row already shows the reason
             return None
-        verdict = validate(content, self._switch(row.queue_id))
+        verdict = validate(content, self._empty_list_data(row.queue_id))
         if not looks_like_envelope(verdict.index):
             return None
         if verdict.problem is not None:
@@ -274,11 +229,11 @@ class RowVerdicts:
             return VerdictBadge("warn", "tolerated", "data: [] is read as {}")
         return None
 
-    def _switch(self, queue_id: int) -> EmptyListData:
-        if self._switches is None:
-            self._switches = {
+    def _empty_list_data(self, queue_id: int) -> EmptyListData:
+        if self._settings is None:
+            self._settings = {
                 queue.queue_id: empty_list_data_of(queue.settings)
-                for queue in status_of(self._request).queues
+                for queue in self._queues()
                 if queue.settings.empty_list_data != "php"
             }
-        return self._switches.get(queue_id, "php")
+        return self._settings.get(queue_id, "php")

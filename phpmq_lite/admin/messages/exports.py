@@ -8,8 +8,9 @@ from typing import Final, Literal, Self
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.context import Context, context_of
 from phpmq_lite.admin.http.body import memory_hold_of
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import (
     BodySize,
     Deliveries,
@@ -17,23 +18,20 @@ from phpmq_lite.admin.http.fields import (
     MessageId,
     QueryModel,
     TraceId,
-    read_query,
 )
 from phpmq_lite.admin.http.memory import MemoryReservation
-from phpmq_lite.admin.http.permissions import allowed_queues
 from phpmq_lite.admin.http.rendering import PIECE_BYTES, abort_response, send_piece
 from phpmq_lite.admin.http.responses import ResponseModel, csv_line, json_line
-from phpmq_lite.admin.http.route import Role, Route
 from phpmq_lite.admin.messages.bodies import as_content
-from phpmq_lite.admin.messages.search_query import QUERY_CHARACTERS, parse_search
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import State
-from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.messages import MessageReader, MessageRow
+from phpmq_lite.storage.search.language import QUERY_CHARACTERS, parse_search
 
 PAGE_ROWS: Final = 100
 PAGE_BYTES: Final = 1 << 20  # maximum total size of a page's bodies; a single body may be larger
-_TIMES: Final = 5  # maximum number of copies of a body in memory (bytes, text, JSON and line)
-
+_COPIES: Final = 5  # maximum number of copies of a body in memory (bytes, text, JSON and line)
+endpoints: Final = Endpoints()
 
 MessageWithBody = tuple[MessageRow, bytes | None]
 
@@ -81,19 +79,19 @@ class ExportView(ResponseModel):
         )
 
 
-async def export_messages(request: web.Request) -> web.StreamResponse:
+@endpoints.api("GET /export", "api-export", gives=ExportView, cli="message export")
+async def export_messages(call: Call, query: ExportInput) -> web.StreamResponse:
     """Export all matching messages, oldest first; ``X-Total-Count`` contains their number.
 
     A message that retention removes during the export is missing from the lines and from the
     count in the last line.
     """
-    context, asked = context_of(request), read_query(request, ExportInput)
-    frozen = await context.search.freeze(parse_search(asked.q), queues=allowed_queues(request))
-    is_csv = asked.format == "csv"
+    request, is_csv = call.request, query.format == "csv"
+    frozen = await call.context.search.freeze(parse_search(query.q), queues=call.allowed)
     response = web.StreamResponse(
         headers={
             "Content-Type": "text/csv; charset=utf-8" if is_csv else "application/x-ndjson",
-            "Content-Disposition": f'attachment; filename="phpmq.{asked.format}"',
+            "Content-Disposition": f'attachment; filename="phpmq.{query.format}"',
             "X-Total-Count": str(len(frozen.seqs)),
             "X-Total-Complete": "true" if frozen.is_complete else "false",
         }
@@ -106,13 +104,13 @@ async def export_messages(request: web.Request) -> web.StreamResponse:
         hold.begin(lambda: abort_response(request))
         if is_csv:
             await _write(hold, response, csv_line(ExportView.model_fields).encode())
-        async for pairs in _messages(context, hold, frozen.seqs):
+        async for pairs in _messages(call.context.reader, hold, frozen.seqs):
             lines = await asyncio.to_thread(_lines, pairs, is_csv=is_csv)  # 4 MiB take 50 ms
             await _write(hold, response, lines)
             count += len(pairs)
         if not is_csv:
-            last = {"complete": frozen.is_complete, "count": count}
-            await _write(hold, response, json_line(last).encode())
+            summary = {"complete": frozen.is_complete, "count": count}
+            await _write(hold, response, json_line(summary).encode())
         await response.write_eof()
     except Exception as error:  # the search is not logged, because it may contain parts of bodies
         if not is_quiet("export_broken"):
@@ -122,33 +120,33 @@ async def export_messages(request: web.Request) -> web.StreamResponse:
 
 
 def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
-    made = (ExportView.of_row(row, body).model_dump(mode="json") for row, body in pairs)
-    lines = (csv_line(out.values()) if is_csv else json_line(out) for out in made)
+    documents = (ExportView.of_row(row, body).model_dump(mode="json") for row, body in pairs)
+    lines = (csv_line(each.values()) if is_csv else json_line(each) for each in documents)
     return "".join(lines).encode(errors="replace")
 
 
 async def _messages(
-    context: Context, hold: MemoryReservation, seqs: "array[int]"
+    reader: MessageReader, hold: MemoryReservation, seqs: "array[int]"
 ) -> AsyncIterator[list[MessageWithBody]]:
     """Yield pages of rows with their bodies; ``hold`` reserves the memory for a single page."""
     for at in range(0, len(seqs), PAGE_ROWS):
-        rows = await context.reader.rows(seqs[at : at + PAGE_ROWS].tolist())
-        taken: list[MessageRow] = []
+        page: list[MessageRow] = []
         size = 0
-        for row in rows:
-            if taken and size + row.size > PAGE_BYTES:
-                await hold.resize(size * _TIMES)
-                yield await _with_bodies(context, taken)
-                taken, size = [], 0
-            taken.append(row)
+        for row in await reader.rows(seqs[at : at + PAGE_ROWS].tolist()):
+            if page and size + row.size > PAGE_BYTES:
+                yield await _with_bodies(reader, hold, page, size)
+                page, size = [], 0
+            page.append(row)
             size += row.size
-        await hold.resize(size * _TIMES)
-        yield await _with_bodies(context, taken)
+        yield await _with_bodies(reader, hold, page, size)
 
 
-async def _with_bodies(context: Context, rows: list[MessageRow]) -> list[MessageWithBody]:
-    bodies = await context.reader.bodies([row.seq for row in rows])
-    return [(row, bodies.get(row.seq)) for row in rows]
+async def _with_bodies(
+    reader: MessageReader, hold: MemoryReservation, page: list[MessageRow], size: int
+) -> list[MessageWithBody]:
+    await hold.resize(size * _COPIES)
+    bodies = await reader.bodies([row.seq for row in page])
+    return [(row, bodies.get(row.seq)) for row in page]
 
 
 async def _write(hold: MemoryReservation, response: web.StreamResponse, data: bytes) -> None:
@@ -156,11 +154,3 @@ async def _write(hold: MemoryReservation, response: web.StreamResponse, data: by
     for at in range(0, len(data), PIECE_BYTES):
         await send_piece(response, data[at : at + PIECE_BYTES])
         hold.move(PIECE_BYTES)
-
-
-ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/export", Role.VIEWER, "api-export", export_messages, query=ExportInput,
-        gives=ExportView, cli="message export",
-    ),
-)  # fmt: skip

@@ -7,40 +7,37 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin import history_chart
-from phpmq_lite.admin.context import context_of, status_of
-from phpmq_lite.admin.history_chart import read_slices
+from phpmq_lite.admin.history_chart import ChosenPeriod, HistoryChart, read_slices
 from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import (
     LimitParameter,
     ListQuery,
     OutputFormat,
     QueryModel,
     parse_time,
-    read_query,
 )
-from phpmq_lite.admin.http.permissions import allowed_queues, queue_id_of
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import render_page
 from phpmq_lite.admin.http.responses import ListPage
-from phpmq_lite.admin.http.route import Role, Route
 from phpmq_lite.admin.messages.listing import (
     MessagePage,
     MessageView,
     SettledQuery,
     messages_view,
-    read_failed_attempts,
     read_history_page,
     read_search_page,
 )
-from phpmq_lite.admin.messages.search_query import states_search
-from phpmq_lite.admin.resource import api_route, view_response
+from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.storage.read.page import Page
 from phpmq_lite.storage.read.rollups import ALL
+from phpmq_lite.storage.search.language import states_search
 
 OFFSET_MAX: Final = 1 << 62
 HistoryOutcome = Literal["acked", "expired", "dead", "deleted"]
+endpoints: Final = Endpoints()
 
 
 class HistoryFilter(QueryModel):
@@ -58,6 +55,11 @@ class HistoryFilter(QueryModel):
         max_length=40,
         description="settled before this time (Unix ms or ISO 8601); empty for no limit",
     )
+
+    @property
+    def period(self) -> ChosenPeriod:
+        """The period in which messages were settled; raise a 422 ``Problem`` if it is invalid."""
+        return ChosenPeriod(parse_time(self.since, "since"), parse_time(self.until, "until"))
 
 
 class HistoryInput(HistoryFilter):
@@ -84,23 +86,24 @@ class HistoryView(ListPage[MessageView]):
     )
 
 
-async def list_history(request: web.Request, asked: HistoryInput) -> HistoryView:
+@endpoints.api("GET /history", "api-history")
+async def list_history(call: Call, query: HistoryInput) -> HistoryView:
     """List settled messages in offset order, optionally filtered by queue, outcome and time."""
-    if asked.after_offset is not None and asked.before_offset is not None:
-        raise Problem(422, "invalid", "Pass either after_offset or before_offset, but not both.",
-                      field="before_offset")  # fmt: skip
-    queue_id = queue_id_of(request, asked.queue)
-    found = await context_of(request).reader.history(
-        after=asked.after_offset,
-        before=asked.before_offset,
+    if query.after_offset is not None and query.before_offset is not None:
+        detail = "Pass either after_offset or before_offset, but not both."
+        raise Problem(422, "invalid", detail, field="before_offset")
+    queue_id = call.queue_id(query.queue)
+    history = await call.context.reader.history(
+        after=query.after_offset,
+        before=query.before_offset,
         queue_id=queue_id,
-        outcome=State[asked.outcome.upper()] if asked.outcome else None,
-        since=parse_time(asked.since, "since"),
-        until=parse_time(asked.until, "until"),
-        limit=asked.limit,
+        outcome=State[query.outcome.upper()] if query.outcome else None,
+        since=query.period.since,
+        until=query.period.until,
+        limit=query.limit,
     )
-    rows = found.rows if asked.after_offset is None else found.rows[::-1]
-    return HistoryView.of(found, items=[MessageView.of_row(row) for row in rows])
+    rows = history.rows if query.after_offset is None else history.rows[::-1]
+    return HistoryView.of(history, items=[MessageView.of_row(row) for row in rows])
 
 
 class HistoryPageQuery(HistoryFilter, ListQuery):
@@ -109,66 +112,58 @@ class HistoryPageQuery(HistoryFilter, ListQuery):
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 
-async def show_history(request: web.Request) -> web.StreamResponse:
+async def list_history_page(call: Call, query: HistoryPageQuery) -> ListPage[MessageView]:
+    """Return the messages of the history page, for the formats that lists have."""
+    page = await _read_page(call, query)
+    return messages_view(page.rows, page.next)
+
+
+@endpoints.page("/history", "history", data=list_history_page)
+async def show_history(call: Call, query: HistoryPageQuery) -> web.Response:
     """Show settled messages from all queues, newest first."""
-    query = read_query(request, HistoryPageQuery)
-    since, until = parse_time(query.since, "since"), parse_time(query.until, "until")
-    listed = await _listed(request, query, since, until)
-    if query.format != "html":
-        return view_response(messages_view(listed.rows, listed.next), query.format)
-    chosen = history_chart.ChosenPeriod(since, until)
+    period, page = query.period, await _read_page(call, query)
     span = query.span if query.span != "1h" else ""
-    return await render_page(
-        request,
+    has_chip = _has_index(call, query)
+    return await call.render(
         "history.html",
-        listed=listed,
-        failed=await read_failed_attempts(Call.of(request), listed.rows),
+        listed=page,
+        failed=await read_failed_attempts(call, page.rows),
         query=query,
         key={"queue": query.queue, "since": query.since, "until": query.until, "span": span},
         span=span,
-        since=_field(since),
-        until=_field(until),
-        chip=history_chart.format_chosen(chosen, context_of(request).now_ms())
-        if _is_one(request, query)
-        else "",
-        brush=await _draw_chart(request, query, chosen),
+        since=_local_time(period.since),
+        until=_local_time(period.until),
+        chip=history_chart.format_chosen(period, call.now_ms) if has_chip else "",
+        brush=await _draw_chart(call, query),
     )
 
 
-def _is_one(request: web.Request, query: HistoryPageQuery) -> bool:
+def _has_index(call: Call, query: HistoryPageQuery) -> bool:
     """Return whether an index can sort the list: the list must cover one queue or all queues."""
-    return bool(query.queue) or allowed_queues(request) is None
+    return bool(query.queue) or call.allowed is None
 
 
-async def _draw_chart(
-    request: web.Request, query: HistoryPageQuery, chosen: history_chart.ChosenPeriod
-) -> history_chart.HistoryChart | None:
+async def _draw_chart(call: Call, query: HistoryPageQuery) -> HistoryChart | None:
     """Return the chart, or None if it would count messages hidden from the caller."""
-    if not _is_one(request, query) or not status_of(request).queues:
+    if not _has_index(call, query) or not call.queues:
         return None
-    context, span = context_of(request), history_chart.SPANS[query.span]
-    queue_id = queue_id_of(request, query.queue)
-    cut = await read_slices(context, ALL if queue_id is None else queue_id, span)
-    return history_chart.draw_history(cut, span, context.now_ms() // 1_000, chosen, query.outcome)
+    span, queue_id = history_chart.SPANS[query.span], call.queue_id(query.queue)
+    slices = await read_slices(call.context, ALL if queue_id is None else queue_id, span)
+    now_s = call.now_ms // 1_000
+    return history_chart.draw_history(slices, span, now_s, query.period, query.outcome)
 
 
-async def _listed(
-    request: web.Request, query: HistoryPageQuery, since: int | None, until: int | None
-) -> MessagePage:
-    if not _is_one(request, query):
-        # No index covers several queues at once, so the search scans the rows.
-        states = (query.outcome,) if query.outcome else history_chart.OUTCOMES
-        found = await read_search_page(
-            Call.of(request), states_search(states), query.cursor, query.limit
-        )
-        searched = found.searched if found.is_cut else None
-        return MessagePage(found.rows, found.next, None, searched)
-    asked = SettledQuery(outcome=query.outcome, cursor=query.cursor, limit=query.limit)
-    queue_id = queue_id_of(request, query.queue)
-    return await read_history_page(context_of(request), asked, queue_id, since=since, until=until)
+async def _read_page(call: Call, query: HistoryPageQuery) -> MessagePage:
+    if _has_index(call, query):
+        settled = SettledQuery(outcome=query.outcome, cursor=query.cursor, limit=query.limit)
+        queue_id, (since, until) = call.queue_id(query.queue), query.period
+        return await read_history_page(call.context, settled, queue_id, since=since, until=until)
+    # No index covers several queues at once, so the search scans the rows.
+    states = (query.outcome,) if query.outcome else history_chart.OUTCOMES
+    return await read_search_page(call, states_search(states), query.cursor, query.limit)
 
 
-def _field(at_ms: int | None) -> str:
+def _local_time(at_ms: int | None) -> str:
     """Format a time for ``<input type=datetime-local>``, in UTC."""
     if at_ms is None:
         return ""
@@ -184,33 +179,24 @@ class TrashPageQuery(ListQuery):
     queue: str = Field("", max_length=LONGEST_NAME)
 
 
-async def show_trash(request: web.Request) -> web.StreamResponse:
+async def list_trash(call: Call, query: TrashPageQuery) -> ListPage[MessageView]:
+    """Return the messages of the trash, for the formats that lists have."""
+    page = await _read_trash(call, query)
+    return messages_view(page.rows, page.next)
+
+
+@endpoints.page("/trash", "trash", data=list_trash)
+async def show_trash(call: Call, query: TrashPageQuery) -> web.Response:
     """Show deleted messages that can be restored, newest first."""
-    query = read_query(request, TrashPageQuery)
-    queues = allowed_queues(request)
-    if query.queue:
-        queue_id = queue_id_of(request, query.queue)
-        queues = frozenset(() if queue_id is None else (queue_id,))
+    return await call.render("trash.html", listed=await _read_trash(call, query), query=query)
+
+
+async def _read_trash(call: Call, query: TrashPageQuery) -> MessagePage:
+    queues = frozenset({call.queue(query.queue).queue_id}) if query.queue else call.allowed
     scope = f"trash {query.queue} {sorted(queues or ())}"
     place = responses.position_in(responses.decode_cursor(scope, query.cursor))
-    found = await context_of(request).reader.trash(
+    page = await call.context.reader.trash(
         before=place.get("before"), queues=queues, limit=query.limit
     )
-    goes_on = None if found.next is None else responses.encode_cursor(scope, "before", found.next)
-    if query.format != "html":
-        return view_response(messages_view(found.rows, goes_on), query.format)
-    return await render_page(
-        request,
-        "trash.html",
-        rows=found.rows,
-        is_cut=found.is_truncated,
-        next=goes_on,
-        query=query,
-    )
-
-
-ROUTES: Final = (
-    api_route("GET", "/api/v1/history", Role.VIEWER, "api-history", list_history),
-    Route("GET", "/history", Role.VIEWER, "history", show_history),
-    Route("GET", "/trash", Role.VIEWER, "trash", show_trash),
-)
+    following = page.next and responses.encode_cursor(scope, "before", page.next)
+    return Page(page.rows, following or None, is_cut=page.is_cut)

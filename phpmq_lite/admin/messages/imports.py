@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phpmq_lite.admin.context import Context, Reply
+from phpmq_lite.admin.context import Reply
 from phpmq_lite.admin.http import request_audit
 from phpmq_lite.admin.http.body import (
     check_values,
@@ -23,10 +23,7 @@ from phpmq_lite.admin.http.call import Call, ignore_reply
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import StrictInput, check_queue_name, read_query
 from phpmq_lite.admin.http.headers import media_type_of
-from phpmq_lite.admin.http.permissions import check_queue_right
 from phpmq_lite.admin.http.problems import Problem, problem_of
-from phpmq_lite.admin.http.request_audit import audit_entry
-from phpmq_lite.admin.http.responses import json_response
 from phpmq_lite.admin.http.route import JSON_LINES, Role
 from phpmq_lite.admin.messages.publish import ContentInput
 from phpmq_lite.broker.broker import Broker
@@ -99,20 +96,19 @@ def is_settled(line: object) -> bool:
     query=ImportQuery,
     takes=ImportInput,
     takes_lines=True,
-    gives=ImportView,
     status=201,
     cli="message import",
     has_content=True,
     values=VALUES_MAX,
 )
-async def import_messages(call: Call) -> web.Response:
+async def import_messages(call: Call) -> ImportView:
     """Append exported messages to their queues, or store nothing if any line is invalid.
 
     Messages are stored in the order of the lines. Those with the state acked, expired, dead or
     deleted are skipped unless ``settled`` is true. If a queue rejects one, for example because it
     is full, the messages before it are kept; the header ``X-Stored-Count`` says how many.
     """
-    context, request = call.context, call.request
+    request = call.request
     query = read_query(request, ImportQuery)
     raw = await read_body(request)
     count = min(raw.count(b"\n" if media_type_of(request) == JSON_LINES else b"{"), IMPORT_MAX)
@@ -120,9 +116,7 @@ async def import_messages(call: Call) -> web.Response:
     rows = await parse_large(request, raw, _checked_lines(call, raw, has_settled=query.settled))
     raw.clear()
     lines = [line for line in rows if line is not None]
-    stored = await _store(request, context, lines)
-    view = ImportView(stored=stored, skipped=len(rows) - len(lines))
-    return json_response(view, status=201)
+    return ImportView(stored=await _store(call, lines), skipped=len(rows) - len(lines))
 
 
 def _checked_lines(call: Call, raw: bytearray, *, has_settled: bool) -> Iterator[ImportLine | None]:
@@ -132,7 +126,7 @@ def _checked_lines(call: Call, raw: bytearray, *, has_settled: bool) -> Iterator
         if not has_settled and is_settled(line):
             yield None
             continue
-        queue, message = _checked(call.request, call.context, number, line)
+        queue, message = _checked(call, number, line)
         yield names.setdefault(queue, queue), message
 
 
@@ -204,11 +198,11 @@ def problem_with(line: object) -> str | None:
     return None
 
 
-def _checked(request: web.Request, context: Context, number: int, line: object) -> ImportLine:
+def _checked(call: Call, number: int, line: object) -> ImportLine:
     try:
         message = ImportedInput.model_validate(line)
         check_queue_name(message.queue)
-        check_queue_right(request, message.queue)
+        call.check_queue(message.queue)
     except (ValidationError, Problem) as error:
         problem = problem_of(error)
         if problem is None:
@@ -221,7 +215,7 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
             bound=problem.bound,
         ) from None
     body = message.body()
-    limit = int(context.settings.limits.max_content)
+    limit = int(call.context.settings.limits.max_content)
     if len(body) > limit:
         raise Problem(
             413,
@@ -234,20 +228,20 @@ def _checked(request: web.Request, context: Context, number: int, line: object) 
     return message.queue, (body, message.ttl_s)
 
 
-async def _store(request: web.Request, context: Context, lines: Sequence[ImportLine]) -> int:
+async def _store(call: Call, lines: Sequence[ImportLine]) -> int:
     """Store messages in line order. If a message is rejected, earlier messages remain stored."""
     stored = 0
-    entry = audit_entry(request, target=", ".join(list(dict.fromkeys(q for q, _ in lines))[:10]))
+    entry = call.audit(", ".join(list(dict.fromkeys(queue for queue, _ in lines))[:10]))
     while stored < len(lines):
         consecutive = groupby(lines[stored : stored + SLICE], itemgetter(0))
         runs = [(queue, [message for _, message in run]) for queue, run in consecutive]
         try:
-            stored += await context.engine.run(_publish, entry, runs)
+            stored += await call.run(_publish, runs)
         except RefusedError as error:
             if not stored:
                 raise
             entry.result = error.code  # in the audit row, which also counts the stored messages
-            await request_audit.write_entry(context, entry)
+            await request_audit.write_entry(call.context, entry)
             raise Problem(
                 409,
                 error.code,

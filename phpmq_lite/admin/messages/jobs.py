@@ -52,7 +52,7 @@ class BulkWork:
 class BulkJob:
     """A bulk job and its progress."""
 
-    order: BulkWork
+    work: BulkWork
     entry: AuditEntry
     started_at: int  # in Unix ms, like ended_at
     total: int  # number of selected messages
@@ -101,12 +101,13 @@ class BulkJobs:
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
             raise Problem(
-                429, "too_many_jobs",
+                429,
+                "too_many_jobs",
                 f"{running.total()} bulk jobs are running, {running[owner]} of them yours. Wait "
                 "until one ends, or cancel one.",
                 bound=f"{RUNNING_MAX} jobs at a time per user, fewer if other users run jobs",
                 headers={"Retry-After": "5"},
-            )  # fmt: skip
+            )
 
     def find(self, number: int) -> BulkJob | None:
         """Return the job with this number, or None if it is not in memory."""
@@ -114,11 +115,11 @@ class BulkJobs:
 
     def of_selection(self, token: str, owner: str) -> BulkJob | None:
         """Return the job that the owner started from this selection, or None if there is none."""
-        found = self._by_token.get(token)
-        return found if found is not None and found.owner == owner else None
+        job = self._by_token.get(token)
+        return job if job is not None and job.owner == owner else None
 
     async def start(
-        self, act: RunSlice, entry: AuditEntry, order: BulkWork, undos: UndoStore
+        self, act: RunSlice, entry: AuditEntry, work: BulkWork, undos: UndoStore
     ) -> BulkJob:
         """Run a job's first slice, then continue in the background; each token starts only one job.
 
@@ -127,17 +128,17 @@ class BulkJobs:
             RefusedError: the broker refused the job; nothing was changed.
         """
         async with self._starting:
-            if order.token and (known := self.of_selection(order.token, entry.actor)) is not None:
-                return known
+            if work.token and (earlier := self.of_selection(work.token, entry.actor)) is not None:
+                return earlier
             self._forget()
             self._check_running(entry.actor)
-            job = BulkJob(order, entry, self._now_ms(), len(order.seqs))
-            undo = make_undo(order.action, entry.actor, entry.target)
+            job = BulkJob(work, entry, self._now_ms(), len(work.seqs))
+            undo = make_undo(work.action, entry.actor, entry.target)
             async with self._slicing:
                 await _slice(act, job, undo)
             self._kept[job.number] = job
-            if order.token:
-                self._by_token[order.token] = job
+            if work.token:
+                self._by_token[work.token] = job
         if job.handled >= job.total:
             self._end(job, BulkJobState.DONE, undo, undos)
         else:
@@ -179,7 +180,7 @@ class BulkJobs:
             problem = problem_of(error)
             job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
-                _log.exception("bulk_failed", job=job.number, action=str(job.order.action))
+                _log.exception("bulk_failed", job=job.number, action=str(job.work.action))
             with suppress(Exception):  # if this fails too, the audit row still says "running"
                 await _close_row(act, job, problem.code if problem is not None else "failed")
         finally:
@@ -189,38 +190,38 @@ class BulkJobs:
         self, job: BulkJob, state: BulkJobState, undo: UndoRecord | None, undos: UndoStore
     ) -> None:
         job.state, job.ended_at = state, self._now_ms()
-        if job.order.undo is None:  # an undo cannot be undone
+        if job.work.undo is None:  # an undo cannot be undone
             job.undo = undos.add(undo, job.ended_at)
-        job.order = replace(job.order, seqs=array("Q"), undo=None)  # frees the memory
+        job.work = replace(job.work, seqs=array("Q"), undo=None)  # frees the memory
         job.ended.set()
 
     def _forget(self) -> None:
         """Drop expired jobs and, if too many remain, old jobs of the users with the most jobs."""
         ended = [job for job in self._kept.values() if job.ended_at is not None]
-        late = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
-        rest = [job for job in ended if job not in late]
-        counts = Counter(job.owner for job in rest)
-        while len(rest) > KEPT_MAX:
+        dropped = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
+        remaining = [job for job in ended if job not in dropped]
+        counts = Counter(job.owner for job in remaining)
+        while len(remaining) > KEPT_MAX:
             owner, _ = counts.most_common(1)[0]
-            job = next(job for job in rest if job.owner == owner)
+            job = next(job for job in remaining if job.owner == owner)
             counts[owner] -= 1
-            rest.remove(job)
-            late.append(job)
-        for job in late:
+            remaining.remove(job)
+            dropped.append(job)
+        for job in dropped:
             del self._kept[job.number]
-            self._by_token.pop(job.order.token, None)
+            self._by_token.pop(job.work.token, None)
 
 
 async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
     """Run the next slice and write its audit row in the same transaction."""
-    order, start = job.order, job.handled
-    size = SLICE if order.rate is None else max(1, min(SLICE, order.rate))
+    work, start = job.work, job.handled
+    size = SLICE if work.rate is None else max(1, min(SLICE, work.rate))
     end = min(start + size, job.total)
-    options = order.options
-    if order.undo is not None:
-        options = order.undo.complete(options, start, end)
+    options = work.options
+    if work.undo is not None:
+        options = work.undo.complete(options, start, end)
     job.entry.result = str(BulkJobState.DONE if end >= job.total else BulkJobState.RUNNING)
-    outcome = await act(job.entry, order.action, order.seqs[start:end], options)
+    outcome = await act(job.entry, work.action, work.seqs[start:end], options)
     job.handled = end
     job.done += len(outcome.done)
     job.skipped.update(outcome.skipped)
@@ -230,14 +231,14 @@ async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
 
 async def _close_row(act: RunSlice, job: BulkJob, result: str) -> None:
     job.entry.result = result
-    await act(job.entry, job.order.action, [], job.order.options)
+    await act(job.entry, job.work.action, [], job.work.options)
 
 
 async def _keep_rate(job: BulkJob, began_s: float) -> None:
     """Wait until the rate limit permits the next slice or the job is cancelled."""
-    if job.order.rate is None:
+    if job.work.rate is None:
         return
-    due_s = began_s + job.handled / job.order.rate - asyncio.get_running_loop().time()
+    due_s = began_s + job.handled / job.work.rate - asyncio.get_running_loop().time()
     with suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, due_s)):
             await job.cancelled.wait()

@@ -1,34 +1,31 @@
 """Pages of live or settled messages, and their API models."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final, Literal, Self
 
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.context import Context
-from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named
 from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import (
-    LIMIT_MAX,
     BodySize,
     Deliveries,
     EnvelopeUrn,
     ListQuery,
     MessageId,
+    OutputFormat,
     TraceId,
 )
 from phpmq_lite.admin.http.finding import Queue
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.messages import trace_view
 from phpmq_lite.admin.messages.bodies import as_content, preview_envelope
-from phpmq_lite.admin.messages.search_query import traces_search
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import Body, MessageRow
-from phpmq_lite.storage.read.search_plan import SearchQuery
+from phpmq_lite.storage.read.page import Page
+from phpmq_lite.storage.search.language import SearchQuery
 
 endpoints: Final = Endpoints()
 
@@ -93,7 +90,7 @@ class MessageView(ResponseModel):
             row,
             state=State(row.state).name.lower(),
             holder=row.consumer_address if row.state == State.DISPATCHED else None,
-            preview="".join(one.text for one in preview_envelope(row.preview, row.size)),
+            preview="".join(piece.text for piece in preview_envelope(row.preview, row.size)),
         )
 
 
@@ -122,14 +119,30 @@ class BodyView(BaseModel):
         return cls(content=content, encoding=encoding, size=body.size, is_whole=body.is_whole)
 
 
-@dataclass(slots=True, frozen=True)
-class MessagePage:
-    """A page of messages, with cursors for the adjacent pages."""
+MessagePage = Page[MessageRow, str]
 
-    rows: Sequence[MessageRow]
-    next: str | None = None
-    previous: str | None = None
-    searched: int | None = None  # number of offsets searched if the time limit was reached
+
+class SearchPageInput(ListQuery):
+    """Which page of search results to return, and in which format."""
+
+    format: OutputFormat = "json"
+
+
+class FoundMessagesView(ListPage[MessageView]):
+    """A page of search results, newest first.
+
+    A search stops at a time limit. Continue with ``next``, even if no items were found yet.
+    """
+
+    searched: int = Field(description="approximate number of messages searched so far")
+    total: int = Field(description="approximate number of messages to search")
+    complete: bool = Field(description="whether all messages have been searched")
+
+    @classmethod
+    def of_page(cls, page: MessagePage) -> Self:
+        """Return the API view of a page of search results."""
+        items = [MessageView.of_row(row) for row in page.rows]
+        return cls.of(page, items=items, complete=page.next is None)
 
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
@@ -140,10 +153,9 @@ async def read_messages_page(context: Context, query: MessagesQuery, queue_id: i
     state = State[query.state.upper()] if query.state else None
     rows = await context.reader.messages(queue_id, **place, state=state, limit=query.limit)
     ends = (rows[0].position, rows[-1].position) if rows else (None, None)
-    is_full = len(rows) == query.limit
-    return MessagePage(
-        rows, *responses.cursors_around(scope, "after", cursor, ends, has_more=is_full)
-    )
+    has_more = len(rows) == query.limit
+    following, previous = responses.cursors_around(scope, "after", cursor, ends, has_more=has_more)
+    return Page(rows, following, previous)
 
 
 async def read_history_page(
@@ -162,73 +174,37 @@ async def read_history_page(
     cursor = responses.decode_cursor(scope, query.cursor)
     place = responses.position_in(cursor)
     outcome = State[query.outcome.upper()] if query.outcome else None
-    found = await context.reader.history(
+    history = await context.reader.history(
         **place, queue_id=queue_id, outcome=outcome, since=since, until=until, limit=query.limit
     )
-    ends = (found.rows[0].offset, found.rows[-1].offset) if found.rows else (None, None)
+    rows, searched_to = history.rows, history.searched_to
+    ends = (rows[0].offset, rows[-1].offset) if rows else (None, None)
     older, newer = responses.cursors_around(
-        scope, "before", cursor, ends, has_more=found.has_more, searched_to=found.searched_to
+        scope, "before", cursor, ends, has_more=history.has_more, searched_to=searched_to
     )
-    start = place.get("before", found.highest or 0)
-    searched = None if found.searched_to is None else abs(start - found.searched_to)
-    return MessagePage(found.rows, older, newer, searched)
-
-
-@dataclass(slots=True, frozen=True)
-class SearchPage:
-    """A page of search results; ``searched`` of about ``total`` messages have been searched."""
-
-    query: SearchQuery
-    rows: Sequence[MessageRow]
-    next: str | None
-    searched: int
-    total: int
-    is_done: bool
-    is_full: bool = False
-
-    @property
-    def is_cut(self) -> bool:
-        """Return whether the time limit was reached before the page was full."""
-        return not self.is_done and self.next is not None and not self.is_full
+    if searched_to is None:
+        return Page(rows, older, newer)
+    searched = abs(place.get("before", history.highest or 0) - searched_to)
+    return Page(rows, older, newer, is_cut=True, searched=searched)
 
 
 async def read_search_page(
     call: Call, query: SearchQuery, cursor: str | None, limit: int
-) -> SearchPage:
+) -> MessagePage:
     """Return a page of matching messages from queues visible to the caller, newest first."""
     allowed = call.allowed
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
-    found = await call.context.search.page(
-        query, queues=allowed, limit=limit,
-        place=responses.pair_in(responses.decode_cursor(scope, cursor)),
-    )  # fmt: skip
-    goes_on = (
-        None if found.next is None else responses.encode_cursor(scope, "after", list(found.next))
-    )
-    return SearchPage(
-        query, found.rows, goes_on, found.searched, found.total, found.is_done,
-        is_full=len(found.rows) >= limit,
-    )  # fmt: skip
+    place = responses.pair_in(responses.decode_cursor(scope, cursor))
+    page = await call.context.search.page(query, queues=allowed, limit=limit, place=place)
+    following = page.next and responses.encode_cursor(scope, "after", list(page.next))
+    return Page(page.rows, following, is_cut=page.is_cut, searched=page.searched, total=page.total)
 
 
-async def read_failed_attempts(call: Call, rows: Iterable[MessageRow]) -> frozenset[int]:
-    """Return the seqs of acked messages whose trace shows that the attempt failed."""
-    traces = {
-        row.trace_id
-        for row in rows
-        if row.state == State.ACKED and row.trace_id is not None and row.meta_id is not None
-    }
-    if not traces:
-        return frozenset()
-    found = await read_search_page(call, traces_search(*sorted(traces)), None, LIMIT_MAX)
-    return trace_view.find_failed_attempts(found.rows, dead_letter_queues_named(call.queues))
-
-
-def describe_searched(found: SearchPage) -> str:
+def describe_searched(page: MessagePage) -> str:
     """Describe a search's progress: ``Searched 412,000 of about 2.1 million, newest first``."""
     return (
-        f"Searched {formats.format_number(found.searched)} of about "
-        f"{format_about(found.total)}, newest first."
+        f"Searched {formats.format_number(page.searched)} of about "
+        f"{format_about(page.total)}, newest first."
     )
 
 
@@ -250,5 +226,5 @@ async def list_queue_messages(
     call: Call, queue: Queue, query: MessagesQuery
 ) -> ListPage[MessageView]:
     """List a queue's messages in queue order, without their bodies."""
-    listed = await read_messages_page(call.context, query, queue.queue_id)
-    return messages_view(listed.rows, listed.next)
+    page = await read_messages_page(call.context, query, queue.queue_id)
+    return messages_view(page.rows, page.next)

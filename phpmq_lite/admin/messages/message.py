@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Final, Literal, Self
 
@@ -28,10 +28,8 @@ from phpmq_lite.admin.messages.listing import (
     EventView,
     MessageView,
     messages_view,
-    read_failed_attempts,
 )
 from phpmq_lite.admin.messages.message_life import MessageLife
-from phpmq_lite.admin.messages.search_query import QUERY_CHARACTERS, parse_search
 from phpmq_lite.admin.messages.snippets import (
     COPY_BYTES,
     Snippet,
@@ -39,10 +37,14 @@ from phpmq_lite.admin.messages.snippets import (
     http_address,
     tcp_address,
 )
+from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.envelopes import validation
+from phpmq_lite.errors import SearchError
 from phpmq_lite.model import State
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.audit import AuditLog
 from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
+from phpmq_lite.storage.search.language import QUERY_CHARACTERS, parse_search
 
 endpoints: Final = Endpoints()
 
@@ -117,7 +119,7 @@ class EnvelopeView(BaseModel):
             trace_id=card.index.trace_id,
             meta_id=card.index.meta_id,
             attempts=card.index.attempts,
-            **{name: card.said[name] for name in envelope_card.MEMBERS},
+            **{name: card.members[name] for name in envelope_card.MEMBERS},
             reason=card.reason,
             tolerated=card.verdict.is_tolerated,
             warnings=list(card.verdict.warnings),
@@ -142,22 +144,46 @@ class MessageDetailView(MessageView):
 @endpoints.api("GET /messages/{id}", "api-message", cli="message show")
 async def get_message(call: Call, row: Message) -> MessageDetailView:
     """Return a live or settled message and the verdict on its envelope, but not its body."""
-    reader = call.context.reader
-    card = await envelope_card.card_of(call.request, call.context, row, await reader.body(row))
-    found = MessageDetailView.of_row(row)
-    found.envelope = None if card is None else EnvelopeView.of(card)
-    return found
+    card = await _card_of(call, row, await call.context.reader.body(row))
+    view = MessageDetailView.of_row(row)
+    view.envelope = None if card is None else EnvelopeView.of(card)
+    return view
+
+
+async def _card_of(
+    call: Call, row: MessageRow, body: Body | None
+) -> envelope_card.EnvelopeCard | None:
+    """Return a message's card, or None if its body is missing, too large or not an envelope.
+
+    ``body`` is the part of the body that has already been read.
+    """
+    if body is None or not 0 < row.size <= envelope_card.CARD_BYTES:
+        return None
+    if not body.is_whole:
+        body = await call.context.reader.whole_body(row)
+        if body is None:
+            return None
+    rules = envelope_card.JudgeOptions.of(_settings_of(call, row), call.context.schemas.registry)
+    if envelope_card.is_settled_by_verdict(row):
+        rules = replace(rules, is_meant=True)
+    return await envelope_card.inspect_content(body.content, rules)
+
+
+def _settings_of(call: Call, row: MessageRow) -> QueueSettings | None:
+    """Return a queue's settings, or None if the queue no longer exists or is not visible."""
+    queue = next((queue for queue in call.queues if queue.queue_id == row.queue_id), None)
+    return None if queue is None else queue.settings
 
 
 @endpoints.api("GET /messages/{id}/body", "api-body", gives=BodyView, cli="message show")
-async def get_body(call: Call, row: Message, asked: BodyInput) -> web.StreamResponse:
+async def get_body(call: Call, row: Message, _query: BodyInput) -> web.StreamResponse:
     """Return a message's body, either as ``content`` with its ``encoding`` or as a download."""
     if "download" in call.request.query:
         return await download_body(call, row)
-    found = await call.context.reader.body(row)
-    if found is None:
+    body = await call.context.reader.body(row)
+    if body is None:
         raise _no_body(row)
-    return respond(BodyView.of(found))
+    return respond(BodyView.of(body))
 
 
 @endpoints.api("GET /messages/{id}/events", "api-message-events")
@@ -174,13 +200,13 @@ async def download_body(call: Call, row: Message) -> web.Response:
     The header ``Repr-Digest`` contains its SHA-256.
     """
     await memory_hold_of(call.request).resize(row.size)
-    found = await call.context.reader.whole_body(row)
-    if found is None:
+    body = await call.context.reader.whole_body(row)
+    if body is None:
         raise _no_body(row)
-    name = row.message_id + (".damaged" if found.is_damaged else "")
-    digest = await asyncio.to_thread(lambda: hashlib.sha256(found.content).digest())
+    name = row.message_id + (".damaged" if body.is_damaged else "")
+    digest = await asyncio.to_thread(lambda: hashlib.sha256(body.content).digest())
     return web.Response(
-        body=found.content,
+        body=body.content,
         content_type="application/octet-stream",
         headers=download_headers(name) | {"Repr-Digest": f"sha-256=:{b64encode(digest).decode()}:"},
     )
@@ -211,36 +237,37 @@ async def list_one(_call: Call, row: Message) -> ListPage[MessageView]:
 @endpoints.page("/messages/{id}", "message", data=list_one)
 async def show_message(call: Call, row: Message, query: MessagePageQuery) -> web.Response:
     """Show a message's details, body and timeline."""
-    reader, request = call.context.reader, call.request
+    reader = call.context.reader
     body, sha256, life = await asyncio.gather(
         reader.body(row), reader.sha256(row), _life(call, row)
     )
-    shown = None
+    body_view = None
     if body is not None:  # use a thread, because indenting 256 KiB takes a while
-        shown = await asyncio.to_thread(bodies.view_body, body.content, body.size, query.view)
-    card = await envelope_card.card_of(request, call.context, row, body)
+        body_view = await asyncio.to_thread(bodies.view_body, body.content, body.size, query.view)
+    card = await _card_of(call, row, body)
+    settings = _settings_of(call, row)
     newer, older = await _neighbours(call, query, row)
     others = {seq: (life.rows[seq], life.events[seq]) for seq in life.rows if seq != row.seq}
-    last = None  # the audit row for the message's deletion, if it names the message
+    deletion = None  # the audit row for the message's deletion, if it names the message
     if row.state == State.DELETED:
-        last = await AuditLog(call.context.readers).last_of(row.message_id)
+        deletion = await AuditLog(call.context.readers).last_of(row.message_id)
     return await call.render(
         "message.html",
         row=row,
         body=body,
-        shown=shown,
+        body_view=body_view,
         sha256=sha256 if body is not None else None,
         card=card,
-        elsewhere=envelope_card.other_queue(card, row) if card is not None else "",
+        named_queue=envelope_card.other_queue(card, row) if card is not None else "",
         is_too_large=envelope_card.is_too_large(row),
         is_record=is_dead_letter_queue(call.queues, row.queue or ""),
         is_failed=row.seq in await read_failed_attempts(call, [row]),
-        policy=envelope_card.policy_of(request, row.queue_id),
+        policy="" if settings is None else settings.payload_policy,
         has_queue=lambda name: call.find_queue(name) is not None,
         steps=message_life.make_timeline(row, life.events[row.seq], call.now_ms, others),
         relatives=message_life.list_relatives(row, life.links, life.rows),
-        last=last if last is not None and last.action in _DELETIONS else None,
-        copied=_snippets_of(call, row, body),
+        deletion=deletion if deletion is not None and deletion.action in _DELETIONS else None,
+        snippets=_snippets_of(call, row, body),
         newer=newer,
         older=older,
         query=query,
@@ -252,16 +279,16 @@ async def _life(call: Call, row: MessageRow) -> MessageLife:
     allowed, reader = call.allowed, call.context.reader
     rows = {row.seq: row}
     links: dict[tuple[int, str, str], LinkRow] = {}
-    asked: list[int] = [row.seq]
+    seqs: list[int] = [row.seq]
     for _ in range(_ROUNDS):
-        found = await reader.links(asked)
-        links |= {(link.seq, link.kind, link.other): link for link in found}
-        wanted = {link.other_seq for link in found if link.other_seq}
-        wanted |= {rows[seq].source_seq or 0 for seq in asked if seq in rows}
-        asked = sorted(wanted - rows.keys() - {0})[: RELATIVES - len(rows) + 1]
-        if not asked:
+        new_links = await reader.links(seqs)
+        links |= {(link.seq, link.kind, link.other): link for link in new_links}
+        linked = {link.other_seq for link in new_links if link.other_seq}
+        linked |= {rows[seq].source_seq or 0 for seq in seqs if seq in rows}
+        seqs = sorted(linked - rows.keys() - {0})[: RELATIVES - len(rows) + 1]
+        if not seqs:
             break
-        for other in await reader.rows(asked):
+        for other in await reader.rows(seqs):
             if allowed is None or other.queue_id in allowed:
                 rows[other.seq] = other
     events = {seq: await reader.events(seq) for seq in rows}
@@ -275,10 +302,10 @@ async def _neighbours(
     if not query.q:
         return None, None
     try:
-        asked = parse_search(query.q)
-    except Problem:
+        search = parse_search(query.q)
+    except SearchError:
         return None, None
-    find = partial(call.context.search.neighbour, asked, row, queues=call.allowed)
+    find = partial(call.context.search.neighbour, search, row, queues=call.allowed)
     return await find(is_newest_first=False), await find(is_newest_first=True)
 
 

@@ -8,7 +8,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import client_name
 from phpmq_lite.broker.state_table import StateEvent
 from phpmq_lite.model import State
-from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_message_id
+from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_message_id, seq_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,7 +35,7 @@ class RelatedMessage:
     @property
     def seq(self) -> int:
         """The related message's sequence number."""
-        return int(self.message_id[:16], 16)
+        return seq_of(self.message_id)
 
 
 _TITLES: Final[dict[str, tuple[str, str]]] = {
@@ -96,8 +96,8 @@ def make_timeline(
 
 
 def _steps(row: MessageRow, events: Iterable[EventRow]) -> list[LifeStep]:
-    who = client_name(row.publisher, row.publisher_kind, row.publisher_address)
-    published = LifeStep(row.published_at, "Published", "ready", f"by {who}")
+    publisher = client_name(row.publisher, row.publisher_kind, row.publisher_address)
+    published = LifeStep(row.published_at, "Published", "ready", f"by {publisher}")
     steps = [published, *_dispatches(row), *(_event(row, event) for event in events)]
     if row.settled_at is not None:
         state = State(row.state)
@@ -108,11 +108,14 @@ def _steps(row: MessageRow, events: Iterable[EventRow]) -> list[LifeStep]:
 def _dispatches(row: MessageRow) -> list[LifeStep]:
     if row.first_dispatched_at is None:
         return []
-    who = client_name(row.consumer, row.consumer_kind, row.consumer_address)
+    consumer = client_name(row.consumer, row.consumer_kind, row.consumer_address)
     if row.deliveries <= 1 or row.last_dispatched_at is None:
-        return [LifeStep(row.first_dispatched_at, "Dispatched", "dispatched", f"to {who}")]
+        return [LifeStep(row.first_dispatched_at, "Dispatched", "dispatched", f"to {consumer}")]
     last = LifeStep(
-        row.last_dispatched_at, f"Dispatched, delivery {row.deliveries}", "dispatched", f"to {who}"
+        row.last_dispatched_at,
+        f"Dispatched, delivery {row.deliveries}",
+        "dispatched",
+        f"to {consumer}",
     )
     return [LifeStep(row.first_dispatched_at, "First dispatched", "dispatched"), last]
 
@@ -120,7 +123,7 @@ def _dispatches(row: MessageRow) -> list[LifeStep]:
 def _event(row: MessageRow, event: EventRow) -> LifeStep:
     other = event.detail if event.detail and is_message_id(event.detail) else None
     if event.kind in _PAIRS:
-        is_source = other is not None and int(other[:16], 16) > row.seq
+        is_source = other is not None and seq_of(other) > row.seq
         title = _PAIRS[event.kind][0 if is_source else 1]
         return LifeStep(event.at_ms, title, "ready", None if other else event.detail, other)
     title, kind = _TITLES.get(event.kind, (event.kind, ""))
@@ -139,15 +142,17 @@ def list_relatives(
 
     ``links`` are this message's events that refer to another message.
     """
-    found: dict[str, RelatedMessage] = {}
+    relatives: dict[str, RelatedMessage] = {}
     if row.source_id is not None:
         how = _HOW["dead_letter"][1]
-        found[row.source_id] = RelatedMessage(row.source_id, how, rows.get(row.source_seq or 0))
+        relatives[row.source_id] = RelatedMessage(row.source_id, how, rows.get(row.source_seq or 0))
     for link in links:
         if link.seq == row.seq and link.other_seq and link.kind in _HOW:
             how = _HOW[link.kind][0 if link.other_seq > row.seq else 1]
-            found.setdefault(link.other, RelatedMessage(link.other, how, rows.get(link.other_seq)))
-    return sorted(found.values(), key=lambda relative: relative.seq)
+            relatives.setdefault(
+                link.other, RelatedMessage(link.other, how, rows.get(link.other_seq))
+            )
+    return sorted(relatives.values(), key=lambda relative: relative.seq)
 
 
 @dataclass(slots=True, frozen=True)

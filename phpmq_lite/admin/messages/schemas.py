@@ -2,28 +2,19 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.context import context_of
 from phpmq_lite.admin.http.body import parse_large
-from phpmq_lite.admin.http.fields import (
-    FormatQuery,
-    JsonFormatQuery,
-    StrictInput,
-    path_name,
-    read_form,
-)
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import allowed_queues
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints, From
+from phpmq_lite.admin.http.fields import Form, FormatQuery, JsonFormatQuery, StrictInput
+from phpmq_lite.admin.http.forms import Untrimmed
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import render_page
-from phpmq_lite.admin.http.request_audit import audit_entry
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.http.route import Role, Route
-from phpmq_lite.admin.resource import Api, Page, Resource, api_route
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
 from phpmq_lite.envelopes.payload_schema import (
     PayloadSchema,
@@ -36,6 +27,9 @@ from phpmq_lite.envelopes.schema_compatibility import SchemaChange, schema_chang
 from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCounts
 
 DOCUMENT_BYTES: Final = 1 << 20  # maximum size of a schema to compare, in bytes
+SHOWN: Final = 500  # maximum number of URNs on the page; the JSON format contains all URNs
+SHOWN_CHANGES: Final = 200
+endpoints: Final = Endpoints()
 
 
 class SchemaFieldView(ResponseModel):
@@ -69,16 +63,15 @@ class SchemaView(ResponseModel):
     last_failure: str | None = Field(description="latest rejection's error; null if none or hidden")
 
     @classmethod
-    def of_entry(cls, entry: RegisteredSchema, tally: ValidationCounts | None) -> Self:
+    def of_entry(cls, entry: RegisteredSchema, counts: ValidationCounts | None) -> Self:
         """Return the API view of a registered schema."""
-        last = tally.last if tally else None
         return cls.of(
             entry,
-            fields=[SchemaFieldView.of(place) for place in schema_fields(entry.schema.rule)],
+            fields=[SchemaFieldView.of(field) for field in schema_fields(entry.schema.rule)],
             unchecked=list(entry.schema.unchecked),
-            passed=tally.passed if tally else None,
-            failed=tally.failed if tally else None,
-            last_failure=last.detail if last else None,
+            passed=counts.passed if counts else None,
+            failed=counts.failed if counts else None,
+            last_failure=counts.last.detail if counts and counts.last else None,
         )
 
 
@@ -117,41 +110,35 @@ class SchemaCheckView(BaseModel):
     unchecked: list[str] = Field(description="JSON pointers to unchecked schema keywords")
 
 
-class SchemasPageQuery(FormatQuery):
-    """The output format of the schema list, and the URN selected in the form."""
-
-    urn: str = ""
-
-
-async def find_schemas(request: web.Request, _query: SchemasPageQuery) -> SchemasView:
-    """List the URNs that have a schema, with the schema's fields and the validation results."""
-    entries = context_of(request).schemas.registry.entries
-    return SchemasView(
-        items=[SchemaView.of_entry(entries[urn], _tally(request, urn)) for urn in sorted(entries)],
-        faults=[str(fault) for fault in context_of(request).schemas.faults],
-    )
-
-
-def _tally(request: web.Request, urn: str) -> ValidationCounts | None:
-    """Return the validation counts, or None if the caller cannot access every queue."""
-    is_limited = allowed_queues(request) is not None
-    return None if is_limited else context_of(request).schemas.counts(urn)
-
-
-def find_registered(request: web.Request, urn: str) -> RegisteredSchema:
+def find_registered(call: Call, urn: str) -> RegisteredSchema:
     """Return the schema registered for a URN.
 
     Raises:
         Problem: 404 if no schema is registered for the URN.
     """
-    found = context_of(request).schemas.registry.entries.get(urn)
-    if found is None:
+    entry = call.context.schemas.registry.entries.get(urn)
+    if entry is None:
         raise Problem(404, "unknown_schema", f"No schema is registered for {urn!r}.", field="urn")
-    return found
+    return entry
+
+
+Registered = Annotated[RegisteredSchema, From(lambda call: find_registered(call, call.path("urn")))]
+
+
+def _counts(call: Call, urn: str) -> ValidationCounts | None:
+    """Return the validation counts, or None if the caller cannot access every queue."""
+    return None if call.allowed is not None else call.context.schemas.counts(urn)
+
+
+@endpoints.api("GET /schemas/{urn}", "api-schema")
+async def get_schema(call: Call, entry: Registered) -> SchemaDetailView:
+    """Return the schema registered for a URN, including the JSON Schema document."""
+    view = SchemaView.of_entry(entry, _counts(call, entry.urn))
+    return SchemaDetailView(**dict(view), document=entry.schema.document)
 
 
 async def compare_schemas(
-    request: web.Request, entry: RegisteredSchema, content: bytes
+    call: Call, entry: RegisteredSchema, content: bytes
 ) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
     """Compare a new schema version with the registered version in a worker thread.
 
@@ -159,59 +146,64 @@ async def compare_schemas(
         Problem: 413 if the new schema is too large, 422 if it is not a valid schema.
     """
     if len(content) > DOCUMENT_BYTES:
-        raise Problem(
-            413, "too_large", f"The schema is {len(content)} bytes; the limit is {DOCUMENT_BYTES}.",
-            field="document", bound=f"at most {DOCUMENT_BYTES} bytes",
-        )  # fmt: skip
+        detail = f"The schema is {len(content)} bytes; the limit is {DOCUMENT_BYTES}."
+        bound = f"at most {DOCUMENT_BYTES} bytes"
+        raise Problem(413, "too_large", detail, field="document", bound=bound)
 
     def compare(content: bytes) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
         schema = read_schema(read_json(content))
         return schema, schema_changes(entry.schema, schema)
 
     try:
-        return (await parse_large(request, content, map(compare, [content])))[0]
+        [comparison] = await parse_large(call.request, content, map(compare, [content]))
     except SchemaError as error:
         where = f" at {error.pointer}" if error.pointer else ""
-        raise Problem(
-            422,
-            "bad_schema",
-            f"The schema is invalid{where}: {error.detail}.",
-            field="document",
-        ) from None
+        detail = f"The schema is invalid{where}: {error.detail}."
+        raise Problem(422, "bad_schema", detail, field="document") from None
+    return comparison
 
 
-async def get_schema(request: web.Request) -> SchemaDetailView:
-    """Return the schema registered for a URN, including the JSON Schema document."""
-    entry = find_registered(request, path_name(request, "urn"))
-    shown = SchemaView.of_entry(entry, _tally(request, entry.urn))
-    return SchemaDetailView(**dict(shown), document=entry.schema.document)
-
-
-async def check_schema(request: web.Request, given: SchemaCheckInput) -> SchemaCheckView:
+@endpoints.api(
+    "POST /schemas/{urn}/check",
+    "api-schema-check",
+    Role.OPERATOR,
+    "schema.check",
+    body=4 * DOCUMENT_BYTES,
+    values=DOCUMENT_BYTES // 2,
+)
+async def check_schema(call: Call, entry: Registered, new: SchemaCheckInput) -> SchemaCheckView:
     """Compare a new schema version with the registered version, without storing anything."""
-    entry = find_registered(request, path_name(request, "urn"))
-    if "document" not in given.model_fields_set:
+    if "document" not in new.model_fields_set:
         raise Problem(422, "invalid", "The new schema (document) is missing.", field="document")
-    content = json.dumps(given.document).encode()
-    new, changes = await compare_schemas(request, entry, content)
-    audit_entry(request, target=entry.urn).result = "checked"
+    schema, changes = await compare_schemas(call, entry, json.dumps(new.document).encode())
+    call.audit(entry.urn).result = "checked"
     return SchemaCheckView(
         urn=entry.urn,
         compatible=not any(change.is_breaking for change in changes),
         changes=[SchemaChangeView.of(change) for change in changes],
-        unchecked=list(new.unchecked),
+        unchecked=list(schema.unchecked),
     )
 
 
-_PATH: Final = "/api/v1/schemas"
+@endpoints.api("GET /schemas", "api-schemas")
+async def list_schemas(call: Call, _query: JsonFormatQuery) -> SchemasView:
+    """List the URNs that have a schema, with the schema's fields and the validation results."""
+    schemas = call.context.schemas
+    entries = schemas.registry.entries
+    return SchemasView(
+        items=[SchemaView.of_entry(entries[urn], _counts(call, urn)) for urn in sorted(entries)],
+        faults=[str(fault) for fault in schemas.faults],
+    )
 
 
-SHOWN: Final = 500  # maximum number of URNs on the page; the JSON format contains all URNs
-SHOWN_CHANGES: Final = 200
+class SchemasPageQuery(FormatQuery):
+    """The output format of the schema list, and the URN selected in the form."""
+
+    urn: str = ""
 
 
 @dataclass(slots=True)
-class SchemaCheckForm:
+class SchemaCheck:
     """The content of the form for checking a schema, and the result of the check."""
 
     urn: str = ""
@@ -226,62 +218,55 @@ class SchemaCheckForm:
         return sum(change.is_breaking for change in self.changes or ())
 
 
-async def submit_schema_check(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/schemas", "schemas", data=list_schemas)
+async def show_schemas(call: Call, query: SchemasPageQuery) -> web.Response:
+    """List the URNs that have a schema, with the schema's fields and the validation results."""
+    return await _show(call, SchemaCheck(query.urn))
+
+
+async def _show(call: Call, check: SchemaCheck, status: int = 200) -> web.Response:
+    schemas, items = call.context.schemas, (await list_schemas(call, JsonFormatQuery())).items
+    has_folder_access = call.identity.role.may(Role.OPERATOR)
+    return await call.render(
+        "schemas.html",
+        status=status,
+        check=check,
+        schemas=items[:SHOWN],
+        unlisted=max(0, len(items) - SHOWN),
+        urns=[schema.urn for schema in items],
+        faults=schemas.faults,
+        has_folder=schemas.folder is not None,
+        folder=str(schemas.folder or "") if has_folder_access else "",
+        max_bytes=DOCUMENT_BYTES,
+        max_changes=SHOWN_CHANGES,
+    )
+
+
+class SchemaCheckForm(StrictInput):
+    """The new version of a schema, as text, to compare with the registered version."""
+
+    urn: str = Field("", max_length=INDEX_CHARACTERS)
+    document: Annotated[str, Untrimmed()] = ""
+
+
+async def _show_refused(call: Call, form: Form, problem: Problem) -> web.Response:
+    check = SchemaCheck(form.raw("urn"), form.raw("document"), error=problem.detail)
+    return await _show(call, check, problem.status)
+
+
+@endpoints.action(
+    "/schemas/check",
+    "schemas-check",
+    Role.OPERATOR,
+    "schema.check",
+    again=_show_refused,
+    body=4 * DOCUMENT_BYTES,
+    values=DOCUMENT_BYTES // 2,
+)
+async def submit_schema_check(call: Call, form: SchemaCheckForm) -> web.Response:
     """Compare a pasted schema with the registered schema, without storing anything."""
-    form = await read_form(request)
-    asked = SchemaCheckForm(form.text("urn", INDEX_CHARACTERS), form.raw("document"))
-    audit_entry(request, target=asked.urn).result = "checked"
-    try:
-        entry = find_registered(request, asked.urn)
-        new, asked.changes = await compare_schemas(
-            request, entry, asked.document.encode(errors="surrogatepass")
-        )
-        asked.unchecked = new.unchecked
-    except Problem as problem:
-        asked.error = problem.detail
-        audit_entry(request).result = problem.code
-        return await _show(request, asked, problem.status)
-    return await _show(request, asked)
-
-
-async def _show(request: web.Request, asked: SchemaCheckForm, status: int = 200) -> web.Response:
-    found = await find_schemas(request, SchemasPageQuery())
-    values = await _values(request, asked, found)
-    return await render_page(request, "schemas.html", status=status, found=found, **values)
-
-
-async def _values(
-    request: web.Request, query: SchemasPageQuery | SchemaCheckForm, found: SchemasView
-) -> dict[str, Any]:
-    context = context_of(request)
-    may_act = identity_of(request).role.may(Role.OPERATOR)
-    return {
-        "check": query if isinstance(query, SchemaCheckForm) else SchemaCheckForm(urn=query.urn),
-        "schemas": found.items[:SHOWN],
-        "more": max(0, len(found.items) - SHOWN),
-        "urns": [one.urn for one in found.items],
-        "faults": context.schemas.faults,
-        "has_folder": context.schemas.folder is not None,
-        "folder": str(context.schemas.folder or "") if may_act else "",
-        "max_bytes": DOCUMENT_BYTES,
-        "max_changes": SHOWN_CHANGES,
-    }
-
-
-ROUTES: Final = (
-    api_route("GET", f"{_PATH}/{{urn}}", Role.VIEWER, "api-schema", get_schema),
-    api_route(
-        "POST", f"{_PATH}/{{urn}}/check", Role.OPERATOR, "api-schema-check", check_schema,
-        "schema.check", body=4 * DOCUMENT_BYTES, values=DOCUMENT_BYTES // 2,
-    ),
-    *Resource(
-        run=find_schemas,
-        role=Role.VIEWER,
-        page=Page("/schemas", "schemas", "schemas.html", _values),
-        api=Api("GET", _PATH, "api-schemas", query=JsonFormatQuery),
-    ).routes(),
-    Route(
-        "POST", "/schemas/check", Role.OPERATOR, "schemas-check", submit_schema_check,
-        "schema.check", body=4 * DOCUMENT_BYTES, values=DOCUMENT_BYTES // 2,
-    ),
-)  # fmt: skip
+    call.audit(form.urn).result = "checked"
+    entry = find_registered(call, form.urn)
+    content = form.document.encode(errors="surrogatepass")
+    schema, changes = await compare_schemas(call, entry, content)
+    return await _show(call, SchemaCheck(form.urn, form.document, changes, schema.unchecked))

@@ -6,7 +6,7 @@ from secrets import token_urlsafe
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.storage.read.search import FrozenSelection
+from phpmq_lite.storage.search.reader import FrozenSelection
 
 LIFE_MS: Final = 600_000
 MESSAGES_MAX: Final = 1_000_000
@@ -53,7 +53,7 @@ class OwnedStore(Generic[T]):
     def _store(self, token: str, item: T, now_ms: int) -> None:
         self._kept[token] = item
         self.bytes += item.size
-        for late in [key for key, one in self._kept.items() if one.expires_at <= now_ms]:
+        for late in [key for key, record in self._kept.items() if record.expires_at <= now_ms]:
             self._drop(late)
         while self.bytes > self._limit_bytes and len(self._kept) > 1:
             self.dropped += 1
@@ -65,17 +65,17 @@ class OwnedStore(Generic[T]):
         Raises:
             Problem: 410 if the item was used or dropped, has expired, or belongs to another user.
         """
-        found = self._kept.get(token)
-        if found is None or found.owner != owner or found.expires_at <= now_ms:
+        record = self._kept.get(token)
+        if record is None or record.owner != owner or record.expires_at <= now_ms:
             code, detail = self._expired
             raise Problem(410, code, detail, field="token")
-        return found
+        return record
 
     def _oldest_of_largest(self, newest: str) -> str:
         """Return the oldest token, except ``newest``, of the user whose items are largest."""
         sizes: Counter[str] = Counter()
-        for one in self._kept.values():
-            sizes[one.owner] += one.size
+        for record in self._kept.values():
+            sizes[record.owner] += record.size
         others = [key for key in self._kept if key != newest]
         largest = max((self._kept[key].owner for key in others), key=lambda owner: sizes[owner])
         return next(key for key in others if self._kept[key].owner == largest)
@@ -116,6 +116,6 @@ class SelectionStore(OwnedStore[MessageSelection]):
 
     def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> MessageSelection:
         """Store a selection for ten minutes."""
-        made = MessageSelection(token_urlsafe(16), query, frozen, owner, now_ms + LIFE_MS)
-        self._store(made.token, made, now_ms)
-        return made
+        selection = MessageSelection(token_urlsafe(16), query, frozen, owner, now_ms + LIFE_MS)
+        self._store(selection.token, selection, now_ms)
+        return selection

@@ -18,11 +18,11 @@ from phpmq_lite.admin.messages.actions import fields_of
 from phpmq_lite.admin.messages.bulk import BulkForm, BulkJobView, RedrivePlan
 from phpmq_lite.admin.messages.finding import Selection
 from phpmq_lite.admin.messages.listing import MessageView
-from phpmq_lite.admin.messages.search_query import parse_search
 from phpmq_lite.admin.messages.selection_store import MessageSelection
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.model import AuditEntry, State
 from phpmq_lite.operator_actions import ACTIONS, Action, suiting_actions
+from phpmq_lite.storage.search.language import parse_search
 
 PLANNED: Final = 500  # maximum number of records in a redrive plan
 endpoints: Final = Endpoints()
@@ -89,16 +89,16 @@ class SelectionView(ResponseModel):
 
 
 @endpoints.action("/selections", "selection-new", Role.OPERATOR, "selection.make")
-async def submit_selection(call: Call, asked: SelectionForm) -> Any:
+async def submit_selection(call: Call, form: SelectionForm) -> Any:
     """Select the messages that match a search, and show the selection for review."""
-    made = await bulk.freeze_selection(call, parse_search(asked.q), asked.action)
-    raise call.redirect("selection", token=made.token, action=asked.action, next=call.back(""))
+    selection = await bulk.freeze_selection(call, parse_search(form.q), form.action)
+    raise call.redirect("selection", token=selection.token, action=form.action, next=call.back(""))
 
 
 @endpoints.page("/selections/{token}", "selection", Role.OPERATOR)
-async def show_selection(call: Call, found: Selection, query: SelectionQuery) -> Any:
+async def show_selection(call: Call, selection: Selection, query: SelectionQuery) -> Any:
     """Show the messages in a selection, and the actions available for the selection."""
-    frozen, others = found.frozen, dead_letter_queues_named(call.queues)
+    frozen, others = selection.frozen, dead_letter_queues_named(call.queues)
     states = {state for state, count in frozen.by_state.items() if count}
     is_record = any(has_records(name, others) for name in frozen.by_queue)
     suiting = suiting_actions(states, may_redrive=is_record)
@@ -106,15 +106,20 @@ async def show_selection(call: Call, found: Selection, query: SelectionQuery) ->
     is_redrive = action is Action.REDRIVE
     planned = frozen.seqs[:PLANNED] if is_redrive else ()
     return await call.render(
-        "selection.html", selection=found, frozen=frozen, action=action, suiting=suiting,
-        fields=_fields(found, action, query.target) if action else (),
-        fits=_fits(found, action) if action else 0,
+        "selection.html",
+        selection=selection,
+        frozen=frozen,
+        action=action,
+        suiting=suiting,
+        fields=_fields(selection, action, query.target) if action else (),
+        fits=_fits(selection, action) if action else 0,
         plan=await _plan(call, planned, query.target or None) if is_redrive else None,
-        planned=len(planned), plan_target=query.target,
-        typed=bulk.texts_to_type_for(call, found),
-        leaves=await bulk.history_loss(call, found.count, frozen.size),
+        planned=len(planned),
+        plan_target=query.target,
+        typed=bulk.texts_to_type_for(call, selection),
+        leaves=await bulk.history_loss(call, selection.count, frozen.size),
         back=call.back(call.url("queues")),
-    )  # fmt: skip
+    )
 
 
 def _fields(selection: MessageSelection, action: Action, target: str) -> list[FormField]:
@@ -146,24 +151,24 @@ def _fits(selection: MessageSelection, action: Action) -> int:
 
 
 @endpoints.action("/selections/{token}/apply", "selection-apply", Role.OPERATOR, "selection.apply")
-async def submit_bulk_action(call: Call, asked: BulkForm) -> Done[BulkJobView]:
+async def submit_bulk_action(call: Call, form: BulkForm) -> Done[BulkJobView]:
     """Apply an action to a selection; submitting the form again redirects to the same job."""
     token = call.path("token")
-    is_earlier = bulk.earlier_job(call, token, Action(asked.action)) is not None
-    job = await bulk.apply_to_selection(call, token, asked)
+    is_earlier = bulk.earlier_job(call, token, Action(form.action)) is not None
+    job = await bulk.apply_to_selection(call, token, form)
     return bulk.done_after(call, job, call.back(""), is_earlier=is_earlier)
 
 
 @endpoints.api(
     "POST /selections", "api-selection-make", Role.OPERATOR, "selection.make", status=201
 )
-async def create_selection(call: Call, asked: SelectionInput) -> SelectionView:
+async def create_selection(call: Call, body: SelectionInput) -> SelectionView:
     """Select all messages that match a search; the selection's token is valid for ten minutes."""
-    made = await bulk.freeze_selection(call, parse_search(asked.q))
-    return await SelectionView.of_selection(call, made)
+    selection = await bulk.freeze_selection(call, parse_search(body.q))
+    return await SelectionView.of_selection(call, selection)
 
 
 @endpoints.api("GET /selections/{token}", "api-selection", Role.OPERATOR)
-async def get_selection(call: Call, found: Selection) -> SelectionView:
+async def get_selection(call: Call, selection: Selection) -> SelectionView:
     """Return a selection; only the user who created it can read it."""
-    return await SelectionView.of_selection(call, found)
+    return await SelectionView.of_selection(call, selection)

@@ -67,15 +67,15 @@ def publish_snippets(host: str, port: int, base: str) -> list[Snippet]:
 def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
     """Return the pipeline commands that produce the first insights; ``base`` is the admin URL."""
     url = f"--url {base}" + (" --token-file token" if needs_token else "")
-    made = [
+    snippets = [
         Snippet("install", "Install the pipeline (once)", install_command("spark")),
         Snippet("doctor", "Check for missing requirements", f"phpmq-lite pipeline doctor {url}"),
         Snippet("run", "Archive, compute, compact", f"phpmq-lite pipeline run {url}"),
     ]
     if needs_token:
         add = "phpmq-lite token create pipeline --role operator > token"
-        made.insert(1, Snippet("token", "Create a token on the broker's machine", add))
-    return made
+        snippets.insert(1, Snippet("token", "Create a token on the broker's machine", add))
+    return snippets
 
 
 COPY_BYTES: Final = 16 * 1024  # snippets do not include larger bodies

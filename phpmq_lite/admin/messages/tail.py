@@ -5,24 +5,25 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from aiohttp import web
 from pydantic import Field, field_validator
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import QueryModel
-from phpmq_lite.admin.http.permissions import queue_named, require_queue
-from phpmq_lite.admin.http.rendering import collect_in_slices, render_page
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.finding import Queue
+from phpmq_lite.admin.http.rendering import collect_in_slices
 from phpmq_lite.admin.messages import bodies
 from phpmq_lite.admin.system.feed_viewers import FEED, feed_key
 from phpmq_lite.admin.system.live import STREAMS, FeedState
 from phpmq_lite.broker.state_table import StateEvent
 from phpmq_lite.model import Batch, CopiedRows, Message, State
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.read.activity import MessageEvent, MessagePreview, RecentActivity
+from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
 
 ROWS_PER_S: Final = 100  # maximum number of rows shown per second
@@ -31,6 +32,8 @@ PENDING_MAX: Final = 5_000  # maximum number of events kept between two reads
 PREVIEWS_MAX: Final = 20_000  # maximum number of cached message previews
 IDLE_S: Final = 15.0  # a tail stops if its events are not read for this long
 PREVIEW_BYTES: Final = 480
+
+endpoints: Final = Endpoints()
 
 KINDS: Final = (
     "publish", "dispatch", "ack", "requeue", "return", "release", "move", "forward", "dead",
@@ -115,20 +118,24 @@ class QueueTail(FeedState):
             preview = _make_preview(message, content) if is_ours else None
             self._remember(message.seq, preview)
             if preview is not None:
-                self._add(TailEvent("publish", message.published_at, message.seq, "",
-                                    message.publisher, preview))  # fmt: skip
+                at_ms, client = message.published_at, message.publisher
+                self._add(TailEvent("publish", at_ms, message.seq, "", client, preview))
         for copied in batch.copied:
             self._record_copied(copied, batch.wall_ms)
         for message in batch.dispatched:
             preview = self._preview_of(message)
             if preview is not None:
-                at_ms = message.last_dispatched_at or batch.wall_ms
-                self._add(TailEvent("dispatch", at_ms, message.seq, _delivery(message.deliveries),
-                                    message.consumer, preview))  # fmt: skip
+                at_ms, client = message.last_dispatched_at or batch.wall_ms, message.consumer
+                detail = _delivery(message.deliveries)
+                self._add(TailEvent("dispatch", at_ms, message.seq, detail, client, preview))
         for message in batch.changed.values():
             self._preview_of(message)  # so that _add_if_ours() knows the message's queue
-        dead = {seq for (outcome, _), seqs in batch.settled.items() if outcome == State.DEAD
-                for seq in seqs}  # fmt: skip
+        dead = {
+            seq
+            for (outcome, _), seqs in batch.settled.items()
+            if outcome == State.DEAD
+            for seq in seqs
+        }
         for at in range(0, len(batch.events), 4):
             seq, at_ms, kind, detail = batch.events[at : at + 4]
             event = TailEvent(str(kind), at_ms, seq, detail or "")
@@ -191,20 +198,20 @@ class QueueTail(FeedState):
         self.listen()
         pending, self._pending = self._pending, deque()
         missed, self._dropped = self._dropped, 0
-        asked = list(dict.fromkeys(h.seq for h in pending if h.preview is None))
-        found = await self._activity.previews(asked[:LOOKUPS_MAX]) if asked else {}
-        given = []
+        seqs = list(dict.fromkeys(event.seq for event in pending if event.preview is None))
+        previews = await self._activity.previews(seqs[:LOOKUPS_MAX]) if seqs else {}
+        events = []
         for event in pending:
-            preview = event.preview or found.get(event.seq)
+            preview = event.preview or previews.get(event.seq)
             is_counted = event.kind == "publish" and event.preview is None
             if preview is None:
-                missed += len(asked) > LOOKUPS_MAX and not is_counted
+                missed += len(seqs) > LOOKUPS_MAX and not is_counted
             elif preview.queue_id == self.queue_id or event.kind in _MOVES:
-                given.append(replace(event, preview=preview))
+                events.append(replace(event, preview=preview))
                 missed -= is_counted
-        for seq, preview in found.items():
+        for seq, preview in previews.items():
             self._remember(seq, preview if preview.queue_id == self.queue_id else None)
-        return given, missed
+        return events, missed
 
 
 def _make_preview(message: Message, body: bytes | None) -> MessagePreview:
@@ -252,22 +259,19 @@ def tail_row(
 def _text(event: TailEvent, names: Mapping[int, str]) -> str:
     words = []
     if event.client is not None:
-        who = names.get(event.client, f"client {event.client}")
-        words.append(f"{'by' if event.kind == 'publish' else 'to'} {who}")
+        name = names.get(event.client, f"client {event.client}")
+        words.append(f"{'by' if event.kind == 'publish' else 'to'} {name}")
     if event.detail:
         words.append(formats.escape_hidden(event.detail))
     return ", ".join(words)
 
 
-def is_wanted(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
+def is_match(row: Mapping[str, Any], kinds: frozenset[str], text: str) -> bool:
     """Return whether a row matches the filter; an empty ``kinds`` or ``text`` matches every row."""
     if kinds and row["kind"] not in kinds:
         return False
-    if not text:
-        return True
-    wanted = text.casefold()
-    shown = (row.get(key, "") for key in ("message", "seq", "text", "preview"))
-    return any(wanted in value.casefold() for value in shown)
+    values = (row.get(key, "") for key in ("message", "seq", "text", "preview"))
+    return any(text.casefold() in value.casefold() for value in values)
 
 
 ROWS_SHOWN: Final = 100  # maximum number of stored events on the page
@@ -289,71 +293,76 @@ class TailPageQuery(QueryModel):
         return kinds
 
 
-def _query_of(request: web.Request) -> TailPageQuery:
+def _read_query(call: Call) -> TailPageQuery:
     """Read the filter; ``kind`` can be repeated and can be a comma-separated list."""
-    kinds = [kind for text in request.query.getall("kind", []) for kind in text.split(",") if kind]
-    return TailPageQuery(kind=tuple(dict.fromkeys(kinds)), q=request.query.get("q", ""))
+    query = call.request.query
+    kinds = [kind for text in query.getall("kind", []) for kind in text.split(",") if kind]
+    return TailPageQuery(kind=tuple(dict.fromkeys(kinds)), q=query.get("q", ""))
 
 
-async def show_tail(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/queues/{q}/tail", "tail")
+async def show_tail(
+    call: Call, queue: Queue, query: Annotated[TailPageQuery, From(_read_query)]
+) -> web.Response:
     """Show the most recent events for the messages in a queue, then stream live updates."""
-    queue, query = require_queue(request), _query_of(request)
+    request, live = call.request, call.context.live
     key = request[FEED] = feed_key(request, f"tail:{queue.name}")
-    live = context_of(request).live
     live.drop_unwatched(key)  # its rows are older than this page, which reads them all
     if len(live.states) < STREAMS:
-        _tail_of(request, queue).listen()  # so that no event is missed until the stream opens
-    rows = await _rows(request, await _stored_events(context_of(request), queue))
-    kinds = frozenset(query.kind)
-    return await render_page(
-        request,
+        _tail_of(call, queue).listen()  # so that no event is missed until the stream opens
+    rows = await _rows(call, await _stored_events(call.context, queue), query)
+    return await call.render(
         "tail.html",
         queue=queue,
         query=query,
         kinds=KINDS,
-        again=request.path_qs,
-        rows=[row for row in rows if is_wanted(row, kinds, query.q)][:ROWS_SHOWN],
+        refresh=request.path_qs,
+        rows=rows[:ROWS_SHOWN],
     )
 
 
-async def live_tail(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_tail(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
     """Return the message events in a queue since the feed was last evaluated."""
-    queue, query = queue_named(request, argument), _query_of(request)
-    events, missed = await _tail_of(request, queue).take_events()
-    kinds = frozenset(query.kind)
-    rows = [row for row in await _rows(request, events) if is_wanted(row, kinds, query.q)]
-    shown = rows[-ROWS_PER_S:]
-    return {"rows": shown, "missed": missed + len(rows) - len(shown)}
+    events, missed = await _tail_of(call, call.queue(argument)).take_events()
+    rows = await _rows(call, events, _read_query(call))
+    newest = rows[-ROWS_PER_S:]
+    return {"rows": newest, "missed": missed + len(rows) - len(newest)}
 
 
-def _tail_of(request: web.Request, queue: QueueStatus) -> QueueTail:
+def _tail_of(call: Call, queue: QueueStatus) -> QueueTail:
     """Return a feed's tail, creating a new tail if none is running."""
-    context, key = context_of(request), request[FEED]
+    context, key = call.context, call.request[FEED]
     live = context.live
-    kept = live.states
-    known = kept.get(key)
-    if isinstance(known, QueueTail) and known.queue_id == queue.queue_id:
-        return known
-    if known is not None:  # the queue has been removed and recreated
-        known.stop()
-    made = kept[key] = QueueTail(
+    tail = live.states.get(key)
+    if isinstance(tail, QueueTail) and tail.queue_id == queue.queue_id:
+        return tail
+    if tail is not None:  # the queue has been removed and recreated
+        tail.stop()
+    new_tail = live.states[key] = QueueTail(
         queue.queue_id,
         queue.name,
         context.engine.tap,
         RecentActivity(context.readers),
         on_stop=lambda: live.drop_unwatched(key),
     )
-    return made
+    return new_tail
 
 
-async def _rows(request: web.Request, events: Iterable[TailEvent]) -> list[dict[str, Any]]:
-    urls = context_of(request).urls
+async def _rows(
+    call: Call, events: Iterable[TailEvent], query: TailPageQuery
+) -> list[dict[str, Any]]:
+    """Return the rows that match the filter."""
     names = {
         client.client: formats.client_name(client.client, client.kind, client.address)
-        for client in status_of(request).clients
+        for client in call.status.clients
     }
-    rows = (tail_row(event, names, lambda id_: urls.to("message", id=id_)) for event in events)
-    return await collect_in_slices(rows, context_of(request).engine.pause)
+    rows = (tail_row(event, names, lambda id_: call.url("message", id=id_)) for event in events)
+    kinds = frozenset(query.kind)
+    return [
+        row
+        for row in await collect_in_slices(rows, call.context.engine.pause)
+        if is_match(row, kinds, query.q)
+    ]
 
 
 # -- events in the database
@@ -367,29 +376,21 @@ async def _stored_events(context: Context, queue: QueueStatus) -> list[TailEvent
         RecentActivity(context.readers).recent_events(queue.queue_id, ROWS_SHOWN),
     )
     dead = {row.seq for row in history.rows if row.state == State.DEAD}
-    found = [
-        *(one for row in (*alive, *history.rows) for one in _events_of_row(row)),
-        *(_event_of_row(row, queue.queue_id) for row in stored
-          if row.kind != "dead_letter" or row.seq not in dead),
-    ]  # fmt: skip
-    return sorted(found, key=lambda event: (-event.at_ms, -event.seq))
+    events = [event for row in (*alive, *history.rows) for event in _events_of_row(row)]
+    for row in stored:
+        if row.kind != StateEvent.DEAD_LETTER or row.seq not in dead:
+            preview = MessagePreview(row.seq, row.token, queue.queue_id, 0, None)
+            events.append(TailEvent(row.kind, row.at_ms, row.seq, row.detail or "", None, preview))
+    return sorted(events, key=lambda event: (-event.at_ms, -event.seq))
 
 
 def _events_of_row(row: MessageRow) -> list[TailEvent]:
     preview = MessagePreview(row.seq, row.token, row.queue_id, row.size, row.preview)
-    made = [TailEvent("publish", row.published_at, row.seq, "", row.publisher, preview)]
+    events = [TailEvent("publish", row.published_at, row.seq, "", row.publisher, preview)]
     if (at_ms := row.last_dispatched_at) is not None:
         detail = _delivery(row.deliveries)
-        made.append(TailEvent("dispatch", at_ms, row.seq, detail, row.consumer, preview))
+        events.append(TailEvent("dispatch", at_ms, row.seq, detail, row.consumer, preview))
     if row.settled_at is not None:
         kind = _OUTCOMES.get(row.state, "settled")
-        made.append(TailEvent(kind, row.settled_at, row.seq, row.reason or "", None, preview))
-    return made[::-1]
-
-
-def _event_of_row(row: MessageEvent, queue_id: int) -> TailEvent:
-    preview = MessagePreview(row.seq, row.token, queue_id, 0, None)
-    return TailEvent(row.kind, row.at_ms, row.seq, row.detail or "", None, preview)
-
-
-ROUTES: Final = (Route("GET", "/queues/{q}/tail", Role.VIEWER, "tail", show_tail),)
+        events.append(TailEvent(kind, row.settled_at, row.seq, row.reason or "", None, preview))
+    return events[::-1]

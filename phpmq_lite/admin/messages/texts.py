@@ -34,9 +34,9 @@ def refuse_skipped(action: Action, reason: str = "gone") -> NoReturn:
     Raises:
         Problem: 410 if the message is settled, else 409, with the reason.
     """
-    known = SKIP_REASONS.get(reason, SkipReason(reason, f"{reason.capitalize()}."))
+    definition = SKIP_REASONS.get(reason, SkipReason(reason, f"{reason.capitalize()}."))
     raise Problem(
-        410 if known.is_gone else 409,
+        410 if definition.is_gone else 409,
         reason.replace(" ", "_"),
-        f"The message was not {ACTIONS[action].done}. {known.one}",
+        f"The message was not {ACTIONS[action].done}. {definition.one}",
     )

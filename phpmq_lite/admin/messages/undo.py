@@ -1,7 +1,7 @@
 """Undo records, each of which stores an opposite action and the messages to apply it to."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_urlsafe
 from typing import Final
@@ -9,9 +9,9 @@ from typing import Final
 from phpmq_lite.admin.messages.selection_store import OwnedStore
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.operator_actions import ACTIONS, Action
+from phpmq_lite.storage.read.messages import seq_of
 
 LIFE_MS: Final = 3_600_000
-_SEQ_DIGITS: Final = 16  # number of hex digits that encode the seq in a message id
 
 
 @dataclass(slots=True)
@@ -27,22 +27,22 @@ class UndoRecord:
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
     queue_ids: "array[int]" = field(default_factory=lambda: array("q"))
     positions: "array[int]" = field(default_factory=lambda: array("q"))
-    made: "array[int]" = field(default_factory=lambda: array("Q"))
+    created: "array[int]" = field(default_factory=lambda: array("Q"))
     expires_at: int = 0  # in Unix ms; set when the record is stored
 
     @property
     def size(self) -> int:
         """The record's size in bytes."""
-        return 8 * sum(map(len, (self.seqs, self.queue_ids, self.positions, self.made)))
+        return 8 * sum(map(len, (self.seqs, self.queue_ids, self.positions, self.created)))
 
     def note(self, outcome: ActionOutcome) -> None:
         """Add the messages that a slice changed or created."""
         if self.action is Action.DELETE:  # undo deletes the messages that the action created
-            self.seqs.extend(_seqs(outcome.new_ids.values()))
+            self.seqs.extend(map(seq_of, outcome.new_ids.values()))
             return
         self.seqs.extend(outcome.done)
         if self.action is Action.TAKE_BACK:
-            self.made.extend(_seqs(outcome.new_ids[seq] for seq in outcome.done))
+            self.created.extend(seq_of(outcome.new_ids[seq]) for seq in outcome.done)
         if self.action is Action.PLACE:
             for seq in outcome.done:
                 queue_id, position = outcome.places[seq]
@@ -51,12 +51,12 @@ class UndoRecord:
 
     def complete(self, options: ActionOptions, start: int, end: int) -> ActionOptions:
         """Return the options with what is known of the messages in a slice."""
-        some, seqs = slice(start, end), self.seqs[start:end]
-        places = zip(self.queue_ids[some], self.positions[some], strict=True)
+        part, seqs = slice(start, end), self.seqs[start:end]
+        places = zip(self.queue_ids[part], self.positions[part], strict=True)
         return replace(
             options,
             places=dict(zip(seqs, places, strict=False)),
-            made=dict(zip(seqs, self.made[some], strict=False)),
+            made=dict(zip(seqs, self.created[part], strict=False)),
         )
 
 
@@ -68,11 +68,7 @@ def make_undo(action: Action, owner: str, target: str) -> UndoRecord | None:
 
 def make_publish_undo(ids: Sequence[str], owner: str, target: str) -> UndoRecord:
     """Return an undo record that deletes the published messages."""
-    return UndoRecord(Action.DELETE, owner, target, array("Q", _seqs(ids)))
-
-
-def _seqs(ids: Iterable[str]) -> Iterator[int]:
-    return (int(message_id[:_SEQ_DIGITS], 16) for message_id in ids)
+    return UndoRecord(Action.DELETE, owner, target, array("Q", map(seq_of, ids)))
 
 
 class UndoStore(OwnedStore[UndoRecord]):

@@ -10,26 +10,27 @@ from typing import Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.context import context_of, forget_status
 from phpmq_lite.admin.http import responses
-from phpmq_lite.admin.http.fields import read_query
-from phpmq_lite.admin.http.permissions import allowed_queues
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.responses import json_response
-from phpmq_lite.admin.http.route import Role, Route
-from phpmq_lite.admin.messages import search_query as queries
 from phpmq_lite.admin.messages.listing import MessageView
 from phpmq_lite.admin.system.live import WAITS, LiveFeeds
 from phpmq_lite.model import Batch, has_room
 from phpmq_lite.storage.read.activity import RecentActivity
-from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.messages import MessageRow, seq_of
 from phpmq_lite.storage.read.read_pool import Readers, read_owner
-from phpmq_lite.storage.read.search import Search
-from phpmq_lite.storage.read.search_plan import SearchQuery
+from phpmq_lite.storage.search.language import SearchQuery, parse_search
+from phpmq_lite.storage.search.reader import Search
 
 _APART_S: Final = 0.02  # minimum time between two reads by the same waiting request
 _LOOKS_PER_S: Final = 200  # maximum number of reads per second for all waits combined
 _SCOPE: Final = "wait"
+
+LONGEST_S: Final = 60.0
+CURSOR: Final = "X-Cursor"
+endpoints: Final = Endpoints()
 
 WaitCondition = Literal["published", "settled"]
 TapBatches = Callable[[Callable[[Batch], None]], Callable[[], None]]
@@ -59,7 +60,7 @@ class WaitPosition:
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
         """Return the position right after these messages were published."""
-        return replace(self, seq=max((int(one[:16], 16) for one in ids), default=self.seq))
+        return replace(self, seq=max(map(seq_of, ids), default=self.seq))
 
     @property
     def text(self) -> str:
@@ -73,7 +74,7 @@ class MessageWait:
 
     query: SearchQuery
     until: WaitCondition
-    mark: WaitPosition
+    position: WaitPosition
     queues: Callable[[], frozenset[int] | None]  # ids of visible queues, computed before each read
     search: Search
     tails: RecentActivity
@@ -81,7 +82,7 @@ class MessageWait:
     apart_s: Callable[[], float] = lambda: _APART_S  # returns the seconds between two reads
 
     async def first(self, woken: asyncio.Event, timeout_s: float) -> MessageRow | None:
-        """Return the first match, or None on timeout; move ``mark`` past the messages read.
+        """Return the first match, or None on timeout; move ``position`` past the messages read.
 
         Read at least once, and stop early only if ``is_over`` returns True.
         """
@@ -89,9 +90,9 @@ class MessageWait:
         ends_at = loop.time() + timeout_s
         while True:
             woken.clear()  # before the read, so that a message stored during the read sets it again
-            found = await self._read_match(ends_at)
-            if found is not None or self.is_over():
-                return found
+            row = await self._read_match(ends_at)
+            if row is not None or self.is_over():
+                return row
             try:
                 async with asyncio.timeout_at(ends_at):
                     await asyncio.sleep(self.apart_s())
@@ -104,9 +105,9 @@ class MessageWait:
         while places := await self._next():
             rows = await self.search.matches(self.query, list(places), self.queues())
             if rows:
-                found = min(rows, key=lambda row: places[row.seq])
-                self._go_to(places[found.seq])
-                return found
+                first = min(rows, key=lambda row: places[row.seq])
+                self._go_to(places[first.seq])
+                return first
             self._go_to(max(places.values()))
             if asyncio.get_running_loop().time() > ends_at:
                 return None
@@ -115,46 +116,47 @@ class MessageWait:
     async def _next(self) -> dict[int, int]:
         """Return the next messages as a mapping of seq to position (a seq or a history offset)."""
         if self.until == "published":
-            return {seq: seq for seq in await self.tails.published_after(self.mark.seq)}
-        settled = await self.tails.settled_after(self.mark.offset)
+            return {seq: seq for seq in await self.tails.published_after(self.position.seq)}
+        settled = await self.tails.settled_after(self.position.offset)
         return {seq: offset for offset, seq in settled}
 
     def _go_to(self, place: int) -> None:
         if self.until == "published":
-            self.mark = replace(self.mark, seq=place)
+            self.position = replace(self.position, seq=place)
         else:
-            self.mark = replace(self.mark, offset=place)
+            self.position = replace(self.position, offset=place)
 
 
-def read_interval_s(hub: LiveFeeds) -> float:
+def read_interval_s(live: LiveFeeds) -> float:
     """Return the seconds to wait between two reads; more waits mean a longer interval."""
-    return max(_APART_S, len(hub.waits) / _LOOKS_PER_S)
+    return max(_APART_S, len(live.waits) / _LOOKS_PER_S)
 
 
 @asynccontextmanager
-async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
+async def commit_event(live: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
     """Yield an event that is set by commits with new or settled messages, and at shutdown.
 
     Raises:
         Problem: 429 if too many requests are waiting.
     """
-    owner, owners = read_owner.get(), Counter(hub.waits.values())
+    owner, owners = read_owner.get(), Counter(live.waits.values())
     if not has_room(owners[owner], owners.total(), 1, WAITS):
-        hub.waits_refused += 1
+        live.waits_refused += 1
         raise Problem(
-            429, "too_many_waits",
-            f"{owners.total()} requests are already waiting, {owners[owner]} of them yours. Try"
-            " again in a moment.",
+            429,
+            "too_many_waits",
+            f"{owners.total()} requests are already waiting, {owners[owner]} of them yours. Try "
+            "again in a moment.",
             bound=f"{WAITS} at a time, plus a quarter for users with few waits",
             headers={"Retry-After": "5"},
-        )  # fmt: skip
+        )
     woken = asyncio.Event()
 
     def look(batch: Batch) -> None:
         if batch.created or batch.copied or batch.settled:
             woken.set()
 
-    hub.waits[woken] = owner
+    live.waits[woken] = owner
     try:
         remove = tap(look)
         try:
@@ -162,11 +164,7 @@ async def commit_event(hub: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio
         finally:
             remove()
     finally:
-        del hub.waits[woken]
-
-
-LONGEST_S: Final = 60.0
-CURSOR: Final = "X-Cursor"
+        del live.waits[woken]
 
 
 class WaitQuery(BaseModel):
@@ -185,42 +183,34 @@ class WaitQuery(BaseModel):
     timeout: float = Field(0.0, ge=0, le=LONGEST_S, description="seconds to wait; 0 to check once")
 
 
-async def wait_for_message(request: web.Request) -> web.StreamResponse:
+@endpoints.api("GET /wait", "api-wait", gives=MessageView, cli="message wait")
+async def wait_for_message(call: Call, query: WaitQuery) -> web.Response:
     """Wait for the first matching message after a cursor; respond with 204 on timeout.
 
     Either way, the header ``X-Cursor`` contains the cursor to continue from.
     """
-    context, asked = context_of(request), read_query(request, WaitQuery)
-    query, after = queries.parse_search(asked.q), WaitPosition.read(asked.after)
-    async with commit_event(context.live, context.engine.tap) as woken:
-        mark = after or await WaitPosition.now(context.readers)
-        waiting = MessageWait(
-            query,
-            asked.until,
-            mark,
-            lambda: _queues(request),
+    context, live = call.context, call.context.live
+    search, after = parse_search(query.q), WaitPosition.read(query.after)
+    async with commit_event(live, context.engine.tap) as woken:
+        wait = MessageWait(
+            search,
+            query.until,
+            after or await WaitPosition.now(context.readers),
+            lambda: _allowed_now(call),
             context.search,
             RecentActivity(context.readers),
-            lambda: context.live.is_closed or request.transport is None,
-            lambda: read_interval_s(context.live),
+            lambda: live.is_closed or call.request.transport is None,
+            lambda: read_interval_s(live),
         )
-        found = await waiting.first(woken, asked.timeout)
-    headers = {CURSOR: waiting.mark.text}
-    if found is None:
+        row = await wait.first(woken, query.timeout)
+    headers = {CURSOR: wait.position.text}
+    if row is None:
         return web.Response(status=204, headers=headers)
-    answer = json_response(MessageView.of_row(found))
-    answer.headers.update(headers)
-    return answer
+    response = json_response(MessageView.of_row(row))
+    response.headers.update(headers)
+    return response
 
 
-def _queues(request: web.Request) -> frozenset[int] | None:
-    forget_status(request)  # a queue may have been created since the last read
-    return allowed_queues(request)
-
-
-ROUTES: Final = (
-    Route(
-        "GET", "/api/v1/wait", Role.VIEWER, "api-wait", wait_for_message, query=WaitQuery,
-        gives=MessageView, cli="message wait",
-    ),
-)  # fmt: skip
+def _allowed_now(call: Call) -> frozenset[int] | None:
+    call.forget_status()  # a queue may have been created since the last read
+    return call.allowed

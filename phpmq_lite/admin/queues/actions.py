@@ -16,13 +16,13 @@ from phpmq_lite.admin.http.finding import Queue, QueueName
 from phpmq_lite.admin.http.responses import json_response
 from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.bulk import BulkJobView, BulkOptions, act_on_search, done_after
-from phpmq_lite.admin.messages.search_query import queue_search
 from phpmq_lite.admin.messages.selection_store import MESSAGES_MAX
 from phpmq_lite.admin.queues.queue import check_etag
 from phpmq_lite.broker.operator import publishing, queue_operations
 from phpmq_lite.operator_actions import ACTIONS, Action
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.audit import BulkJobLog
+from phpmq_lite.storage.search.language import queue_search
 
 TEST_QUEUE: Final = "hello"
 endpoints: Final = Endpoints()

@@ -23,7 +23,6 @@ from phpmq_lite.admin.http.rendering import collect_in_slices
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel
 from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import bulk
-from phpmq_lite.admin.messages.search_query import group_search, parse_search, queue_search
 from phpmq_lite.admin.trends import polyline
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.operator.message_actions import ActionOptions
@@ -36,7 +35,7 @@ from phpmq_lite.storage.read.dead_letter_groups import (
     DeadLetterGroups,
     DeadLetterPage,
 )
-from phpmq_lite.storage.read.search_plan import SearchQuery
+from phpmq_lite.storage.search.language import SearchQuery, group_search, parse_search, queue_search
 
 GROUPS_SHOWN: Final = 200
 SPARK_SIZE: Final = 112, 24  # width and height of the arrivals of a group

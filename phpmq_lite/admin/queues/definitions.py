@@ -67,9 +67,7 @@ async def export_definitions(call: Call) -> DefinitionsView:
 
     own = await call.context.engine.run(read)  # all settings at once, between two batches
     kinds = {
-        member: {
-            item.name: item.content for item in await saved_items.visible_items(call.request, kind)
-        }
+        member: {item.name: item.content for item in await saved_items.visible_items(call, kind)}
         for member, kind in _KINDS.items()
     }
     queues = {name: settings for name, settings in own.items() if call.may_use(name)}
@@ -104,7 +102,7 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
     ]
     for member in ("views", "templates"):  # the caller's queue limits may forbid a change
         for name, content in getattr(body, member).items():
-            await saved_items.check_item_change(call.request, _KINDS[member], name, content or {})
+            await saved_items.check_item_change(call, _KINDS[member], name, content or {})
     queue_operations.check_rows(rows)  # check all rows before the batch changes anything
 
     def run(core: Broker, reply: Reply) -> None:

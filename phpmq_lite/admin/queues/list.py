@@ -17,7 +17,6 @@ from phpmq_lite.admin.http.responses import ListPage, PerSecond, ResponseModel
 from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.http.source import host_name
 from phpmq_lite.admin.messages import bulk
-from phpmq_lite.admin.messages.search_query import queue_search
 from phpmq_lite.admin.messages.snippets import http_address, publish_snippets, tcp_address
 from phpmq_lite.admin.queues import listing
 from phpmq_lite.admin.queues.listing import (
@@ -30,7 +29,7 @@ from phpmq_lite.admin.queues.listing import (
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.read.search_plan import SearchQuery, SearchTerm
+from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, queue_search
 
 endpoints: Final = Endpoints()
 

@@ -23,11 +23,10 @@ from phpmq_lite.admin.messages.listing import (
     MessageView,
     SettledQuery,
     messages_view,
-    read_failed_attempts,
     read_history_page,
     read_messages_page,
 )
-from phpmq_lite.admin.messages.search_query import queue_search, verdict_search
+from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.admin.pipeline.readers import read_claims
 from phpmq_lite.admin.queues import listing, settings_form
 from phpmq_lite.admin.queues.list import QueueView
@@ -43,6 +42,8 @@ from phpmq_lite.queue_settings import home_of
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow
+from phpmq_lite.storage.read.page import Page
+from phpmq_lite.storage.search.language import queue_search, verdict_search
 
 endpoints: Final = Endpoints()
 QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
@@ -157,7 +158,7 @@ async def _listed(call: Call, query: QueuePageQuery, queue: QueueStatus) -> Mess
         return await read_history_page(call.context, query, queue.queue_id)
     about = _records(call, queue) if query.tab == "dead" else queue
     if about is None:
-        return MessagePage(())
+        return Page(())
     return await read_messages_page(call.context, query, about.queue_id)
 
 

@@ -9,13 +9,13 @@ from phpmq_lite.admin import formats, trends
 from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.formats import count_of
-from phpmq_lite.admin.messages.search_query import verdict_search
 from phpmq_lite.admin.queues.listing import paused_sides, retry_hint
 from phpmq_lite.admin.system import view
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
+from phpmq_lite.storage.search.language import verdict_search
 from phpmq_lite.storage.sqlite.standby.lag import StandbyState
 
 EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause a notice

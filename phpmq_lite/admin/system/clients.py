@@ -12,6 +12,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.formats import plural
 from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation
 from phpmq_lite.admin.http.fields import (
     ActionInput,
@@ -36,7 +37,7 @@ from phpmq_lite.admin.http.responses import (
     ResponseModel,
 )
 from phpmq_lite.admin.http.route import Role, Route
-from phpmq_lite.admin.messages.saved_items import forget_item, save_item
+from phpmq_lite.admin.messages.saved_items import store_item
 from phpmq_lite.admin.resource import Api, Page, Resource, api_route, view_response
 from phpmq_lite.admin.system import connections, frames
 from phpmq_lite.admin.system.connections import (
@@ -263,14 +264,10 @@ async def submit_label(request: web.Request) -> web.StreamResponse:
         raise Problem(422, "invalid", "Enter an address or network.", field="name",
                       bound="10.0.0.7, 10.0.0.0/24 or unix")  # fmt: skip
     text = form.text("label", connections.LABEL_MAX)
-    entry = audit_entry(request, target=name)
+    audit_entry(request, target=name)
     before = (await connections.read_labels(context)).get(name, "")
-    if text == before.strip():
-        pass  # the label is unchanged
-    elif text:
-        await save_item(context, entry, connections.LABEL, name, text)
-    else:
-        await forget_item(context, entry, connections.LABEL, name)
+    if text != before.strip():
+        await store_item(Call.of(request), connections.LABEL, name, text or None)
     said = f"Labelled {name} as {text}." if text else f"Removed the label from {name}."
     context.sessions.store_message(request, said)
     raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("clients")))

@@ -60,7 +60,7 @@ def evaluation_of(request: web.Request, topic: str, ids: tuple[int, ...]) -> Eva
 
     async def evaluate() -> FeedData:
         forget_status(request)
-        has_call = look in (live_bulk, live_queue, live_queues)
+        has_call = look in (live_bulk, live_queue, live_queues, live_tail)
         return await look(Call.of(request) if has_call else request, argument, ids)
 
     return evaluate

@@ -1,6 +1,6 @@
 """Reads messages, bodies, events and history for the web pages.
 
-Each page has a limited number of rows; ``read_connections.py`` limits the time.
+Each page has a limited number of rows; ``read_pool.py`` limits the time.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Final
 
 from phpmq_lite.model import State, checksum
+from phpmq_lite.storage.read.page import Page
 from phpmq_lite.storage.read.read_pool import RowReader
 
 PAGE_ROWS: Final = 200  # maximum number of rows per page
@@ -126,19 +127,7 @@ class LinkRow:
     @property
     def other_seq(self) -> int:
         """Number in the linked message's id, or 0 if the id is invalid."""
-        return int(self.other[:16], 16) if is_message_id(self.other) else 0
-
-
-@dataclass(slots=True, frozen=True)
-class TrashPage:
-    """Restorable deleted messages, and the offset (exclusive) from which to continue.
-
-    ``is_truncated`` means that the page is short because the scan limit was reached.
-    """
-
-    rows: list[MessageRow]
-    next: int | None
-    is_truncated: bool
+        return seq_of(self.other) if is_message_id(self.other) else 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -214,9 +203,13 @@ class MessageReader(RowReader):
         is_backwards = before is not None
         position = before if before is not None else after if after is not None else -1
         rows = await self._all(
-            MessageRow, "messages_before" if is_backwards else "messages_after",
-            queue_id=queue_id, position=position, state=state, limit=_page(limit),
-        )  # fmt: skip
+            MessageRow,
+            "messages_before" if is_backwards else "messages_after",
+            queue_id=queue_id,
+            position=position,
+            state=state,
+            limit=_page(limit),
+        )
         return rows[::-1] if is_backwards else rows
 
     # -- single messages
@@ -225,22 +218,22 @@ class MessageReader(RowReader):
         """Return a live or settled message, or None if it is unknown or its row was removed."""
         if not is_message_id(message_id):
             return None
-        seq = int(message_id[:16], 16)
-        found = await self._one(MessageRow, "by_seq", seq=seq) if seq < 1 << 63 else None
-        return found if found and compare_digest(found.message_id, message_id) else None
+        seq = seq_of(message_id)
+        row = await self._one(MessageRow, "by_seq", seq=seq) if seq < 1 << 63 else None
+        return row if row and compare_digest(row.message_id, message_id) else None
 
     async def was_assigned(self, message_id: str) -> bool:
         """Return whether this broker assigned the number in an id, even if its row was removed."""
         rows = await self._read("next_number")
-        return 0 < int(message_id[:16], 16) < int(rows[0][0])
+        return 0 < seq_of(message_id) < int(rows[0][0])
 
     async def rows(self, seqs: Sequence[int]) -> list[MessageRow]:
         """Return live and settled messages in the order of the given seqs, at most one page."""
         if not seqs:
             return []
         rows = await self._all(MessageRow, "by_seqs", seqs=json.dumps(list(seqs[:PAGE_ROWS])))
-        found = {row.seq: row for row in rows}
-        return [found[seq] for seq in seqs if seq in found]
+        by_seq = {row.seq: row for row in rows}
+        return [by_seq[seq] for seq in seqs if seq in by_seq]
 
     async def body(self, message: MessageRow) -> Body | None:
         """Return a body, or its first 64 KiB if it exceeds 256 KiB; None if it does not exist."""
@@ -265,13 +258,13 @@ class MessageReader(RowReader):
         """Return the SHA-256 of a body, read in parts, or None if missing or larger than 8 MiB."""
         if message.size > SHA256_BYTES:
             return None
-        made = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for start in range(0, message.size, BODY_PART_BYTES):
             part = await self.body_part(message, start, BODY_PART_BYTES)
             if part is None or not part.content:
                 return None
-            await asyncio.to_thread(made.update, part.content)
-        return made.hexdigest()
+            await asyncio.to_thread(sha256.update, part.content)
+        return sha256.hexdigest()
 
     async def whole_body(self, message: MessageRow) -> Body | None:
         """Return the complete body, regardless of its size."""
@@ -324,9 +317,13 @@ class MessageReader(RowReader):
         while start < top if is_newer else start > bottom:
             stop = min(start + step, top) if is_newer else max(start - step, bottom)
             rows += await self._all(
-                MessageRow, f"{name}_{'newer' if is_newer else 'older'}",
-                start=start, stop=stop, limit=limit + 1 - len(rows), **parameters,
-            )  # fmt: skip
+                MessageRow,
+                f"{name}_{'newer' if is_newer else 'older'}",
+                start=start,
+                stop=stop,
+                limit=limit + 1 - len(rows),
+                **parameters,
+            )
             start = stop
             if len(rows) > limit or monotonic() > ends_s:
                 break
@@ -353,24 +350,25 @@ class MessageReader(RowReader):
         before: int | None = None,
         queues: frozenset[int] | None = None,
         limit: int = 50,
-    ) -> TrashPage:
+    ) -> Page[MessageRow, int]:
         """Return restorable deleted messages, newest first, scanning a limited number of rows.
 
-        ``queues`` are the ids of the queues that the caller can see; None means all.
+        ``queues`` are the ids of the queues that the caller can see; None means all.  The next page
+        starts before the offset ``next``.
         """
-        start = 1 << 62 if before is None else before
-        looked = await self._read(
-            "newest_deleted", start=start, looked=TRASH_SCANNED,
+        scanned = await self._read(
+            "newest_deleted",
+            start=1 << 62 if before is None else before,
+            looked=TRASH_SCANNED,
             queues=None if queues is None else json.dumps(sorted(queues)),
-        )  # fmt: skip
-        there = [(offset, seq) for offset, seq, is_there in looked if is_there]
-        page = there[: _page(limit)]
+        )
+        restorable = [(offset, seq) for offset, seq, is_restorable in scanned if is_restorable]
+        page = restorable[: _page(limit)]
         rows = await self.rows([seq for _, seq in page])
-        if len(there) > len(page):
-            return TrashPage(rows, page[-1][0], False)
-        if len(looked) == TRASH_SCANNED:
-            return TrashPage(rows, int(looked[-1][0]), True)
-        return TrashPage(rows, None, False)
+        if len(restorable) > len(page):
+            return Page(rows, page[-1][0])
+        is_cut = len(scanned) == TRASH_SCANNED
+        return Page(rows, int(scanned[-1][0]) if is_cut else None, is_cut=is_cut)
 
 
 def _history_statement(queue_id: int | None, outcome: State | None) -> tuple[str, dict[str, int]]:

@@ -1,4 +1,4 @@
--- Parts from which search_plan.py composes a search: sources, conditions joined with AND, an order
+-- Parts from which search/plan.py composes a search: sources, conditions joined with AND, an order
 -- and a limit; values are parameters.  {traces} are names of parameters.  In a condition, {v} is
 -- its own parameter, and {state}, {why}, {ended} and {step} are columns that differ between live and
 -- settled messages.
@@ -149,7 +149,7 @@ m.deadline_ms + {step} - {ended} {sign} :{v}
 -- part: ttl_never
 m.deadline_ms IS NULL
 
--- name: line
+-- name: search_ends
 -- Ranges of numbers to search; NULL if there is nothing to search.
 -- parameters: queues (a JSON array)
 -- columns: next number, first live seq, first settled seq, first and last offset, first position in
@@ -186,7 +186,7 @@ SELECT
 SELECT queue_id, name FROM queue
 WHERE queue_id IN ids(:queues);
 
--- name: lately
+-- name: newest_contents
 -- URNs and contents of the newest messages, used to complete search terms.
 -- parameters: limit
 -- columns: urn, content (NULL if large)

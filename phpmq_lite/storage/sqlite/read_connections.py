@@ -140,7 +140,7 @@ def has_text(content: bytes, text: bytes, check: DeadlineCheck) -> bool:
 
 
 def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
-    """Return whether a glob from ``search_plan.as_glob`` matches all of ``content``.
+    """Return whether a glob from ``search.language.as_glob`` matches all of ``content``.
 
     Each segment between two stars is searched for only once, after the previous segment, because if
     a match exists, so does one with each segment as early as possible.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.storage.read.search_plan import as_glob
+from phpmq_lite.storage.search.language import as_glob
 from phpmq_lite.storage.sqlite import read_connections
 from phpmq_lite.storage.sqlite.read_connections import PIECE, has_text, matches_glob
 

@@ -3,7 +3,13 @@
 import pytest
 
 from phpmq_lite.admin.http.problems import problem_of
-from phpmq_lite.errors import ReadTooLongError, RefusedError, StorageError, StorageFullError
+from phpmq_lite.errors import (
+    ReadTooLongError,
+    RefusedError,
+    SearchError,
+    StorageError,
+    StorageFullError,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +31,7 @@ def test_refusal_of_the_broker_has_its_status(code: str, status: int) -> None:
         (StorageFullError("the disk is full"), 507, "disk_full"),
         (StorageError("it cannot be read"), 503, "storage"),
         (TimeoutError(), 503, "no_answer"),
+        (SearchError("there is no state 'x'", "ready"), 422, "bad_query"),
     ],
 )
 def test_storage_error_has_its_status(error: Exception, status: int, code: str) -> None:

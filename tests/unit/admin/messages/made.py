@@ -8,7 +8,7 @@ from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutc
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action
-from phpmq_lite.storage.read.search import FrozenSelection
+from phpmq_lite.storage.search.reader import FrozenSelection
 
 
 def frozen(count: int = 3) -> FrozenSelection:

@@ -60,7 +60,7 @@ def card_of(content: bytes, asked: JudgeOptions | None = None) -> EnvelopeCard:
 def test_right_envelope_has_all_its_facts_and_nothing_wrong() -> None:
     card = card_of(written())
     assert card.index == IndexedFields(RIGHT["job"], RIGHT["trace_id"], META["id"], 2)
-    assert card.said == {
+    assert card.members == {
         "lang": "php", "queue": "orders", "created_at": 1_767_326_400_000, "schema_version": 1
     }  # fmt: skip
     assert (card.reason, card.problems, card.remarks, card.block) == (None, (), 0, None)
@@ -145,7 +145,7 @@ def test_envelope_in_another_queue_than_its_own_is_reported() -> None:
      ("x" * 5_000, "x" * TEXT_CHARACTERS + " …")],
 )  # fmt: skip
 def test_member_of_another_type_is_named(value: object, shown: object) -> None:
-    assert card_of(written(meta=META | {"lang": value})).said["lang"] == shown
+    assert card_of(written(meta=META | {"lang": value})).members["lang"] == shown
 
 
 def test_cut_leaves_short_texts() -> None:
@@ -183,7 +183,7 @@ def test_card_of_any_bytes_agrees_with_the_verdict(content: bytes) -> None:
             assert (card.reason is None) == (card.verdict.problem is None)
             assert card.reason is None or card.problems[0] == card.verdict.problem
             assert len(card.problems) <= PROBLEMS_SHOWN
-            json.dumps(dict(card.said))
+            json.dumps(dict(card.members))
 
 
 def test_search_lists_the_reasons_of_a_verdict() -> None:

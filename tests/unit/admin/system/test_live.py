@@ -419,10 +419,10 @@ def test_row_of_a_tail_shows_nothing_hidden() -> None:
 
 def test_filter_of_a_tail_takes_kinds_and_text() -> None:
     row = {"kind": "ack", "seq": "#9", "text": "purge", "preview": "Hello"}
-    assert tails.is_wanted(row, frozenset(), "")
-    assert tails.is_wanted(row, frozenset({"ack"}), "hello")
-    assert not tails.is_wanted(row, frozenset({"dead"}), "")
-    assert not tails.is_wanted(row, frozenset(), "nothing")
+    assert tails.is_match(row, frozenset(), "")
+    assert tails.is_match(row, frozenset({"ack"}), "hello")
+    assert not tails.is_match(row, frozenset({"dead"}), "")
+    assert not tails.is_match(row, frozenset(), "nothing")
 
 
 def test_cursor_of_a_wait_reads_back() -> None:

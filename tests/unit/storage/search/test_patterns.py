@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phpmq_lite.storage.read.search_plan import escape_pattern, literal_prefix, prefix_end
+from phpmq_lite.storage.search.language import escape_pattern, literal_prefix, prefix_end
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pure functions that parse and build searches; see ``docs/guides/admin.md`` for the syntax."""
+"""The search language: terms, patterns, and parsing; see ``docs/guides/admin.md``.  Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -7,18 +7,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final, NoReturn
 
-from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.durations import SHORT_UNITS_S, UNITS_MS
 from phpmq_lite.envelopes.validation import REASONS
+from phpmq_lite.errors import SearchError
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroup
-from phpmq_lite.storage.read.search_plan import (
-    SearchQuery,
-    SearchTerm,
-    as_glob,
-    escape_pattern,
-    is_pattern,
-)
 
 QUERY_CHARACTERS: Final = 2_000
 TERMS: Final = 20
@@ -38,6 +31,113 @@ _TIMES_MS: Final = {
 }
 _LARGEST: Final = 1 << 62
 _HIDDEN: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # queue names may contain line feeds
+_WILDCARD_MARKS: Final = "*?"
+_GLOB_MARKS: Final = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
+_QUOTED: Final = re.compile(r'\s|^"|^$|^-')
+
+
+# -- queries
+
+
+@dataclass(slots=True, frozen=True)
+class SearchTerm:
+    """One condition in a query.
+
+    ``kind`` is its qualifier, or ``text`` for free text; ``value`` is the text after the colon, as
+    typed.  Comparisons have a ``sign``, and a ``number`` in the column's unit: bytes, ms or none.
+    """
+
+    kind: str
+    value: str
+    is_negated: bool = False
+    path: str = ""  # path to a body member, such as "data.order_id"
+    sign: str = ""  # one of = < <= > >=
+    number: int = 0
+
+    def __str__(self) -> str:
+        """Return the term as typed by the user."""
+        value = self.value
+        if self.kind == "text":
+            is_plain = not _QUOTED.search(value) and ":" not in value
+        else:
+            is_plain = not _QUOTED.search(value.lstrip("-"))
+        if not is_plain:
+            value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        name = "" if self.kind == "text" else f"{self.path or self.kind}:"
+        return f"{'-' if self.is_negated else ''}{name}{value}"
+
+
+@dataclass(slots=True, frozen=True)
+class SearchQuery:
+    """A complete query; without terms, it matches every message."""
+
+    terms: tuple[SearchTerm, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the query as typed by the user; parsing the result returns the same query."""
+        return " ".join(map(str, self.terms))
+
+    def without(self, term: SearchTerm) -> "SearchQuery":
+        """Return a copy of the query without one of its terms."""
+        return SearchQuery(tuple(other for other in self.terms if other != term))
+
+    def of(self, kind: str) -> list[SearchTerm]:
+        """Return all terms of one kind."""
+        return [term for term in self.terms if term.kind == kind]
+
+
+# -- patterns
+
+
+def escape_pattern(text: str) -> str:
+    """Escape a text so that the resulting pattern matches exactly this text."""
+    return re.sub(r"([*?\\])", r"\\\1", text)
+
+
+def is_pattern(pattern: str) -> bool:
+    """Return whether a pattern contains an unescaped ``*`` or ``?``."""
+    return any(mark in _WILDCARD_MARKS for mark in re.sub(r"\\.", "", pattern, flags=re.DOTALL))
+
+
+def as_glob(pattern: str) -> str:
+    """Convert a pattern to SQLite's GLOB syntax."""
+    glob: list[str] = []
+    at = 0
+    while at < len(pattern):
+        mark = pattern[at]
+        if mark == "\\" and at + 1 < len(pattern):
+            at += 1
+            glob.append(pattern[at].translate(_GLOB_MARKS))
+        elif mark in _WILDCARD_MARKS:
+            if not (mark == "*" and glob and glob[-1] == "*"):
+                glob.append(mark)
+        else:
+            glob.append(mark.translate(_GLOB_MARKS))
+        at += 1
+    return "".join(glob)
+
+
+def literal_prefix(pattern: str) -> str:
+    """Return the literal prefix of a pattern, which precedes its first wildcard."""
+    prefix = re.match(r"(?:[^*?\\]|\\.)*", pattern, flags=re.DOTALL)
+    return unescape_pattern(prefix[0]) if prefix else ""
+
+
+def prefix_end(start: str) -> str | None:
+    """Return the smallest text greater than every text with this prefix, if one exists."""
+    text = start.rstrip("\U0010ffff")
+    if not text:
+        return None
+    code = ord(text[-1]) + 1
+    return text[:-1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)  # avoid lone surrogates
+
+
+def unescape_pattern(pattern: str) -> str:
+    """Return the literal text of a pattern without wildcards."""
+    return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
+
+
+# -- parsing
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,7 +146,7 @@ class Qualifier:
 
     name: str
     example: str
-    says: str
+    meaning: str
 
 
 QUALIFIERS: Final = (
@@ -74,12 +174,9 @@ QUALIFIERS: Final = (
 
 
 def parse_search(text: str) -> SearchQuery:
-    """Parse a search; raise a 422 ``Problem`` that says what is invalid and what is allowed."""
+    """Parse a search; raise a SearchError that says what is invalid and what is allowed."""
     if len(text) > QUERY_CHARACTERS:
-        raise Problem(
-            422, "bad_query", f"The search is too long: {len(text)} characters.", field="q",
-            bound=f"at most {QUERY_CHARACTERS}",
-        )  # fmt: skip
+        _refuse(f"The search is too long: {len(text)} characters.", f"at most {QUERY_CHARACTERS}")
     if any("\ud800" <= mark <= "\udfff" for mark in text):
         _refuse("The search contains an unpaired surrogate.", "UTF-8")
     terms: dict[SearchTerm, None] = {}
@@ -95,79 +192,68 @@ def parse_search(text: str) -> SearchQuery:
     return SearchQuery(tuple(terms))
 
 
-def queue_search(name: str, states: Sequence[str] = ()) -> SearchQuery:
-    """Return a search for a queue's messages, with the queue name in quotes if necessary."""
-    queue = SearchTerm("queue", escape_pattern(name))
-    return SearchQuery((queue, *(SearchTerm("state", state) for state in states)))
-
-
-def ids_search(ids: Iterable[str]) -> SearchQuery:
-    """Return a search for messages with any of the given ids."""
-    return SearchQuery(tuple(SearchTerm("id", message_id) for message_id in ids))
-
-
 def _refuse(detail: str, bound: str) -> NoReturn:
-    raise Problem(422, "bad_query", detail, field="q", bound=bound)
+    raise SearchError(detail, bound)
 
 
-def _term(text: str, at: int) -> tuple[SearchTerm, int]:
-    """Parse the term that starts at index ``at``; return the term and the index of its end."""
-    start = at
-    is_negated = text[at] == "-" and at + 1 < len(text) and not text[at + 1].isspace()
-    at += is_negated
-    named = _NAME.match(text, at)
-    name = named[1] if named else ""
-    value, end, is_quoted = _value(text, named.end() if named else at)
-    piece = text[start:end]
+def _term(text: str, start: int) -> tuple[SearchTerm, int]:
+    """Parse the term at index ``start``; return the term and the index of its end."""
+    is_negated = text[start] == "-" and bool(text[start + 1 : start + 2].strip())
+    name_start = start + is_negated
+    qualifier = _NAME.match(text, name_start)
+    name = qualifier[1] if qualifier else ""
+    value, end, is_quoted = _value(text, qualifier.end() if qualifier else name_start)
+    term_text = text[start:end]
     if not name:
         if not value:
-            _refuse(f"{piece!r} has no text.", "at least one character")
+            _refuse(f"{term_text!r} has no text.", "at least one character")
         return SearchTerm("text", value, is_negated), end
     if not value and not is_quoted:
-        _refuse(f"{piece!r} requires a value.", f'{name}:value, or "{piece}" as text')
+        _refuse(f"{term_text!r} requires a value.", f'{name}:value, or "{term_text}" as text')
     root, _, path = name.partition(".")
     if path and root in _ROOTS:
         return _member(name, value, is_negated), end
-    reader = _READERS.get(name)
-    if reader is None:
+    parse_value = _PARSERS.get(name)
+    if parse_value is None:
         _refuse(
-            f'There is no qualifier {name!r}. To search for this text, write "{piece}".',
-            " ".join(f"{known.name}:" for known in QUALIFIERS).replace("data.:", "data.path:"),
+            f'There is no qualifier {name!r}. To search for this text, write "{term_text}".',
+            " ".join(f"{each.name}:" for each in QUALIFIERS).replace("data.:", "data.path:"),
         )
-    return reader(name, value, is_negated), end
+    return parse_value(name, value, is_negated), end
 
 
-def _value(text: str, at: int) -> tuple[str, int, bool]:
+def _value(text: str, start: int) -> tuple[str, int, bool]:
     """Parse a value; return the value, the index of its end, and whether it was quoted.
 
     In quotes, a backslash escapes a quote or a backslash.
     """
-    if at >= len(text) or text[at] != '"':
-        end = at
+    end = start
+    if text[start : start + 1] != '"':
         while end < len(text) and not text[end].isspace():
             end += 1
-        return text[at:end], end, False
-    out = []
-    end = at + 1
+        return text[start:end], end, False
+    value = ""
+    end += 1
     while end < len(text) and text[end] != '"':
         if text[end] == "\\" and text[end + 1 : end + 2] in ('"', "\\"):
             end += 1
-        out.append(text[end])
+        value += text[end]
         end += 1
     if end >= len(text):
-        _refuse(f"{text[at:]!r} has no closing quote.", 'a closing "')
+        _refuse(f"{text[start:]!r} has no closing quote.", 'a closing "')
     end += 1
     if end < len(text) and not text[end].isspace():
-        _refuse(f"A space is missing after {text[at:end]!r}.", 'a space after a closing "')
-    return "".join(out), end, True
+        _refuse(f"A space is missing after {text[start:end]!r}.", 'a space after a closing "')
+    return value, end, True
 
 
 # -- one parser for each kind of qualifier
 
 
-def _wildcards(pattern: str) -> int:
-    bare = re.sub(r"\\.", "", pattern, flags=re.DOTALL)
-    return bare.count("*") + bare.count("?")
+def _check_wildcards(name: str, pattern: str) -> None:
+    unescaped = re.sub(r"\\.", "", pattern, flags=re.DOTALL)
+    if unescaped.count("*") + unescaped.count("?") > WILDCARDS:
+        _refuse(f"{name}: too many wildcards.", f"at most {WILDCARDS} of * and ?")
 
 
 def _pattern(name: str, value: str, is_negated: bool) -> SearchTerm:
@@ -175,8 +261,7 @@ def _pattern(name: str, value: str, is_negated: bool) -> SearchTerm:
         _refuse(f"{name}: the value has a control character.", "no controls except line feeds")
     if not value:
         _refuse(f"{name}: a value is required.", "at least one character")
-    if _wildcards(value) > WILDCARDS:
-        _refuse(f"{name}: too many wildcards.", f"at most {WILDCARDS} of * and ?")
+    _check_wildcards(name, value)
     return SearchTerm(name, value, is_negated)
 
 
@@ -188,12 +273,12 @@ def _state(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 def _id(name: str, value: str, is_negated: bool) -> SearchTerm:
     """Parse a message id, the beginning of an id, or ``#`` followed by a message number."""
-    plain = value.lower().removesuffix("*")
-    if re.fullmatch(r"#[0-9]{1,18}", plain) and value == plain:
-        return SearchTerm(name, f"{int(plain[1:]):016x}*", is_negated)
-    if not re.fullmatch(r"[0-9a-f]{1,32}", plain):
+    digits = value.lower().removesuffix("*")
+    if re.fullmatch(r"#[0-9]{1,18}", value):
+        return SearchTerm(name, f"{int(value[1:]):016x}*", is_negated)
+    if not re.fullmatch(r"[0-9a-f]{1,32}", digits):
         _refuse(f"{value!r} is not a valid message id.", "1 to 32 hex digits, or #number")
-    return SearchTerm(name, plain if len(plain) == 32 else f"{plain}*", is_negated)
+    return SearchTerm(name, digits if len(digits) == 32 else f"{digits}*", is_negated)
 
 
 def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
@@ -206,10 +291,10 @@ def _verdict(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 def _attempts(name: str, value: str, is_negated: bool) -> SearchTerm:
     """Parse an integer, which may be negative because an envelope may contain any integer."""
-    found = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
-    if found is None:
+    comparison = re.fullmatch(r"(<=|>=|<|>|=)?(-?[0-9]{1,18})", value)
+    if comparison is None:
         _refuse(f"{name}: {value!r} is not valid.", "a number: 3, >3, <=3")
-    return SearchTerm(name, value, is_negated, sign=found[1] or "=", number=int(found[2]))
+    return SearchTerm(name, value, is_negated, sign=comparison[1] or "=", number=int(comparison[2]))
 
 
 def _time(name: str, value: str, is_negated: bool) -> SearchTerm:
@@ -219,18 +304,18 @@ def _time(name: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 def _compared(
-    name: str, value: str, is_negated: bool, units: dict[str, int], possible: str
+    name: str, value: str, is_negated: bool, units: dict[str, int], allowed: str
 ) -> SearchTerm:
-    found = _COMPARISON.fullmatch(value)
-    if found is None:
-        _refuse(f"{name}: {value!r} is not valid.", possible)
-    sign, digits, unit = found[1] or "=", found[2], found[3].lower()
+    comparison = _COMPARISON.fullmatch(value)
+    if comparison is None:
+        _refuse(f"{name}: {value!r} is not valid.", allowed)
+    sign, digits, unit = comparison[1] or "=", comparison[2], comparison[3].lower()
     if units is _SIZES and len(unit) > 1:
         unit = unit.removesuffix("ib").removesuffix("b")
     if unit not in units:
-        _refuse(f"{name}: {found[3]!r} is not a unit.", possible)
-    whole, _, part = digits.partition(".")
-    number = int(whole) * units[unit] + int(part.ljust(3, "0") or 0) * units[unit] // 1_000
+        _refuse(f"{name}: {comparison[3]!r} is not a unit.", allowed)
+    integer, _, fraction = digits.partition(".")
+    number = (int(integer) * 1_000 + int(fraction.ljust(3, "0"))) * units[unit] // 1_000
     return SearchTerm(name, value, is_negated, sign=sign, number=min(number, _LARGEST))
 
 
@@ -241,15 +326,14 @@ def _member(path: str, value: str, is_negated: bool) -> SearchTerm:
         _refuse(f"{path!r} is not a valid path.", f"data.a.b, at most {PATH_STEPS} steps")
     if "\0" in value:
         _refuse(f"{path}: the value contains a NUL character.", "no NUL")
-    if _wildcards(value) > WILDCARDS:
-        _refuse(f"{path}: too many wildcards.", f"at most {WILDCARDS} of * and ?")
-    compared = re.fullmatch(r"(<=|>=|<|>)(-?[0-9]{1,18})", value)
-    if compared and not is_pattern(value):
-        return SearchTerm("data", value, is_negated, path, compared[1], int(compared[2]))
+    _check_wildcards(path, value)
+    comparison = re.fullmatch(r"(<=|>=|<|>)(-?[0-9]{1,18})", value)
+    if comparison:
+        return SearchTerm("data", value, is_negated, path, comparison[1], int(comparison[2]))
     return SearchTerm("data", value, is_negated, path)
 
 
-_READERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
+_PARSERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
     "queue": _pattern,
     "urn": _pattern,
     "trace": _pattern,
@@ -261,11 +345,25 @@ _READERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
     "client": _pattern,
     "state": _state,
     "id": _id,
-    "deliveries": partial(_compared, units={"": 1}, possible="a number: 3, >3, <=3"),
-    "size": partial(_compared, units=_SIZES, possible="bytes: >100k, <1m"),
+    "deliveries": partial(_compared, units={"": 1}, allowed="a number: 3, >3, <=3"),
+    "size": partial(_compared, units=_SIZES, allowed="bytes: >100k, <1m"),
     "ttl": _time,
     "age": _time,
 }
+
+
+# -- searches for other parts
+
+
+def queue_search(name: str, states: Sequence[str] = ()) -> SearchQuery:
+    """Return a search for a queue's messages, with the queue name in quotes if necessary."""
+    queue = SearchTerm("queue", escape_pattern(name))
+    return SearchQuery((queue, *(SearchTerm("state", state) for state in states)))
+
+
+def ids_search(ids: Iterable[str]) -> SearchQuery:
+    """Return a search for messages with any of the given ids."""
+    return SearchQuery(tuple(SearchTerm("id", message_id) for message_id in ids))
 
 
 def states_search(states: Iterable[str]) -> SearchQuery:
@@ -275,9 +373,7 @@ def states_search(states: Iterable[str]) -> SearchQuery:
 
 def traces_search(*trace_ids: str) -> SearchQuery:
     """Return a search for messages that belong to any of the given traces."""
-    return SearchQuery(
-        tuple(SearchTerm("trace", escape_pattern(trace_id)) for trace_id in trace_ids)
-    )
+    return SearchQuery(tuple(SearchTerm("trace", escape_pattern(id_)) for id_ in trace_ids))
 
 
 def meta_search(meta_id: str) -> SearchQuery:
@@ -287,24 +383,18 @@ def meta_search(meta_id: str) -> SearchQuery:
 
 def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
     """Return a search for a queue's messages that validation rejected."""
-    terms = (
-        SearchTerm("queue", escape_pattern(queue)),
-        SearchTerm("state", "dead"),
-        SearchTerm("verdict", reason),
-    )
-    return SearchQuery(terms)
+    return SearchQuery((*queue_search(queue, ("dead",)).terms, SearchTerm("verdict", reason)))
 
 
 def group_search(group: DeadLetterGroup) -> SearchQuery:
     """Return a search for a group's dead-letter records; ``*`` in the cause is a wildcard."""
-    terms = [SearchTerm("queue", escape_pattern(group.queue)), SearchTerm("state", "ready")]
-    tied = (None, None) if group.stated else (group.origin, group.reason)
-    pairs = (("origin", tied[0]), ("urn", group.urn), ("reason", tied[1]))
-    for kind, value in pairs:
-        if value is not None and not _HIDDEN.search(value):
-            terms.append(SearchTerm(kind, escape_pattern(value)))
-        elif value is None:
+    terms = list(queue_search(group.queue, ("ready",)).terms)
+    origin, reason = (None, None) if group.stated else (group.origin, group.reason)
+    for kind, value in (("origin", origin), ("urn", group.urn), ("reason", reason)):
+        if value is None:
             terms.append(SearchTerm(kind, "*", is_negated=True))
+        elif not _HIDDEN.search(value):
+            terms.append(SearchTerm(kind, escape_pattern(value)))
     for name, value in group.stated:
         terms.append(SearchTerm("data", escape_pattern(value), path=f"dead_letter.{name}"))
     path = "dead_letter.error"

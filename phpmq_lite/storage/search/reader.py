@@ -16,14 +16,10 @@ from typing import Any, Final
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import PAGE_ROWS, MessageReader, MessageRow
+from phpmq_lite.storage.read.page import Page
 from phpmq_lite.storage.read.read_pool import Readers, Row, RowReader
-from phpmq_lite.storage.read.search_plan import (
-    SearchPlan,
-    SearchQuery,
-    as_glob,
-    make_plan,
-    trace_ranges,
-)
+from phpmq_lite.storage.search.language import SearchQuery, as_glob
+from phpmq_lite.storage.search.plan import SearchPlan, make_plan, trace_ranges
 
 SEARCH_LIMIT_S: Final = 1.6  # time limit for all slices; the last one may run longer
 SLICE_LIMIT_S: Final = 0.4  # time limit for one slice
@@ -41,21 +37,6 @@ _MAX_URNS: Final = 20  # number of URNs listed separately in a summary
 _URNS_COUNTED: Final = 10_000
 
 SearchCursor = tuple[int, int]  # (highest position when the search began, where to continue)
-
-
-@dataclass(slots=True, frozen=True)
-class SearchHits:
-    """A page of search results.
-
-    About ``searched`` of ``total`` messages have been searched since the search began, or all of
-    them if ``is_done``.  ``next`` says where to continue, or is None at the end.
-    """
-
-    rows: list[MessageRow]
-    next: SearchCursor | None
-    searched: int
-    total: int
-    is_done: bool
 
 
 @dataclass(slots=True)
@@ -78,6 +59,22 @@ class FrozenSelection:
     by_state: dict[str, int] = field(default_factory=dict)
     by_urn: dict[str, int] = field(default_factory=dict)  # "": no URN; "~other": all other URNs
     samples: list[MessageRow] = field(default_factory=list)  # the first, middle and last match
+
+
+@dataclass(slots=True, frozen=True)
+class _SearchEnds:
+    """Where a search can start and end; None if there is nothing to search."""
+
+    next_seq: int
+    first_live_seq: int | None
+    first_settled_seq: int | None
+    first_offset: int | None
+    last_offset: int | None
+    first_position: int | None  # in the queues of the query
+    live: int | None  # number of messages in all queues
+    live_in_queues: int | None
+    indexed_upto: int  # last offset whose number is indexed
+    untraced: int | None  # number of live messages whose traces are not indexed
 
 
 @dataclass(slots=True)
@@ -127,22 +124,29 @@ class Search(RowReader):
         place: SearchCursor | None = None,
         limit: int = 50,
         limit_s: float = SEARCH_LIMIT_S,
-    ) -> SearchHits:
-        """Return the newest matches, starting at ``place``, that are found in the time limit."""
+    ) -> Page[MessageRow, SearchCursor]:
+        """Return the newest matches, starting at ``place``, that are found in the time limit.
+
+        The search is done if the page has no ``next``.
+        """
         limit = max(1, min(limit, PAGE_ROWS))
         run = await self._begin(query, queues, place[0] if place else None)
         if run is None:
-            return SearchHits([], None, 0, 0, True)
+            return Page([])
         run.place = min(place[1], run.high) if place else run.high
         rows: list[Row] = []
-        async for part in self._slices(run, limit_s, wanted=limit + 1):
+        async for part in self._slices(run, limit_s, limit + 1):
             rows += part
             if len(rows) > limit:
                 run.place, run.is_done = int(rows[limit - 1][0]), False
                 break
-        found = await self._rows_of([row[1] for row in rows[:limit]])
-        goes_on = None if run.is_done else (run.high - 1, run.place)
-        return SearchHits(found, goes_on, run.searched(), run.total, run.is_done)
+        return Page(
+            await self._rows_of([row[1] for row in rows[:limit]]),
+            None if run.is_done else (run.high - 1, run.place),
+            is_cut=not run.is_done and len(rows) < limit,
+            searched=run.searched(),
+            total=run.total,
+        )
 
     async def neighbour(
         self,
@@ -158,11 +162,11 @@ class Search(RowReader):
         if run is None:
             return None
         places = {"seq": row.seq, "position": row.position, "offset": row.offset}
-        place = places[run.plan.line]
+        place = places[run.plan.order]
         if place is None:
             return None
         run.place = place
-        async for part in self._slices(run, limit_s, wanted=1, is_newest_first=is_newest_first):
+        async for part in self._slices(run, limit_s, 1, is_newest_first=is_newest_first):
             if part:
                 return next(iter(await self._rows_of([part[0][1]])), None)
         return None
@@ -173,8 +177,8 @@ class Search(RowReader):
         """Return those of the given messages (at most 500) that match, in order of seq."""
         if not seqs:
             return []
-        only, others = await self._queues(query, queues)
-        plan = self._plan(query, only, others, seqs=seqs[:_MAX_SEQS])
+        searched, excluded = await self._queues(query, queues)
+        plan = self._plan(query, searched, excluded, seqs=seqs[:_MAX_SEQS])
         if plan is None:
             return []
         rows = await self._readers.run(
@@ -203,36 +207,34 @@ class Search(RowReader):
         if run is None:
             return frozen
         frozen.upto, run.place = run.upto, run.low
-        count = _MatchSummary(frozen, self._now_ms())
-        async for part in self._slices(run, time_s, wanted=_SLICE_ROWS, is_newest_first=False):
-            room = limit - len(frozen.seqs)
-            if len(part) > room:
+        summary = _MatchSummary(frozen, self._now_ms())
+        async for part in self._slices(run, time_s, _SLICE_ROWS, is_newest_first=False):
+            remaining = limit - len(frozen.seqs)
+            if len(part) > remaining:
                 run.is_done = False
-                part = part[:room]
-            count.add(part)
-            if len(part) == room and not run.is_done:
+                part = part[:remaining]
+            summary.add(part)
+            if len(part) == remaining and not run.is_done:
                 break
         frozen.is_complete = run.is_done
-        await self._finish(frozen, count)
-        return frozen
-
-    async def _finish(self, frozen: FrozenSelection, count: "_MatchSummary") -> None:
-        by_id: dict[int, str] = dict(
-            await self._read("names", queues=json.dumps(list(count.queues)))
+        names: dict[int, str] = dict(
+            await self._read("names", queues=json.dumps(list(summary.queues)))
         )
         frozen.by_queue = {
-            by_id.get(queue_id, f"~{queue_id}"): n for queue_id, n in count.queues.most_common()
+            names.get(queue_id, f"~{queue_id}"): n for queue_id, n in summary.queues.most_common()
         }
-        frozen.by_state = {State(state).name.lower(): n for state, n in count.states.most_common()}
-        frozen.by_urn = count.by_urn()
-        seqs = frozen.seqs
-        if seqs:
-            asked = dict.fromkeys((seqs[0], seqs[len(seqs) // 2], seqs[-1]))
-            frozen.samples = await self._rows_of(list(asked))
+        frozen.by_state = {
+            State(state).name.lower(): n for state, n in summary.states.most_common()
+        }
+        frozen.by_urn = summary.by_urn()
+        if seqs := frozen.seqs:
+            samples = dict.fromkeys((seqs[0], seqs[len(seqs) // 2], seqs[-1]))
+            frozen.samples = await self._rows_of(list(samples))
+        return frozen
 
     async def newest_contents(self, limit: int = 200) -> list[Row]:
         """Return the URN and body (None if over 4 KiB) of the newest live and settled messages."""
-        return await self._read("lately", limit=limit)
+        return await self._read("newest_contents", limit=limit)
 
     # -- slices
 
@@ -240,12 +242,12 @@ class Search(RowReader):
         self, query: SearchQuery, allowed: frozenset[int] | None, upto: int | None
     ) -> _SearchRun | None:
         queues, others = await self._queues(query, allowed)
-        asked = json.dumps(list(queues or ()))
-        line = (await self._read("line", queues=asked))[0]
-        has_numbers = (line[4] or 0) - line[8] <= _LONG_TAIL
-        has_traces = has_numbers and (line[9] or 0) <= _LONG_TAIL
+        [row] = await self._read("search_ends", queues=json.dumps(list(queues or ())))
+        ends = _SearchEnds(*row)
+        has_numbers = (ends.last_offset or 0) - ends.indexed_upto <= _LONG_TAIL
+        has_traces = has_numbers and (ends.untraced or 0) <= _LONG_TAIL
         plan = self._plan(query, queues, others, has_traces=has_traces)
-        if plan is not None and plan.line == "seq" and has_traces:
+        if plan is not None and plan.order == "seq" and has_traces:
             seqs = await self._traced_seqs(query, plan)
             if seqs is not None:
                 plan = self._plan(query, queues, others, seqs=seqs) if seqs else None
@@ -253,7 +255,7 @@ class Search(RowReader):
             return None
         if plan.skip_statement == "next_seq" and not has_numbers:
             plan = self._plan(query, queues, others, has_numbers=False) or plan
-        return _search_range(plan, line, upto, has_queues=queues is not None)
+        return _search_range(plan, ends, upto, has_queues=queues is not None)
 
     def _plan(
         self, query: SearchQuery, queues: list[int] | None, others: list[int], **more: Any
@@ -263,29 +265,29 @@ class Search(RowReader):
 
     async def _traced_seqs(self, query: SearchQuery, plan: SearchPlan) -> list[int] | None:
         """Return the seqs of messages whose traces may match the query; None if too many."""
-        found: set[int] = set()
+        seqs: set[int] = set()
         ranges = trace_ranges(query)
-        given = {"low": plan.low, "high": plan.high, "limit": _MAX_TRACED + 1}
+        bounds = {"low": plan.low, "high": plan.high, "limit": _MAX_TRACED + 1}
         for start, end in ranges:
-            rows = await self._read("few_traced", start=start, end=end, **given)
-            found.update(seq for (seq,) in rows)
-            if len(found) > _MAX_TRACED:
+            rows = await self._read("few_traced", start=start, end=end, **bounds)
+            seqs.update(seq for (seq,) in rows)
+            if len(seqs) > _MAX_TRACED:
                 return None
-        return sorted(found) if ranges else None
+        return sorted(seqs) if ranges else None
 
     async def _queues(
         self, query: SearchQuery, allowed: frozenset[int] | None
     ) -> tuple[list[int] | None, list[int]]:
         """Return the queues to search (None means all) and the queues to exclude."""
         terms = query.of("queue")
-        wanted = await self._matching(term.value for term in terms if not term.is_negated)
-        others = await self._matching(term.value for term in terms if term.is_negated) or set()
-        if wanted is None and allowed is None:
-            return None, sorted(others)
-        only = set(allowed or ()) if wanted is None else wanted
+        included = await self._matching(term.value for term in terms if not term.is_negated)
+        excluded = await self._matching(term.value for term in terms if term.is_negated) or set()
+        if included is None and allowed is None:
+            return None, sorted(excluded)
+        searched = set(allowed or ()) if included is None else included
         if allowed is not None:
-            only &= allowed
-        return sorted(only - others), []
+            searched &= allowed
+        return sorted(searched - excluded), []
 
     async def _matching(self, patterns: Iterable[str]) -> set[int] | None:
         globs = [as_glob(pattern) for pattern in patterns]
@@ -295,9 +297,9 @@ class Search(RowReader):
         return {queue_id for (queue_id,) in rows}
 
     async def _slices(
-        self, run: _SearchRun, limit_s: float, *, wanted: int, is_newest_first: bool = True
+        self, run: _SearchRun, limit_s: float, limit: int, *, is_newest_first: bool = True
     ) -> AsyncIterator[list[Row]]:
-        """Yield the matches in slices of at most ``wanted``; ``run`` tracks the progress.
+        """Yield the matches in slices of at most ``limit``; ``run`` tracks the progress.
 
         The width of a slice adapts to the duration of the previous one.
         """
@@ -309,26 +311,26 @@ class Search(RowReader):
                 low, high = max(run.place - width - 1, run.low), run.place
             else:
                 low, high = run.place, min(run.place + width + 1, run.high)
-            given = {"low": low, "high": high, "limit": wanted}
+            slice_ = {"low": low, "high": high, "limit": limit}
             began_s = time.monotonic()
             rows: list[Row] | None = None
             with suppress(ReadTooLongError):
-                rows = await self._readers.run("search", text, run.plan.parameters | given)
+                rows = await self._readers.run("search", text, run.plan.parameters | slice_)
             took_s = time.monotonic() - began_s
             if rows is None and width > 1:
                 width = max(1, width // 16)
             else:
                 rows = rows or []  # skip a message whose body takes too long
-                full = len(rows) >= wanted
-                ahead = low + 1 if is_newest_first else high - 1
-                run.place = int(rows[-1][0]) if full else ahead
+                is_full = len(rows) >= limit
+                slice_end = low + 1 if is_newest_first else high - 1
+                run.place = int(rows[-1][0]) if is_full else slice_end
                 run.is_done = (
                     run.place <= run.low + 1 if is_newest_first else run.place >= run.high - 1
                 )
                 yield rows
                 if run.skip_statement and is_newest_first and not rows and not run.is_done:
                     await self._skip_ahead(run)
-                if full:  # a full slice sorts more rows than it returns
+                if is_full:  # a full slice sorts more rows than it returns
                     width = min(
                         width, 2 * (high - run.place if is_newest_first else run.place - low)
                     )
@@ -344,40 +346,47 @@ class Search(RowReader):
 
         If skipping takes too long, the search continues without it.
         """
-        asked = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
-        asked |= {"low": run.low, "high": run.place}
+        parameters = {name: run.plan.parameters[name] for name in ("queues", "outcomes")}
+        parameters |= {"low": run.low, "high": run.place}
         try:
-            [(place,)] = await self._read(run.skip_statement, **asked)
+            [(place,)] = await self._read(run.skip_statement, **parameters)
             run.place = (run.low if place is None else int(place)) + 1
         except ReadTooLongError:
             run.skip_statement = ""
 
 
 def _search_range(
-    plan: SearchPlan, line: Row, upto: int | None, *, has_queues: bool
+    plan: SearchPlan, ends: _SearchEnds, upto: int | None, *, has_queues: bool
 ) -> _SearchRun | None:
     """Return the range that a plan searches, or None if it is empty."""
-    next_number, alive, settled, first, last, position, live, live_there, *_ = line
-    top = next_number - 1
-    if plan.line == "offset":
-        ends = (first, last)
-    elif plan.line == "position":
-        ends = (position, top)
-    else:
-        starts = ((alive, plan.has_alive), (settled, plan.has_settled))
-        numbers = [start for start, is_wanted in starts if is_wanted and start is not None]
-        ends = (min(numbers, default=None), top)
-    if ends[0] is None or ends[1] is None:
+    last_seq = ends.next_seq - 1
+    first: int | None
+    last: int | None
+    match plan.order:
+        case "offset":
+            first, last = ends.first_offset, ends.last_offset
+        case "position":
+            first, last = ends.first_position, last_seq
+        case "seq":
+            starts = (
+                ends.first_live_seq if plan.has_alive else None,
+                ends.first_settled_seq if plan.has_settled else None,
+            )
+            first, last = min((seq for seq in starts if seq is not None), default=None), last_seq
+    if first is None or last is None:
         return None
-    total = ((live_there if has_queues else live) or 0) if plan.has_alive else 0
-    if plan.has_settled and first is not None and last is not None:
-        total += last - first + 1
-    low, high = ends[0] - 1, ends[1] + 1
-    if plan.line == "seq":
+    live = ends.live_in_queues if has_queues else ends.live
+    total = (live or 0) if plan.has_alive else 0
+    if plan.has_settled and ends.first_offset is not None and ends.last_offset is not None:
+        total += ends.last_offset - ends.first_offset + 1
+    low, high = first - 1, last + 1
+    if plan.order == "seq":
         low, high = max(low, plan.low), min(high, plan.high)
     if upto is not None:
         high = min(high, upto + 1)
-    return None if high - low < 2 else _SearchRun(plan, low, high, total, top, plan.skip_statement)
+    if high - low < 2:
+        return None
+    return _SearchRun(plan, low, high, total, last_seq, plan.skip_statement)
 
 
 class _MatchSummary:
@@ -414,7 +423,7 @@ class _MatchSummary:
 
     def by_urn(self) -> dict[str, int]:
         """Return counts for the most frequent URNs, and one count for all other URNs."""
-        most = {urn: n for urn, n in self.urns.most_common(_MAX_URNS + 1) if urn != "~other"}
-        kept = dict(list(most.items())[:_MAX_URNS])
-        rest = self.urns.total() - sum(kept.values())
-        return kept | ({"~other": rest} if rest else {})
+        largest = [item for item in self.urns.most_common(_MAX_URNS + 1) if item[0] != "~other"]
+        counts = dict(largest[:_MAX_URNS])
+        remaining = self.urns.total() - sum(counts.values())
+        return counts | ({"~other": remaining} if remaining else {})

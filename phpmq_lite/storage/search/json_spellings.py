@@ -7,8 +7,14 @@ from itertools import combinations, product
 from typing import Final, NamedTuple
 
 _SHORT: Final = {
-    '"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t",
-}  # fmt: skip
+    '"': '\\"',
+    "\\": "\\\\",
+    "\b": "\\b",
+    "\f": "\\f",
+    "\n": "\\n",
+    "\r": "\\r",
+    "\t": "\\t",
+}
 _PLAIN: Final = re.compile(r"[ !#$%()*,\-.0-9:;?@A-Z\[\]^_a-z{|}~]*")  # no encoder escapes these
 _CONTROLS: Final = "".join(chr(code) for code in range(32) if chr(code) not in _SHORT)
 _LINES: Final = "\u2028\u2029"

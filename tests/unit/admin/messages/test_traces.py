@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from phpmq_lite.admin.messages.trace_view import LANES, TraceView, build_trace, find_failed_attempts
+from phpmq_lite.admin.messages.traces import LANES, TraceView, build_trace, find_failed_attempts
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from tests.unit.admin.cases import NOW_MS
@@ -14,8 +14,8 @@ def row(seq: int, **changes: object) -> MessageRow:
     return replace(ROW, seq=seq, position=seq, **given)  # type: ignore[arg-type]
 
 
-def turns(trace: TraceView) -> list[list[tuple[int, str]]]:
-    return [[(turn.row.seq, turn.what) for turn in group.turns] for group in trace.groups]
+def steps(trace: TraceView) -> list[list[tuple[int, str]]]:
+    return [[(step.row.seq, step.repeat or "") for step in group.steps] for group in trace.groups]
 
 
 def test_nothing_has_no_lanes() -> None:
@@ -24,7 +24,7 @@ def test_nothing_has_no_lanes() -> None:
 
 def test_retries_of_a_message_stand_with_it() -> None:
     trace = build_trace([row(4, attempts=2), row(1), row(2, meta_id="b"), row(3, attempts=1)])
-    assert turns(trace) == [[(1, ""), (3, "retried"), (4, "retried")], [(2, "")]]
+    assert steps(trace) == [[(1, ""), (3, "retried"), (4, "retried")], [(2, "")]]
     assert (trace.groups[0].retries, trace.groups[0].deaths) == (2, 0)
 
 
@@ -32,7 +32,7 @@ def test_record_is_a_dead_letter_whether_tied_or_not() -> None:
     tied = row(2, attempts=3, source_seq=1, queue="orders.dlq")
     loose = row(3, attempts=3, queue="orders.failed")
     trace = build_trace([row(1), tied, loose], frozenset({"orders.failed"}))
-    assert turns(trace) == [[(1, ""), (2, "dead letter"), (3, "dead letter")]]
+    assert steps(trace) == [[(1, ""), (2, "dead letter"), (3, "dead letter")]]
     assert (trace.groups[0].retries, trace.groups[0].deaths) == (0, 2)
 
 
@@ -54,12 +54,12 @@ def test_acked_attempt_followed_by_a_retry_or_record_counts_as_failed() -> None:
 def test_repeated_attempts_are_not_a_retry() -> None:
     """A redrive starts again at 0."""
     trace = build_trace([row(1, attempts=2), row(2, attempts=0), row(3, attempts=2)])
-    assert turns(trace) == [[(1, ""), (2, "sent again"), (3, "sent again")]]
+    assert steps(trace) == [[(1, ""), (2, "sent again"), (3, "sent again")]]
 
 
 def test_messages_without_a_meta_id_are_not_grouped() -> None:
     trace = build_trace([row(1, meta_id=None), row(2, meta_id=None)])
-    assert turns(trace) == [[(1, "")], [(2, "")]]
+    assert steps(trace) == [[(1, "")], [(2, "")]]
 
 
 def test_bars_lie_within_the_time_of_the_trace() -> None:
@@ -81,4 +81,4 @@ def test_bars_lie_within_the_time_of_the_trace() -> None:
 def test_lanes_are_bounded() -> None:
     trace = build_trace([row(n, queue_id=n, queue=f"q{n}") for n in range(1, LANES + 4)])
     assert (len(trace.lanes), trace.hidden) == (LANES, 3)
-    assert len(trace.groups[0].turns) == LANES + 3
+    assert len(trace.groups[0].steps) == LANES + 3

@@ -7,146 +7,67 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from phpmq_lite.model import ALIVE, State
-from phpmq_lite.storage.read.json_spellings import json_spellings
+from phpmq_lite.storage.search.json_spellings import json_spellings
+from phpmq_lite.storage.search.language import (
+    SearchQuery,
+    SearchTerm,
+    as_glob,
+    is_pattern,
+    literal_prefix,
+    prefix_end,
+    unescape_pattern,
+)
 from phpmq_lite.storage.statements import parts
-
-WILDCARDS: Final = "*?"
-_GLOB_MARKS: Final = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
-_QUOTED: Final = re.compile(r'\s|^"|^$|^-')
-
-
-@dataclass(slots=True, frozen=True)
-class SearchTerm:
-    """One condition in a query.
-
-    ``kind`` is its qualifier, or ``text`` for free text; ``value`` is the text after the colon, as
-    typed.  Comparisons have a ``sign``, and a ``number`` in the column's unit: bytes, ms or none.
-    """
-
-    kind: str
-    value: str
-    is_negated: bool = False
-    path: str = ""  # path to a body member, such as "data.order_id"
-    sign: str = ""  # one of = < <= > >=
-    number: int = 0
-
-    def __str__(self) -> str:
-        """Return the term as typed by the user."""
-        value = self.value
-        if self.kind == "text":
-            is_plain = not _QUOTED.search(value) and ":" not in value
-        else:
-            is_plain = not _QUOTED.search(value.lstrip("-"))
-        if not is_plain:
-            value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        name = "" if self.kind == "text" else f"{self.path or self.kind}:"
-        return f"{'-' if self.is_negated else ''}{name}{value}"
-
-
-@dataclass(slots=True, frozen=True)
-class SearchQuery:
-    """A complete query; without terms, it matches every message."""
-
-    terms: tuple[SearchTerm, ...] = ()
-
-    def __str__(self) -> str:
-        """Return the query as typed by the user; parsing the result returns the same query."""
-        return " ".join(map(str, self.terms))
-
-    def without(self, term: SearchTerm) -> "SearchQuery":
-        """Return a copy of the query without one of its terms."""
-        return SearchQuery(tuple(other for other in self.terms if other != term))
-
-    def of(self, kind: str) -> list[SearchTerm]:
-        """Return all terms of one kind."""
-        return [term for term in self.terms if term.kind == kind]
-
-
-def escape_pattern(text: str) -> str:
-    """Escape a text so that the resulting pattern matches exactly this text."""
-    return re.sub(r"([*?\\])", r"\\\1", text)
-
-
-def is_pattern(pattern: str) -> bool:
-    """Return whether a pattern contains an unescaped ``*`` or ``?``."""
-    return any(mark in WILDCARDS for mark in re.sub(r"\\.", "", pattern, flags=re.DOTALL))
-
-
-def as_glob(pattern: str) -> str:
-    """Convert a pattern to SQLite's GLOB syntax."""
-    out = []
-    at = 0
-    while at < len(pattern):
-        mark = pattern[at]
-        if mark == "\\" and at + 1 < len(pattern):
-            at += 1
-            out.append(pattern[at].translate(_GLOB_MARKS))
-        elif mark in WILDCARDS:
-            if not (mark == "*" and out and out[-1] == "*"):
-                out.append(mark)
-        else:
-            out.append(mark.translate(_GLOB_MARKS))
-        at += 1
-    return "".join(out)
-
-
-def literal_prefix(pattern: str) -> str:
-    """Return the literal prefix of a pattern, which precedes its first wildcard."""
-    found = re.match(r"(?:[^*?\\]|\\.)*", pattern, flags=re.DOTALL)
-    return unescape_pattern(found[0]) if found else ""
-
-
-def prefix_end(start: str) -> str | None:
-    """Return the smallest text greater than every text with this prefix, if one exists."""
-    text = start.rstrip("\U0010ffff")
-    if not text:
-        return None
-    code = ord(text[-1]) + 1
-    return text[:-1] + chr(0xE000 if 0xD800 <= code < 0xE000 else code)  # avoid lone surrogates
-
-
-def unescape_pattern(pattern: str) -> str:
-    """Return the literal text of a pattern without wildcards."""
-    return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
-
 
 _SETTLED: Final = frozenset(State) - ALIVE
 # If a query has several terms of such a kind, a message has to match only one of them.
 _ANY_OF: Final = ("urn", "trace", "meta", "verdict", "reason", "origin", "client", "id")
-_COLUMNS: Final = (  # columns whose names differ between live and settled messages
-    {
-        **{"{state}": "state", "{why}": "source_reason", "{ended}": ":now_ms"},
-        "{step}": "live_step",  # the name of a part
-    },
-    {
-        **{"{state}": "outcome", "{why}": "reason", "{ended}": "m.settled_at"},
-        "{step}": "settled_step",
-    },
-)
+# Columns whose names differ between live and settled messages, and the name of a part.
+_LIVE_COLUMNS: Final = {
+    "{state}": "state",
+    "{why}": "source_reason",
+    "{ended}": ":now_ms",
+    "{step}": "live_step",
+}
+_SETTLED_COLUMNS: Final = {
+    "{state}": "outcome",
+    "{why}": "reason",
+    "{ended}": "m.settled_at",
+    "{step}": "settled_step",
+}
 _OF_QUEUES: Final = frozenset(  # sources that use an index on queues
-    {
-        *("ready_queues", "held_queues", "ready_numbers", "held_numbers", "alive_moved"),
-        *("settled_queues", "settled_numbers"),
-    }
+    [
+        "ready_queues",
+        "held_queues",
+        "ready_numbers",
+        "held_numbers",
+        "alive_moved",
+        "settled_queues",
+        "settled_numbers",
+    ]
 )
+_SKIP_STATEMENTS: Final = {"seq": "next_seq", "offset": "next_offset"}
 _INTEGER: Final = re.compile(r"-?[1-9][0-9]{18,}")
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 _WORDS: Final = ("true", "false", "null")
+
+
+SearchOrder = Literal["seq", "position", "offset"]
 
 
 @dataclass(slots=True, frozen=True)
 class SearchPlan:
     """A plan for executing a query.
 
-    ``line`` is the order in which messages are read: ``seq``, ``position`` or ``offset``.  ``low``
+    ``order`` says in which order messages are read.  ``low``
     and ``high`` (exclusive) bound the search if the query names ids.  ``skip_statement`` finds the
     next message in the queues of the query; if it is empty, nothing is skipped.
     """
 
-    line: str
+    order: SearchOrder
     sources: tuple[str, ...]
     parameters: dict[str, Any]
     has_alive: bool
@@ -158,14 +79,14 @@ class SearchPlan:
 
     def text(self, *, is_newest_first: bool) -> str:
         """Return the statement, which takes ``parameters`` plus ``low``, ``high`` and ``limit``."""
-        order = parts("search", self.engine)["newest" if is_newest_first else "oldest"]
-        return "\nUNION ALL\n".join(self.sources) + f"\n{order}"
+        order_by = parts("search", self.engine)["newest" if is_newest_first else "oldest"]
+        return "\nUNION ALL\n".join(self.sources) + f"\n{order_by}"
 
 
 def make_plan(
     query: SearchQuery,
     queues: Sequence[int] | None,
-    others: Sequence[int],
+    excluded: Sequence[int],
     now_ms: int,
     *,
     seqs: Sequence[int] | None = None,
@@ -177,8 +98,8 @@ def make_plan(
 
     Args:
         query: the query, whose terms about queues are ignored.
-        queues: queue_ids to search; None means all except ``others``.
-        others: queue_ids to exclude.
+        queues: queue_ids to search; None means all except ``excluded``.
+        excluded: queue_ids to exclude.
         now_ms: the current time in Unix ms, to which ages are relative.
         seqs: messages to search; None means all.
         has_numbers: whether the index by number is nearly complete; the rest can be scanned.
@@ -192,36 +113,35 @@ def make_plan(
     if not states or (queues is not None and not queues) or high - low < 2:
         return None
     builder = _ConditionBuilder(now_ms, parts("search", engine))
-    known = builder.parameters
-    known["queues"] = json.dumps(list(queues or ()))
+    builder.parameters |= {
+        "queues": json.dumps(list(queues or ())),
+        "other_queues": json.dumps(list(excluded)),
+        "outcomes": json.dumps(sorted(states - ALIVE)),
+    }
     if queues is not None and len(queues) == 1:
-        known["queue"] = queues[0]
-    known["other_queues"] = json.dumps(list(others))
-    known["outcomes"] = json.dumps(sorted(states - ALIVE))
+        builder.parameters["queue"] = queues[0]
     conditions, has_body = builder.conditions(query)
     if seqs is not None:
         conditions.insert(0, builder.part("in_seqs", json.dumps(list(seqs))))
     traces = _exact_traces(query) if seqs is None and has_traces else []
     has_ids = low >= 0 or high < 1 << 62 or bool(trace_ranges(query))
-    alive, settled, line = _sources(
-        states, queues is not None, has_ids=has_ids, has_traces=bool(traces),
-        has_numbers=has_numbers and seqs is None,
-    )  # fmt: skip
-    named, texts = ", ".join(f":{builder.bind(trace)}" for trace in traces), []
-    for source, columns in (*((name, _COLUMNS[0]) for name in alive),
-                            *((name, _COLUMNS[1]) for name in settled)):  # fmt: skip
-        if source in builder.parts:  # an engine that indexes rows at once has no tails to read
-            wanted = states & (ALIVE if columns is _COLUMNS[0] else _SETTLED)
-            own = _source_conditions(source, wanted, queues is not None, bool(others), builder)
-            text = builder.source(source, [*own, *conditions], has_body=has_body)
-            marks = {"{traces}": named, "{step}": builder.parts[columns["{step}"]]}
-            texts.append(_fill(text, columns | marks))
-    skip = "next_seq" if line == "seq" else "next_offset"
-    if _OF_QUEUES.isdisjoint(settled):
-        skip = ""
-    return SearchPlan(
-        line, tuple(texts), known, bool(alive), bool(settled), low, high, skip, engine
+    has_queues, has_numbers = queues is not None, has_numbers and seqs is None
+    alive, settled, order = _sources(
+        states, has_queues, has_ids=has_ids, has_traces=bool(traces), has_numbers=has_numbers
     )
+    sources = [(name, states & ALIVE, _LIVE_COLUMNS) for name in alive]
+    sources += [(name, states & _SETTLED, _SETTLED_COLUMNS) for name in settled]
+    trace_names = ", ".join(f":{builder.bind(trace)}" for trace in traces)
+    statements = []
+    for name, own_states, columns in sources:
+        if name in builder.parts:  # an engine that indexes rows at once has no tails to read
+            own = _source_conditions(name, own_states, has_queues, bool(excluded), builder)
+            text = builder.source(name, [*own, *conditions], columns, has_body=has_body)
+            statements.append(text.replace("{traces}", trace_names))
+    skip = "" if _OF_QUEUES.isdisjoint(settled) else _SKIP_STATEMENTS[order]
+    has_live, has_settled, selects = bool(alive), bool(settled), tuple(statements)
+    parameters = builder.parameters
+    return SearchPlan(order, selects, parameters, has_live, has_settled, low, high, skip, engine)
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
@@ -247,7 +167,7 @@ def _sources(
     has_ids: bool,
     has_traces: bool,
     has_numbers: bool,
-) -> tuple[list[str], list[str], str]:
+) -> tuple[list[str], list[str], SearchOrder]:
     """Choose sources for live and settled messages, and the order in which they are read."""
     alive, settled = states & ALIVE, states & _SETTLED
     of_alive = ["alive_held" if alive == {State.DISPATCHED} else "alive"]
@@ -272,18 +192,19 @@ def _source_conditions(
     source: str,
     states: frozenset[State],
     has_queues: bool,
-    has_others: bool,
+    has_excluded: bool,
     builder: "_ConditionBuilder",
 ) -> Iterator[str]:
     """Yield conditions on queues and states that the source does not already include."""
     if has_queues and source not in _OF_QUEUES:
         yield f"m.queue_id {_queue_condition(builder)}"
-    if has_others:
+    if has_excluded:
         yield builder.parts["not_in_queues"]
-    is_whole = states in (ALIVE, _SETTLED)
-    if not is_whole and source == "settled_numbers":
+    if states in (ALIVE, _SETTLED):
+        return
+    if source == "settled_numbers":
         yield builder.parts["in_outcomes"]
-    elif not is_whole and source not in ("alive_held", "settled_unusual", "settled_queues"):
+    elif source not in ("alive_held", "settled_unusual", "settled_queues"):
         yield builder.part("in_states", json.dumps(sorted(states)))
 
 
@@ -292,17 +213,11 @@ def _queue_condition(builder: "_ConditionBuilder") -> str:
     return builder.parts["this_queue" if "queue" in builder.parameters else "these_queues"]
 
 
-def _fill(text: str, columns: dict[str, str]) -> str:
-    for mark, column in columns.items():
-        text = text.replace(mark, column)
-    return text
-
-
 def _states(query: SearchQuery) -> frozenset[State]:
     terms = query.of("state")
-    only = {State[term.value.upper()] for term in terms if not term.is_negated}
-    never = {State[term.value.upper()] for term in terms if term.is_negated}
-    return frozenset(only or set(State)) - never
+    included = {State[term.value.upper()] for term in terms if not term.is_negated}
+    excluded = {State[term.value.upper()] for term in terms if term.is_negated}
+    return frozenset(included or State) - excluded
 
 
 def _seq_bounds(query: SearchQuery) -> tuple[int, int]:
@@ -336,11 +251,16 @@ class _ConditionBuilder:
         """Return a condition on a value, which becomes its parameter."""
         return self.parts[name].replace("{v}", self.bind(value))
 
-    def source(self, name: str, conditions: list[str], *, has_body: bool) -> str:
+    def source(
+        self, name: str, conditions: list[str], columns: dict[str, str], *, has_body: bool
+    ) -> str:
         """Return the SELECT of a source, with the conditions."""
         text = " AND ".join([self.parts[name], *conditions])
         text = text.replace("{join}", self.parts["body"] if has_body else "")
-        return text.replace("{these}", _queue_condition(self))
+        text = text.replace("{these}", _queue_condition(self))
+        for mark, column in (columns | {"{step}": self.parts[columns["{step}"]]}).items():
+            text = text.replace(mark, column)
+        return text
 
     def conditions(self, query: SearchQuery) -> tuple[list[str], bool]:
         """Return the conditions, with those on bodies last, and whether there are any on bodies."""
@@ -374,23 +294,23 @@ class _ConditionBuilder:
                 return self.part(term.kind, term.number).replace("{sign}", term.sign)
 
     def _member_condition(self, term: SearchTerm) -> str:
-        plain = unescape_pattern(term.value)
+        text = unescape_pattern(term.value)
         if term.sign:
-            then = self.part("member_compared", term.number).replace("{sign}", term.sign)
-        elif plain in _WORDS:
-            then = self.part("member_word", plain)
+            match = self.part("member_compared", term.number).replace("{sign}", term.sign)
+        elif text in _WORDS:
+            match = self.part("member_word", text)
         else:
-            then = self.part("member", as_glob(term.value))
-            if _INTEGER.fullmatch(plain):
-                then = f"({then}) OR ({self.part('member_large', plain)})"
-        either = [then.replace("{p}", self.bind(path)) for path in json_paths(term.path)]
-        then = " OR ".join(f"({one})" for one in either)
-        text = self.parts["is_json"].replace("{then}", then)
-        if not term.sign and not is_pattern(term.value) and _WORD.fullmatch(plain):
+            match = self.part("member", as_glob(term.value))
+            if _INTEGER.fullmatch(text):
+                match = f"({match}) OR ({self.part('member_large', text)})"
+        at_paths = (match.replace("{p}", self.bind(path)) for path in json_paths(term.path))
+        any_path = " OR ".join(f"({condition})" for condition in at_paths)
+        condition = self.parts["is_json"].replace("{then}", any_path)
+        if not term.sign and not is_pattern(term.value) and _WORD.fullmatch(text):
             # Searching the bytes first is three times faster than only parsing JSON.
-            seen = " OR ".join(self.part("text", part) for part in (plain.encode(), b"\\u"))
-            text = f"({seen}) AND {text}"
-        return text
+            in_bytes = " OR ".join(self.part("text", part) for part in (text.encode(), b"\\u"))
+            condition = f"({in_bytes}) AND {condition}"
+        return condition
 
 
 def _groups(query: SearchQuery) -> Iterator[list[SearchTerm]]:
@@ -414,5 +334,5 @@ def json_paths(path: str) -> list[str]:
         f"[{step}]" if step.isascii() and step.isdecimal() and len(step) < 10 else f'."{step}"'
         for step in path.removeprefix("$.").split(".")
     ]
-    whole = "$" + "".join(steps)
-    return [whole, "$" + "".join(steps[1:])] if path.startswith("data.") else [whole]
+    member = "$" + "".join(steps)
+    return [member, "$" + "".join(steps[1:])] if path.startswith("data.") else [member]
