@@ -119,7 +119,7 @@ BAD_VALUES = [
     (["queue", "set", "q", "no_such=1", "{here}"], 4, "no_such is unknown"),
     (["queue", "set", "q", "on_expire=x", "{here}"], 4, "on_expire must be history, dead_letter"),
     (["message", "search", "x" * 3000, "{here}"], 4, "q must have at most 2000 characters.\n"),
-    (["message", "requeue", "0" * 32, "--ttl", "9999999999", "{here}"], 4, "ttl_s must be at most"),
+    (["message", "requeue", "{id}", "--ttl", "9999999999", "{here}"], 4, "ttl_s must be at most"),
     (["bench", "--url", "127.0.0.1:1"], 2, "use phpmq://HOST:PORT"),
 ]  # fmt: skip
 
@@ -129,11 +129,16 @@ def test_bad_value_is_named_in_our_words(
     broker: BrokerProcess, arguments: list[str], code: int, words: str
 ) -> None:
     admin = broker.admin[0].rstrip("/").rpartition(":")[2]
-    given = [one.format(admin=admin, phpmq=broker.port, here="--url") for one in arguments]
+    values = {"admin": admin, "phpmq": broker.port, "here": "--url", "id": ""}
+    place = ("--url", broker.admin[0])
     if "{here}" in arguments:
-        ask("queue", "create", "q", "--url", broker.admin[0])
-        given.append(broker.admin[0])
-    result = ask(*given)
+        ask("queue", "create", "q", *place)
+    if "{id}" in arguments:
+        ask("publish", "q", "--body", "a", *place)
+        values["id"] = json.loads(ask("message", "list", "q", "-o", "json", *place).stdout)[0]["id"]
+    result = ask(
+        *(text.format(**values) for text in arguments), *place[1:] * ("{here}" in arguments)
+    )
     assert words in result.stderr
     assert result.exit_code == code
 
