@@ -19,6 +19,9 @@ _EXTRA: Final = re.compile(r"""extra == ["']([\w-]+)["']""")
 _OWN: Final = re.compile(rf"{NAME}\[([\w,-]+)\]")  # matches this package's extras in a requirement
 
 
+_SAFE_SQLITE: Final = (3, 51, 3)  # in older versions, two writers can damage the WAL
+
+
 def build_kind() -> str:
     """Return ``compiled`` or ``pure Python``."""
     spec = find_spec("phpmq_lite.model")  # not imported; an extension module if compiled
@@ -37,6 +40,13 @@ def commit() -> str:
         if (_PACKAGE.parent / ".git").exists():
             return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
     return ""
+
+
+def sqlite_note(version: tuple[int, ...]) -> str:
+    """Return a note if the SQLite version is old, otherwise an empty string."""
+    if version >= _SAFE_SQLITE:
+        return ""
+    return "older than 3.51.3, which is safe here because only one connection writes"
 
 
 def install_command(*extras: str, flags: str = "") -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 from phpmq_lite.queue_settings import QueueSettings
@@ -42,6 +42,25 @@ class State(IntEnum):
 
 
 ALIVE: Final = frozenset({State.READY, State.DISPATCHED})
+STATE_NAMES: Final = tuple(state.name.lower() for state in State)  # indexed by state
+
+
+class Outcome(NamedTuple):
+    """How a message can settle."""
+
+    state: State
+    label: str  # of the last step of a message's life
+    event: str  # kind of the event in the tail of a queue
+
+
+OutcomeName = Literal["acked", "expired", "dead", "deleted"]
+# In the order in which pages, charts, options and tables have them; the names are also CSS classes.
+OUTCOMES: Final[Mapping[str, Outcome]] = {
+    "acked": Outcome(State.ACKED, "Acknowledged", "ack"),
+    "expired": Outcome(State.EXPIRED, "Expired", "expire"),
+    "dead": Outcome(State.DEAD, "Dead", "dead"),
+    "deleted": Outcome(State.DELETED, "Deleted", "delete"),
+}
 
 
 # The indexed fields of a message: URN, trace id, meta.id and attempts.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from phpmq_lite.model import ALIVE, State
+from phpmq_lite.model import ALIVE, STATE_NAMES, State
 
 
 class Action(StrEnum):
@@ -186,6 +186,6 @@ def suiting_actions(states: set[str], *, may_redrive: bool) -> list[Action]:
     return [
         action
         for action in ON_MANY
-        if {state.name.lower() for state in ACTIONS[action].suits} & states
+        if {STATE_NAMES[state] for state in ACTIONS[action].suits} & states
         and (may_redrive or action is not Action.REDRIVE)
     ]

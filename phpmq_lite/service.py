@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Union, cast
 from phpmq_lite import __version__, logs
 from phpmq_lite.admin import listeners as admin_listeners
 from phpmq_lite.admin.accounts.setup_token import SetupToken
-from phpmq_lite.admin.system import processes
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import STORED_FACTOR
 from phpmq_lite.clock import Clock
@@ -35,6 +34,7 @@ from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
 from phpmq_lite.protocol.revisions import Revision
 from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.server import processes
 from phpmq_lite.server.addresses import (
     ListenAddress,
     bind_tcp,
@@ -265,7 +265,7 @@ class Service:
             raise SettingsError(f"envelopes.schemas: {error}") from None
         file = settings.admin.initial_password_file
         if file is not None and not await asyncio.to_thread(has_admin, settings):
-            from phpmq_lite.admin.accounts.services import initial_password
+            from phpmq_lite.settings.initial_password import initial_password
 
             self._first_password = initial_password(file)
         async with AsyncExitStack() as stack:

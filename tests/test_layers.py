@@ -30,6 +30,9 @@ OURS: Final[dict[str, set[str]]] = {
     "__init__": {"client", "lazy_imports"},  # client: for type checkers; loaded when used
     "__main__": {"cli"},
     "errors": set(),
+    "checks": set(),
+    "csv_lines": set(),
+    "documentation": set(),
     "installation": set(),
     "lazy_imports": set(),
     "forks": set(),
@@ -48,6 +51,7 @@ OURS: Final[dict[str, set[str]]] = {
     "insights_document": set(),
     "model": {"queue_settings", "writes"},
     "operator_actions": {"model"},
+    "roles": set(),
     "protocol": {"errors"},
     "broker": {"histogram", "model", "operator_actions", "queue_settings", "writes", "errors"},
     "storage.search.language": {"durations", "envelopes.validation", "errors", "model"},
@@ -72,14 +76,16 @@ OURS: Final[dict[str, set[str]]] = {
     "export": {"storage.arrow", "logs", "errors"},
     "admin": {
         "writes",
-        "text_files",
         "durations",
         "broker.broker",
+        "checks",
+        "csv_lines",
         "histogram",
         "broker.state_table",
         "broker.operator",
         "broker.pipeline",
         "broker.queue",
+        "documentation",
         "insights_document",
         "queue_settings",
         "installation",
@@ -94,8 +100,11 @@ OURS: Final[dict[str, set[str]]] = {
         "logs",
         "model",
         "operator_actions",
+        "roles",
         "protocol.encoder",
         "server.admission",
+        "server.certificates",
+        "server.processes",
         "server.maintenance",
         "server.counters",
         "server.frame_recorder",
@@ -154,6 +163,7 @@ OURS: Final[dict[str, set[str]]] = {
     "envelopes.dead_letter_record": set(),
     "importers": {"client", "envelopes", "queue_settings", "errors"},
     "spark": {
+        "model",
         "insights_document",
         "storage.arrow",
         "envelopes.dead_letter_record",
@@ -198,7 +208,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "relay": {"cryptography", "pydantic"},
     "export": {"pyarrow"},
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
-    "admin.system.documentation": {"markdown_it", "markupsafe"},
+    "documentation": {"markdown_it", "markupsafe"},
     "envelopes": {"babelqueue", "msgspec"},
     "admin.pipeline.staging": {"pydantic", "pyarrow"},
     "spark": {"pyspark", "pyarrow"},
@@ -207,6 +217,11 @@ THEIRS: Final[dict[str, set[str]]] = {
     "testing": {ANY},
 }
 
+USED_BY_COMMANDS: Final = {  # modules of admin/ that commands may import
+    "formats",  # functions of their arguments
+    "urls",
+    "messages.imports",  # checks each line of a file as the API does
+}
 CORES: Final = ("protocol", "broker")  # no I/O, no clock
 NOT_IN_CORES: Final = {
     "asyncio",
@@ -413,6 +428,14 @@ def test_engine_knows_the_database_by_its_interface_only() -> None:
 
 def test_modules_import_only_what_their_part_may() -> None:
     assert [each for name in MODULES for each in offences(name, imports_of(name))] == []
+
+
+def test_commands_do_not_import_the_inside_of_the_admin() -> None:
+    """They use the API of a running broker, and what both need is in a lower part."""
+    commands = [name for name in MODULES if name.startswith("cli.")]
+    imports = {target for name in commands for _, target in imports_of(name)}
+    imports = {target for target in imports if target.startswith(f"{PACKAGE}.admin")}
+    assert imports == {f"{PACKAGE}.admin.{module}" for module in USED_BY_COMMANDS}
 
 
 def test_every_part_is_in_the_table() -> None:

@@ -283,9 +283,9 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
     """Identify the caller; health checks do not require an account."""
     context = context_of(request)
     connection, path = connection_of(request), request.path.removeprefix(context.urls.base_path)
-    is_standby = not is_started(request)
+    is_standby = not is_started(context_of(request))
     is_named = path not in HEALTH_PATHS or middleware.bearer_of(request) is not None
-    if not is_standby or (is_named and is_relaying(request)):
+    if not is_standby or (is_named and is_relaying(context_of(request))):
         try:
             await context.auth.load(context.now_ms(), STANDBY_ACCOUNTS_MS if is_standby else None)
         except StorageError as error:
@@ -314,8 +314,8 @@ def _guarded(route: Route) -> Handler:
 
 
 def _check_request(request: web.Request, route: Route) -> None:
-    if not (route.is_early or (route.role is Role.METRICS and is_relaying(request))):
-        check_started(request)
+    if not (route.is_early or (route.role is Role.METRICS and is_relaying(context_of(request)))):
+        check_started(context_of(request))
     middleware.check_role(request, route)
     check_path(request)
     check_encoding(request)

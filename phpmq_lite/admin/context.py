@@ -12,6 +12,7 @@ from aiohttp import web
 
 from phpmq_lite.admin.accounts.services import AuthServices
 from phpmq_lite.admin.http.browser_sessions import BrowserSessions
+from phpmq_lite.admin.http.live_feeds import LiveFeeds
 from phpmq_lite.admin.http.memory import HttpMemory
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.messages.jobs import BulkJobs
@@ -19,10 +20,9 @@ from phpmq_lite.admin.messages.selection_store import SelectionStore
 from phpmq_lite.admin.messages.undo import UndoStore
 from phpmq_lite.admin.pipeline.summary import SummaryFile
 from phpmq_lite.admin.slow_clients import ConnectionLimits
-from phpmq_lite.admin.system.documentation import Documentation
-from phpmq_lite.admin.system.live import LiveFeeds
 from phpmq_lite.admin.system.series import HttpCounters, MetricLabels
 from phpmq_lite.admin.urls import Urls
+from phpmq_lite.documentation import Documentation
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
 from phpmq_lite.export.exports import ExportProcesses
 from phpmq_lite.installation import docs_folder

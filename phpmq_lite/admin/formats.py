@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from phpmq_lite.durations import UNITS_MS
-from phpmq_lite.model import State
+from phpmq_lite.model import STATE_NAMES
 
 DASH: Final = "–"
 SPANS_MAX: Final = 2_000  # maximum number of pieces into which a text is split
@@ -147,7 +147,7 @@ def plural(count: int, one: str, many: str) -> str:
 
 def state_name(state: int) -> str:
     """Return a state's name, such as ``ready``, ``dispatched`` or ``acked``."""
-    return State(state).name.lower()
+    return STATE_NAMES[state]
 
 
 def client_name(number: int | None, kind: str | None, address: str | None) -> str:

@@ -17,9 +17,10 @@ from phpmq_lite.admin.trends import (
     sum_buckets,
 )
 from phpmq_lite.durations import DAY_S, HOUR_S
+from phpmq_lite.model import OUTCOMES
 from phpmq_lite.storage.read.rollups import COUNTS, Point, UptimeSpan
 
-OUTCOMES: Final = ("acked", "expired", "dead", "deleted")
+_OUTCOMES: Final = tuple(OUTCOMES)
 _PLACES: Final = tuple(map(COUNTS.index, OUTCOMES))
 _STEPS_S: Final = {"1h": 180, "24h": HOUR_S, "7d": 6 * HOUR_S, "30d": DAY_S}
 SPANS: Final = {key: trends.SPANS[key]._replace(step_s=step) for key, step in _STEPS_S.items()}
@@ -121,9 +122,9 @@ def draw_history(
     outcome: str | None = None,
 ) -> HistoryChart:
     """Draw the slices for one outcome or for all outcomes."""
-    outcomes = (outcome,) if outcome else OUTCOMES
+    outcomes = (outcome,) if outcome else _OUTCOMES
     selected = [
-        None if part.counts is None else [part.counts[OUTCOMES.index(key)] for key in outcomes]
+        None if part.counts is None else [part.counts[_OUTCOMES.index(key)] for key in outcomes]
         for part in slices
     ]
     measured = [counts for counts in selected if counts is not None]

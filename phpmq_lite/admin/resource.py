@@ -153,37 +153,6 @@ class Resource:
         return self.view_model.of(result)
 
 
-def api_route(
-    method: str,
-    path: str,
-    role: Role,
-    name: str,
-    run: Callable[..., Awaitable[Any]],
-    audit: str | None = None,
-    *,
-    status: int = 200,
-    **more: Any,
-) -> Route:
-    """Return the route of an API call that has no page; ``more`` are fields of ``Route``.
-
-    The second parameter of ``run``, if it has one, is read from the query string of a GET,
-    otherwise from the JSON body.
-    """
-    model, output = input_and_output(run)
-
-    async def call_api(request: web.Request) -> web.StreamResponse:
-        if model is None:
-            return view_response(await run(request), status=status)
-        data = await _read_input(request, method, model)
-        return view_response(await run(request, data), getattr(data, "format", "json"), status)
-
-    return Route(
-        method, path, role, name, update_wrapper(call_api, run), audit,
-        query=model if method == "GET" else None, takes=None if method == "GET" else model,
-        gives=output, status=status, **more,
-    )  # fmt: skip
-
-
 @cache
 def input_and_output(run: Callable[..., Awaitable[Any]]) -> tuple[type[BaseModel] | None, Any]:
     """Return the models of a function's second parameter and of its result, or None for either."""

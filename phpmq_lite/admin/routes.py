@@ -12,25 +12,35 @@ from phpmq_lite.admin.http.route import Handler, Route
 from phpmq_lite.admin.messages import routes as messages
 from phpmq_lite.admin.pipeline import claims, insights, staging
 from phpmq_lite.admin.queues import routes as queues
-from phpmq_lite.admin.system import backups, clients, docs, events, health, overview, system
+from phpmq_lite.admin.system import (
+    backups,
+    clients,
+    docs,
+    frames,
+    health,
+    live,
+    overview,
+    system,
+)
 
 # If several routes match a path, the first of them handles the request.
 ROUTES: Final[tuple[Route, ...]] = (
     *health.endpoints.routes,
-    *overview.ROUTES,
+    *overview.endpoints.routes,
     *queues.ROUTES,
     *messages.ROUTES,
-    *clients.ROUTES,
+    *clients.endpoints.routes,
+    *frames.endpoints.routes,
     *insights.endpoints.routes,
     *claims.endpoints.routes,
     *staging.endpoints.routes,
-    *events.endpoints.routes,
+    *live.endpoints.routes,
     *audit.ROUTES,
-    *backups.ROUTES,
-    *system.ROUTES,
+    *backups.endpoints.routes,
+    *system.endpoints.routes,
     *accounts.ROUTES,
     *openapi.ROUTES,
-    *docs.ROUTES,
+    *docs.endpoints.routes,
 )
 
 

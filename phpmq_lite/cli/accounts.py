@@ -26,6 +26,7 @@ from phpmq_lite.cli.output import (
     yes_option,
 )
 from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration
+from phpmq_lite.roles import ROLES, TOKEN_ROLES
 from phpmq_lite.text_files import TextFileError, decode_secret
 
 _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # as Unix times in ms
@@ -46,7 +47,6 @@ def _format_account(row: Row) -> Mapping[str, Any]:
     return {**row, **times, "queues": ", ".join(row["queues"]) or "all"}
 
 
-ROLES: Final = ("viewer", "operator", "admin")
 USER_COLUMNS: Final = (
     *columns("name", "role", "queues"),
     *columns(created_at="CREATED (UTC)", last_login_at="LAST LOGIN (UTC)", fit=SPARE),
@@ -160,7 +160,7 @@ def _read_password(file: Path | None) -> str:
             raise CommandError(f"the password in {file} {text}") from None
     if not is_terminal():
         raise CommandError("--password-file is required when standard input is not a terminal")
-    from phpmq_lite.admin.accounts.passwords import SHORTEST
+    from phpmq_lite.settings.initial_password import SHORTEST
 
     text = f"Password (at least {SHORTEST} characters)"
     password: str = click.prompt(text, hide_input=True, confirmation_prompt=True, err=True)
@@ -190,7 +190,7 @@ def list_tokens(admin: AdminClient, output: str | None) -> None:
 @click.argument("name")
 @click.option(
     "--role",
-    type=click.Choice(("metrics", *ROLES)),
+    type=click.Choice(TOKEN_ROLES),
     default="viewer",
     show_default=True,
     help="Role of the token; the metrics role can only read /metrics.",

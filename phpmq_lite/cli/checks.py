@@ -9,6 +9,7 @@ import click
 
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.checks import CHECKS, Bounds, Check
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Command
@@ -26,17 +27,29 @@ _counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
 _percentages = {"type": click.FloatRange(0, 100)}
 
 
+def format_seconds(seconds: float) -> str:
+    """Format a duration as users enter it: whole hours, or minutes."""
+    return f"{seconds / 3_600:g}h" if seconds % 3_600 == 0 else f"{seconds / 60:g}m"
+
+
 def threshold_options(
-    kind: dict[str, Any], warning: object, critical: object, where: str = "at or above this value"
+    row: Check, kind: dict[str, Any], format_bound: Callable[[float], object] = lambda bound: bound
 ) -> Callable[[Command], Command]:
-    """Add the options ``-w`` and ``-c`` for thresholds; ``where`` completes their help texts."""
+    """Add the options ``-w`` and ``-c``; ``shown`` formats the bounds of the table of checks."""
+    bounds = CHECKS[row].command
+    where = "at or below this percentage" if bounds.is_floor else "at or above this value"
 
     def add(command: Command) -> Command:
-        for short, name, default in (("-c", "critical", critical), ("-w", "warning", warning)):
+        for short, name, bound in (("-c", "critical", bounds.bad), ("-w", "warning", bounds.warn)):
             command = click.option(
-                short, f"--{name}", name, default=default, show_default=True,
-                help=f"{name.capitalize()} {where}.", **kind,
-            )(command)  # fmt: skip
+                short,
+                f"--{name}",
+                name,
+                default=format_bound(bound or 0),
+                show_default=True,
+                help=f"{name.capitalize()} {where}.",
+                **kind,
+            )(command)
         return command
 
     return add
@@ -84,9 +97,9 @@ def report_check(level: int, text: str) -> NoReturn:
     click.get_current_context().exit(level)
 
 
-def level_of(value: float, warning: float, critical: float) -> int:
-    """Return the most severe level whose threshold the value reaches; higher values are worse."""
-    return CRITICAL if value >= critical else WARNING if value >= warning else OK
+def level_of(value: float, warning: float, critical: float, *, is_floor: bool = False) -> int:
+    """Return the exit code for a value; with ``is_floor``, lower values are worse."""
+    return Bounds(warning, critical, is_floor, is_inclusive=True).level(value).rank
 
 
 @check.command()
@@ -97,40 +110,39 @@ def ready(admin: AdminClient) -> None:
         stats = admin.get("/stats")
     except BrokerUnavailableError as error:
         report_check(CRITICAL, f"the broker does not accept messages: {error}")
-    reason = stats["storing_stopped"] or stats["publishing_stopped"]
-    if stats["is_ready"] and not stats["is_draining"] and reason is None:
+    if (reason := rejection(stats)) is None:
         report_check(OK, "the broker accepts messages")
-    report_check(CRITICAL, f"the broker does not accept messages: {reason or stats['step']}")
+    report_check(CRITICAL, f"the broker does not accept messages: {reason}")
 
 
 @check.command()
 @click.argument("queue", required=False)
-@threshold_options(_counts, 1_000, 10_000)
+@threshold_options(Check.BACKLOG, _counts)
 @admin_client_options
 def backlog(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
     """Check the number of ready messages.
 
     Without QUEUE, checks the queue with the most ready messages.
     """
-    found = max(_queues(admin, queue), key=lambda row: row["ready"], default=None)
-    if found is None:
+    fullest = max(_queues(admin, queue), key=lambda row: row["ready"], default=None)
+    if fullest is None:
         report_check(OK, "no queues")
-    count = found["ready"]
-    report_check(level_of(count, warning, critical), f"{count:,} ready in {escape(found['name'])}")
+    count, text = fullest["ready"], f"{fullest['ready']:,} ready in {escape(fullest['name'])}"
+    report_check(level_of(count, warning, critical), text)
 
 
 @check.command()
 @click.argument("queue", required=False)
-@threshold_options(_ages, "5m", "1h")
+@threshold_options(Check.AGE, _ages, format_seconds)
 @admin_client_options
 def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
     """Check the age of the oldest message in QUEUE or anywhere."""
     rows = [row for row in _queues(admin, queue) if row["oldest_age_s"] is not None]
-    found = max(rows, key=lambda row: row["oldest_age_s"], default=None)
-    if found is None:
+    oldest = max(rows, key=lambda row: row["oldest_age_s"], default=None)
+    if oldest is None:
         report_check(OK, "no ready messages")
-    oldest = found["oldest_age_s"]
-    report_check(level_of(oldest, warning, critical), f"{oldest:,.0f} s in {escape(found['name'])}")
+    age_s = oldest["oldest_age_s"]
+    report_check(level_of(age_s, warning, critical), f"{age_s:,.0f} s in {escape(oldest['name'])}")
 
 
 @check.command()
@@ -147,13 +159,13 @@ def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> N
 def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
     """Check how many consumers QUEUE has."""
     count = _queues(admin, queue)[0]["consumers"]
-    found = f"{count_of(count, 'consumer', 'consumers')} of {escape(queue)}"
-    report_check(OK if count >= minimum else CRITICAL, found)
+    text = f"{count_of(count, 'consumer', 'consumers')} of {escape(queue)}"
+    report_check(OK if count >= minimum else CRITICAL, text)
 
 
 @check.command("dead-letters")
 @click.argument("queue", required=False)
-@threshold_options(_counts, 1, 100)
+@threshold_options(Check.DEAD_LETTERS, _counts)
 @admin_client_options
 def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
     """Check the number of dead letters, of QUEUE or of all."""
@@ -163,25 +175,27 @@ def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: 
 
 
 @check.command()
-@threshold_options(_percentages, 15.0, 5.0, "at or below this percentage")
+@threshold_options(Check.DISK, _percentages)
 @admin_client_options
 def disk(admin: AdminClient, warning: float, critical: float) -> None:
     """Check the percentage of free disk space."""
     stats = admin.get("/stats")
     share = 100 * stats["disk_free_bytes"] / max(1, stats["disk_bytes"])
-    level = CRITICAL if share <= critical else WARNING if share <= warning else OK
+    level = level_of(share, warning, critical, is_floor=True)
     report_check(level, f"{share:.1f} % of the disk is free")
 
 
 @check.command()
-@threshold_options(_ages, "26h", "50h")
+@threshold_options(Check.BACKUP_AGE, _ages, format_seconds)
 @admin_client_options
 def backup(admin: AdminClient, warning: int, critical: int) -> None:
     """Check the age of the newest backup. Backups dated in the future also cause a warning."""
-    found = admin.get("/backups")
-    level, text = check_newest_backup(found["items"], time.time(), warning, critical)
-    failed = f"; the latest attempt failed: {escape(found['error'])}" if found["error"] else ""
-    report_check(max(level, WARNING) if failed else level, f"{text}{failed}")
+    backups = admin.get("/backups")
+    level, text = check_newest_backup(backups["items"], time.time(), warning, critical)
+    if backups["error"]:
+        level = max(level, CHECKS[Check.BACKUP_FAILED].command.level(1).rank)
+        text += f"; the latest attempt failed: {escape(backups['error'])}"
+    report_check(level, text)
 
 
 def check_newest_backup(
@@ -203,6 +217,13 @@ def check_newest_backup(
     if not ahead:
         return level, text
     return max(level, WARNING), f"{text}; these are dated in the future: {', '.join(ahead)}"
+
+
+def rejection(stats: dict[str, Any]) -> str | None:
+    """Return why a broker with these ``/stats`` rejects messages, or None if it accepts them."""
+    reason: str | None = stats["storing_stopped"] or stats["publishing_stopped"]
+    is_ready = stats["is_ready"] and not stats["is_draining"]
+    return reason or (None if is_ready else stats["step"])
 
 
 def _queues(admin: AdminClient, queue: str | None) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from phpmq_lite.admin.system.documentation import INDEX, Documentation
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.cli.admin_client import (
     BrokerUnavailableError,
@@ -18,6 +17,7 @@ from phpmq_lite.cli.admin_client import (
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import print_message
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
+from phpmq_lite.documentation import INDEX, Documentation
 from phpmq_lite.installation import docs_folder
 
 
@@ -54,8 +54,8 @@ def docs(
             for heading, excerpt in zip(match.headings, match.excerpts, strict=False):
                 click.echo(f"  {match.name}#{heading.anchor}\n    {''.join(excerpt)}")
         return
-    found = pages.find(name)
-    if found is None:
+    target = pages.find(name)
+    if target is None:
         close = get_close_matches(name, [each.rpartition("/")[2] for each in pages.outlines], 1)
         hint = f"Did you mean {close[0]}?" if close else "Find one with: docs --search WORDS"
         raise CommandError(f"there is no page {name!r}. {hint}", NOT_FOUND)
@@ -65,11 +65,11 @@ def docs(
         from rich.console import Console
         from rich.markdown import Markdown
 
-        Console().print(Markdown((docs_folder() / f"{found}.md").read_text(encoding="utf-8")))
+        Console().print(Markdown((docs_folder() / f"{target}.md").read_text(encoding="utf-8")))
         return
     admin = find_admin_client(settings_args, url, token_file, tls_ca)
     base = admin_url_of(admin.settings) if admin.settings is not None else admin.url
-    address = base.rstrip("/") + Urls("", {}).docs(found) + mark + anchor
+    address = base.rstrip("/") + Urls("", {}).docs(target) + mark + anchor
     if print_url:
         click.echo(address)
         return

@@ -19,9 +19,13 @@ def frame() -> None:
 @frame.command()
 @click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 @click.option(
-    "--as", "encoding", type=click.Choice(["auto", "raw", "hex", "base64"]), default="auto",
-    show_default=True, help="Input encoding; auto treats input that starts with H01 as raw.",
-)  # fmt: skip
+    "--as",
+    "encoding",
+    type=click.Choice(["auto", "raw", "hex", "base64"]),
+    default="auto",
+    show_default=True,
+    help="Input encoding; auto treats input that starts with H01 as raw.",
+)
 @output_option
 @click.pass_context
 def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -> None:
@@ -36,49 +40,49 @@ def explain(ctx: click.Context, path: Path, encoding: Any, output: str | None) -
         data = frame_explanation.pasted_bytes(read_input(path), encoding)
     except frame_explanation.UnreadableError as error:
         raise CommandError(str(error)) from None
-    found = frame_explanation.as_data(frame_explanation.explain_bytes(data))
+    explanation = frame_explanation.as_data(frame_explanation.explain_bytes(data))
     style = output_format(output)
     if style in ("json", "jsonl"):
-        write_record(found, style)
+        write_record(explanation, style)
     else:
-        for line in _describe(found):
+        for line in _describe(explanation):
             click.echo(line)
-    if found["wrong"] is not None:
+    if explanation["wrong"] is not None:
         ctx.exit(ERROR)
 
 
-def _describe(found: dict[str, Any]) -> Iterator[str]:
+def _describe(explanation: dict[str, Any]) -> Iterator[str]:
     from phpmq_lite.admin.formats import escape_hidden
 
-    yield f"sent by        the {found['sender']}"
-    yield f"framing        {found['framing']}"
-    yield f"packet header  {found['packet_header']} bytes"
-    yield f"revision       {found['revision']}"
-    for number, one in enumerate(found["frames"], 1):
+    yield f"sent by        the {explanation['sender']}"
+    yield f"framing        {explanation['framing']}"
+    yield f"packet header  {explanation['packet_header']} bytes"
+    yield f"revision       {explanation['revision']}"
+    for number, frame_row in enumerate(explanation["frames"], 1):
         yield ""
-        yield f"{number}. {one['kind']}, {one['size']:,} bytes"
-        yield from _describe_pieces(one)
-        yield f"   {escape_hidden(one['outcome'])}"
-    if found["begun"] is not None:
+        yield f"{number}. {frame_row['kind']}, {frame_row['size']:,} bytes"
+        yield from _describe_pieces(frame_row)
+        yield f"   {escape_hidden(frame_row['outcome'])}"
+    if explanation["begun"] is not None:
         yield ""
-        yield f"{len(found['frames']) + 1}. incomplete"
-        yield from _describe_pieces(found["begun"])
+        yield f"{len(explanation['frames']) + 1}. incomplete"
+        yield from _describe_pieces(explanation["begun"])
     yield ""
-    wrong = found["wrong"]
-    if wrong is not None:
-        yield f"invalid byte at offset {wrong['offset']:,}: {wrong['code']}"
-        yield f"   {escape_hidden(wrong['detail'])}"
-        yield f"   expected {wrong['expected']}"
-        parts = (escape_hidden(wrong[name]) for name in ("before", "bad", "after"))
+    error = explanation["wrong"]
+    if error is not None:
+        yield f"invalid byte at offset {error['offset']:,}: {error['code']}"
+        yield f"   {escape_hidden(error['detail'])}"
+        yield f"   expected {error['expected']}"
+        parts = (escape_hidden(error[name]) for name in ("before", "bad", "after"))
         yield "   {}>>{}<<{}".format(*parts)
-    yield found["conclusion"]
+    yield explanation["conclusion"]
 
 
-def _describe_pieces(one: dict[str, Any]) -> Iterator[str]:
+def _describe_pieces(frame_row: dict[str, Any]) -> Iterator[str]:
     from phpmq_lite.admin.formats import escape_hidden
 
-    shown = [escape_hidden(piece["bytes"]) for piece in one["pieces"]]
-    width = min(60, max(map(len, shown)))
-    for text, piece in zip(shown, one["pieces"], strict=True):
-        rest = f" ({piece['cut']:,} more bytes)" if piece["cut"] else ""
-        yield f"   {text:{width}}  {escape_hidden(piece['meaning'])}{rest}"
+    texts = [escape_hidden(piece["bytes"]) for piece in frame_row["pieces"]]
+    width = min(60, max(map(len, texts)))
+    for text, piece in zip(texts, frame_row["pieces"], strict=True):
+        more = f" ({piece['cut']:,} more bytes)" if piece["cut"] else ""
+        yield f"   {text:{width}}  {escape_hidden(piece['meaning'])}{more}"

@@ -74,17 +74,17 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
     while True:
         # Make this request first, because a stream that has begun cannot report a problem.
         async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
-            found = read_response(response.status, await response.read())
-        feed, seen = seen, found.pop("id")
+            update = read_response(response.status, await response.read())
+        feed, seen = seen, update.pop("id")
         if feed and feed.partition("-")[0] != seen.partition("-")[0]:
             print_message(
                 "the broker no longer knows which events were shown; some may be lost or repeated"
             )
-        yield found
+        yield update
         if not polls:
-            asked, since = {"topic": topic}, {"Last-Event-ID": seen}
+            topic_query, since = {"topic": topic}, {"Last-Event-ID": seen}
             async with admin.open(
-                "GET", "/events", query=asked, timeout_s=None, headers=since
+                "GET", "/events", query=topic_query, timeout_s=None, headers=since
             ) as response:
                 if response.status == 204:
                     if polls is None:
@@ -119,9 +119,9 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, s
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield the complete lines of a response, which may be of any length."""
-    rest = b""
+    incomplete = b""
     async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, incomplete = (incomplete + piece).split(b"\n")
         for line in lines:
             yield line.decode("utf-8", "replace").rstrip("\r")
 
@@ -133,9 +133,12 @@ _REQUEST_S: Final = 60  # maximum number of seconds that a single request waits
 @click.argument("queue")
 @click.argument("query", default="")
 @click.option(
-    "--until", type=click.Choice(["published", "settled"]), default="published", show_default=True,
+    "--until",
+    type=click.Choice(["published", "settled"]),
+    default="published",
+    show_default=True,
     help="The event to wait for.",
-)  # fmt: skip
+)
 @click.option("--after", metavar="CURSOR", help="Count events after this --cursor output.")
 @click.option(
     "--timeout",
@@ -169,18 +172,18 @@ def wait(
     text = f"{queue_search(queue)} {query}".strip()  # with wildcards in the queue's name escaped
     while (left_s := ends_s - time.monotonic()) > 0:
         wait_s = min(_REQUEST_S, max(1, round(left_s)))
-        asked: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}
-        found, after = asyncio.run(_wait(admin, asked, wait_s))
-        if found is not None:
-            click.echo(json.dumps(found))
+        wait_query: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}
+        message, after = asyncio.run(_wait(admin, wait_query, wait_s))
+        if message is not None:
+            click.echo(json.dumps(message))
             return
     raise CommandError(f"no message matched within {timeout_s} s", TIMED_OUT)
 
 
 async def _wait(
-    admin: AdminClient, asked: dict[str, Any], wait_s: int
+    admin: AdminClient, wait_query: dict[str, Any], wait_s: int
 ) -> tuple[object | None, str | None]:
-    async with admin.open("GET", "/wait", query=asked, timeout_s=wait_s + 30) as response:
+    async with admin.open("GET", "/wait", query=wait_query, timeout_s=wait_s + 30) as response:
         content = await response.read()
         if response.status == 204:
             return None, response.headers.get("X-Cursor")

@@ -7,6 +7,7 @@ import click
 
 from phpmq_lite.admin import formats
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.checks import rejection
 from phpmq_lite.cli.errors import ERROR
 from phpmq_lite.cli.output import (
     confirm,
@@ -29,9 +30,8 @@ def status(admin: AdminClient, output: str | None) -> None:
     """
     stats = admin.get("/stats")
     stats["broker"] = str(admin.socket or admin.url)
-    stats["listeners"] = [one["address"] for one in admin.get("/listeners")["items"]]
-    stopped = stats["storing_stopped"] or stats["publishing_stopped"]
-    accepts_messages = stats["is_ready"] and not stats["is_draining"] and stopped is None
+    stats["listeners"] = [row["address"] for row in admin.get("/listeners")["items"]]
+    reason = rejection(stats)
     if output_format(output) != "table":
         write_record(stats, output)
     else:
@@ -40,7 +40,7 @@ def status(admin: AdminClient, output: str | None) -> None:
         write_record(
             {
                 "broker": f"phpmq-lite {stats['version']} on {stats['broker']}",
-                "state": "ready" if accepts_messages else stopped or stats["step"],
+                "state": reason or "ready",
                 "running for": formats.format_duration(up_ms),
                 "listeners": ", ".join(stats["listeners"]),
                 "queues": f"{stats['queues']:,}",
@@ -54,7 +54,7 @@ def status(admin: AdminClient, output: str | None) -> None:
             },
             output,
         )
-    if not accepts_messages:
+    if reason is not None:
         click.get_current_context().exit(ERROR)
 
 

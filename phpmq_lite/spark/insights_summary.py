@@ -23,6 +23,7 @@ from phpmq_lite.insights_document import (
     PipelineJobState,
     merge_summaries,
 )
+from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
@@ -42,7 +43,6 @@ from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
-from phpmq_lite.spark.source_options import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.errors import OptionError
 
 
@@ -80,7 +81,6 @@ _KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKA_NAMES}
 _MODES: Final = ("history", "queue")
 
 DELETED: Final = "deleted"
-OUTCOMES: Final = ("acked", "expired", "dead", DELETED)
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
 MESSAGES_MAX: Final = 100_000  # MESSAGES_MAX and BYTES_MAX are the broker's limits per claim

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from phpmq_lite.errors import RefusedError, StorageError
-from phpmq_lite.model import checksum
+from phpmq_lite.model import OUTCOMES, checksum
 from phpmq_lite.storage.statements import compiled, load, parts, postgres_value
 
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
@@ -204,7 +204,6 @@ COLUMNS: Final = (  # columns of the history, in order; see docs/guides/pipeline
     ArrowColumn("meta_id", "string", is_nullable=True),
     ArrowColumn("attempts", "int64", is_nullable=True),
 )
-OUTCOMES: Final = {"acked": 2, "expired": 3, "dead": 4, "deleted": 5}  # codes in the database
 DELETED: Final = "deleted"
 # The body is null if it is damaged or has been removed by retention.
 BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
@@ -441,7 +440,7 @@ class HistoryRanges:
                     known = ", ".join(OUTCOMES)
                     raise RefusedError("bad_value", f"{name!r} is not a valid outcome; use {known}")
             text += f" {self.parts['only_outcomes']}"
-            values["outcomes"] = json.dumps([OUTCOMES[name] for name in selection.outcomes])
+            values["outcomes"] = json.dumps([OUTCOMES[name].state for name in selection.outcomes])
         return text, values
 
     def _ids_by_name(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from phpmq_lite.admin.system.metrics import METRICS
+from phpmq_lite.checks import CHECKS
 from phpmq_lite.testing import running_service
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -119,6 +120,17 @@ def test_alerts_have_a_summary_and_a_severity() -> None:
     for rule in rules():
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_alerts_are_those_of_the_table_of_checks() -> None:
+    """Only Prometheus notices the first three, so they have no row."""
+    only_here = {"PhpmqDown", "PhpmqRestarted", "PhpmqLoginsRefused"}
+    bounds = {name: bound for row in CHECKS.values() for name, bound in row.alerts.items()}
+    assert {rule["alert"] for rule in rules()} - only_here == bounds.keys()
+    for rule in rules():
+        if (bound := bounds.get(rule["alert"])) is not None:
+            numbers = re.findall(r"[<>=]=? ([\d.]+)(?!\S)", rule["expr"])
+            assert bound in map(float, numbers), rule
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool (prometheus) is missing")

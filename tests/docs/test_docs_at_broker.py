@@ -8,9 +8,9 @@ import pytest
 
 from phpmq_lite.admin.http import problems
 from phpmq_lite.admin.http.page_layout import HELP
-from phpmq_lite.admin.system.documentation import PICTURE_TYPES, Documentation
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.cli import main as cli
+from phpmq_lite.documentation import PICTURE_TYPES, Documentation
 from tests.docs.pages import ROOT, anchors
 
 BASE = "/mq"

@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import pytest
 
-from phpmq_lite.admin.system import live
+from phpmq_lite.admin.http import live_feeds
 from tests.support.fork_server import ForkedProcess
 from tests.support.http_site import HttpSite, running_site
 
@@ -84,14 +84,14 @@ async def check_all_shown(site: HttpSite, tmp_path: Path, count: int) -> str:
 async def test_tail_continues_in_the_next_stream_without_a_gap(
     site: HttpSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "STREAM_S", 0.5)
+    monkeypatch.setattr(live_feeds, "STREAM_S", 0.5)
     assert await check_all_shown(site, tmp_path, 40) == ""
 
 
 async def test_tail_without_a_free_stream_polls_once_a_second(
     site: HttpSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "STREAMS_OF_CONTROL", 0)
+    monkeypatch.setattr(live_feeds, "STREAMS_OF_CONTROL", 0)
     said = await check_all_shown(site, tmp_path, 40)
     assert said == "the broker has too many open streams; polling once a second\n"
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from phpmq_lite.admin.system.connections import _unix_pid
-from phpmq_lite.admin.system.processes import PeerProcess, find_listener
 from phpmq_lite.client import Client, connect
+from phpmq_lite.server.processes import PeerProcess, find_listener
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import LivePages, pages, poll_until
 

@@ -5,17 +5,18 @@ import re
 from collections.abc import AsyncIterator, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from phpmq_lite.admin.http.identity import Identity, set_identity
+from phpmq_lite.admin.http.feed_keys import feed_key
+from phpmq_lite.admin.http.identity import Identity
+from phpmq_lite.admin.http.live_feeds import WAITS
 from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.wait import WaitPosition
-from phpmq_lite.admin.system.feed_viewers import feed_key
-from phpmq_lite.admin.system.live import WAITS
 from phpmq_lite.client.async_client import Client, connect
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
@@ -618,8 +619,8 @@ async def test_bulk_job_is_shown_only_to_its_user(two_queues: RunningBroker) -> 
 def test_viewers_of_the_same_queues_share_a_feed() -> None:
     def key(name: str, *queues: str) -> Hashable:
         request = make_mocked_request("GET", "/api/v1/live")
-        set_identity(request, Identity(name, Role.OPERATOR, "token", queues))
-        return feed_key(request, "queues")
+        identity = Identity(name, Role.OPERATOR, "token", queues)
+        return feed_key(cast(Any, SimpleNamespace(request=request, identity=identity)), "queues")
 
     assert key("a") == key("b")
     assert key("a", "mail") != key("b", "mail")

@@ -1,13 +1,24 @@
 """Dispatching, its limits, purges and redrives."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, LoadedRows, Message, MessageSource, State
+from phpmq_lite.model import (
+    ALIVE,
+    OUTCOMES,
+    STATE_NAMES,
+    Batch,
+    Limits,
+    LoadedRows,
+    Message,
+    MessageSource,
+    OutcomeName,
+    State,
+)
 from phpmq_lite.queue_settings import QueueSettings
 from tests.support.core_rig import (
     CoreRig,
@@ -716,3 +727,9 @@ def test_setting_can_be_reset_to_its_default(rig: CoreRig) -> None:
     assert [answer["max_deliveries"] for answer in rig.answers] == [3, 20]
     assert batch.configured == [rig.queue().row]
     assert rig.queue().row.own == {}
+
+
+def test_every_settled_state_is_an_outcome() -> None:
+    assert {outcome.state for outcome in OUTCOMES.values()} == set(State) - ALIVE
+    assert [STATE_NAMES[outcome.state] for outcome in OUTCOMES.values()] == list(OUTCOMES)
+    assert get_args(OutcomeName) == tuple(OUTCOMES)

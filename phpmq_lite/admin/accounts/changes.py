@@ -17,11 +17,10 @@ from phpmq_lite.admin.http.problems import Problem, not_found
 from phpmq_lite.admin.http.request_audit import audit_entry
 from phpmq_lite.admin.http.source import address_of
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.roles import ROLES, TOKEN_ROLES
 from phpmq_lite.server.addresses import address_key
 from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User
 
-ROLES: Final = ("viewer", "operator", "admin")
-TOKEN_ROLES: Final = ("metrics", *ROLES)
 NAME_LENGTH: Final = 64
 GLOBS: Final = 50
 GLOB_LENGTH: Final = LONGEST_NAME

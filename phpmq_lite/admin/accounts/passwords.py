@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.server.addresses import address_key
+from phpmq_lite.settings.initial_password import LONGEST, SHORTEST
 
 if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
-SHORTEST: Final = 12
-LONGEST: Final = 1_024
 HASHES_AT_ONCE: Final = 2  # computing a hash uses 64 MiB and takes about 0.2 s
 MAX_WAITING: Final = 8
 

@@ -2,25 +2,21 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from phpmq_lite.admin.accounts.accounts import Accounts
-from phpmq_lite.admin.accounts.passwords import LONGEST, SHORTEST, LoginThrottle, Passwords
+from phpmq_lite.admin.accounts.passwords import LoginThrottle, Passwords
 from phpmq_lite.admin.accounts.setup_token import SetupToken
-from phpmq_lite.errors import SettingsError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.server.addresses import address_key
-from phpmq_lite.settings.loading import check_private
+from phpmq_lite.settings.initial_password import SETTING
 from phpmq_lite.storage.read.accounts import User
-from phpmq_lite.text_files import TextFileError, read_secret
 
 HOW: Final = (
     "Open /setup with the token from the file setup-token in the data folder, or run "
     "`phpmq-lite user create NAME` on this machine."
 )
 
-SETTING: Final = "admin.initial_password_file"
 FIRST_NAME: Final = "admin"
 MINUTE_MS: Final = 60_000
 STANDBY_ACCOUNTS_MS: Final = 5_000  # how long a standby uses accounts that the active one changes
@@ -28,25 +24,6 @@ ADDRESSES: Final = 1_000  # maximum number of audit rows per minute; further add
 
 # Writes an audit row, or adds a count to the row if it has already been written.
 WriteEntry = Callable[[AuditEntry, int], Awaitable[None]]
-
-
-def initial_password(path: Path) -> str:
-    """Read the first user's password from its file, without trailing line breaks.
-
-    Raises:
-        SettingsError: the file cannot be read, other users can read it, or the password is invalid.
-    """
-    try:
-        check_private(SETTING, path)
-        password = read_secret(path)
-    except (OSError, TextFileError) as error:
-        reason = getattr(error, "strerror", None) or f"the file {error}"
-        raise SettingsError(f"{SETTING} {path} cannot be read: {reason}") from None
-    if not SHORTEST <= len(password) <= LONGEST:
-        raise SettingsError(
-            f"{SETTING} {path}: {len(password)} characters; {SHORTEST} to {LONGEST} are required"
-        )
-    return password
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from phpmq_lite.admin.accounts import changes
 from phpmq_lite.admin.accounts.accounts import KEPT_MS
-from phpmq_lite.admin.accounts.passwords import SHORTEST
 from phpmq_lite.admin.accounts.setup_token import FILE
 from phpmq_lite.admin.http import request_audit
 from phpmq_lite.admin.http.browser_sessions import LOGIN, cookie_of
@@ -17,6 +16,7 @@ from phpmq_lite.admin.http.fields import Form, FormatQuery
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel, redirect_with_session
 from phpmq_lite.admin.http.route import Role
+from phpmq_lite.settings.initial_password import SHORTEST
 from phpmq_lite.storage.read.accounts import LoginSession, User
 
 endpoints: Final = Endpoints()

@@ -1,6 +1,6 @@
 """The page and the API for managing API tokens."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
@@ -15,6 +15,7 @@ from phpmq_lite.admin.http.problems import Problem, problem_of
 from phpmq_lite.admin.http.request_audit import mark_refused
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel
 from phpmq_lite.admin.http.route import Role
+from phpmq_lite.roles import TOKEN_ROLES, TokenRoleName
 from phpmq_lite.storage.read.accounts import ApiToken
 
 endpoints: Final = Endpoints()
@@ -25,9 +26,7 @@ class TokenInput(StrictInput):
     """A token to create."""
 
     name: str = Field(description="1 to 64 characters: letters, digits and . _ @ + -")
-    role: Literal["metrics", "viewer", "operator", "admin"] = Field(
-        description="metrics, viewer, operator or admin"
-    )
+    role: TokenRoleName = Field(description="metrics, viewer, operator or admin")
     queues: Annotated[Globs, Lines()] = Field(
         [], description="globs for the visible queues; empty for all"
     )
@@ -78,7 +77,7 @@ async def _show(
     problem: Problem | None = None,
     made: NewTokenView | None = None,
 ) -> web.Response:
-    values = form_values(call, form) | {"roles": changes.TOKEN_ROLES, "made": made}
+    values = form_values(call, form) | {"roles": TOKEN_ROLES, "made": made}
     return await call.render_form("tokens.html", problem, found=_visible(call), **values)
 
 

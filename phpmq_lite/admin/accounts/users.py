@@ -1,12 +1,11 @@
 """The page and the API for managing users."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from aiohttp import web
 from pydantic import Field, SecretStr
 
 from phpmq_lite.admin.accounts import changes
-from phpmq_lite.admin.accounts.passwords import SHORTEST
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
 from phpmq_lite.admin.http.fields import ActionInput, Form, FormatQuery, StrictInput
@@ -14,10 +13,11 @@ from phpmq_lite.admin.http.forms import Lines, Untrimmed
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel
 from phpmq_lite.admin.http.route import Role
+from phpmq_lite.roles import ROLES, RoleName
+from phpmq_lite.settings.initial_password import SHORTEST
 from phpmq_lite.storage.read.accounts import User
 
 endpoints: Final = Endpoints()
-RoleName = Literal["viewer", "operator", "admin"]
 Globs = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=changes.GLOB_LENGTH)]],
     Field(max_length=changes.GLOBS),
@@ -75,7 +75,7 @@ def form_values(call: Call, form: Form | None = None) -> dict[str, Any]:
         "form": {} if form is None else {name: form.raw(name) for name in fields},
         "is_local": call.identity.kind == "local",
         "limits": call.identity.queues,
-        "roles": changes.ROLES,
+        "roles": ROLES,
         "shortest": SHORTEST,
     }
 

@@ -11,13 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from phpmq_lite.admin.http.body import (
     FormValue,
     UploadedFile,
-    read_form_field,
     read_form_fields,
     read_json_body,
 )
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import ROUTE
-from phpmq_lite.admin.urls import decode_name, own_path_or
+from phpmq_lite.admin.urls import decode_name
 from phpmq_lite.durations import FORM_UNITS, UNITS_MS
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S, NAME_RULE, name_problem
 
@@ -71,11 +70,6 @@ def check_path(request: web.Request) -> None:
     except UnicodeDecodeError:
         detail = "A name in the path is not valid UTF-8 after percent-decoding."
         raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
-
-
-async def read_next_path(request: web.Request, default: str) -> str:
-    """Return the form field ``next`` if it is a path on this site, else ``default``."""
-    return own_path_or(await read_form_field(request, "next"), default)
 
 
 def check_queue_name(name: str) -> None:

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.system import view
 from phpmq_lite.admin.urls import Urls
+from phpmq_lite.checks import CHECKS, Check, Level, asynchronous_text
 from phpmq_lite.server.addresses import is_loopback, parse_endpoint
 from phpmq_lite.settings import Settings
 
@@ -71,7 +71,6 @@ HELP: Final = {
     "api": "reference/api",
 }
 
-DISK_WARNING_SHARE: Final = 0.93  # used share of the disk at which every page shows a warning
 
 # All colours have a contrast of at least 4.5:1 with white; app.css contains the same values.
 COLOURS: Final = {
@@ -246,7 +245,7 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
         )
     if not status.store.has_file:
         if status.store.asynchronous is not None:
-            found.append(f"{view.asynchronous_text(status.store)}.")
+            found.append(f"{asynchronous_text(status.store.asynchronous)}.")
         return found
     with suppress(OSError):  # takes only microseconds, because the disk is local
         disk = shutil.disk_usage(context.settings.data)
@@ -256,6 +255,6 @@ def list_broker_problems(request: web.Request, context: Context) -> list[str]:
 
 def disk_warning(used: int, usable: int) -> list[str]:
     """Return a warning if the disk is nearly full; space reserved for root is not usable."""
-    if used < usable * DISK_WARNING_SHARE:
+    if CHECKS[Check.DISK].notice.level(used / usable) is not Level.BAD:
         return []
     return [f"The disk is {used / usable:.0%} full. Publishing stops when it is full."]

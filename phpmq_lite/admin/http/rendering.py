@@ -25,6 +25,7 @@ from phpmq_lite.admin.messages import bodies
 from phpmq_lite.admin.messages.envelope_card import RowVerdicts, shorten
 from phpmq_lite.admin.trends import polyline
 from phpmq_lite.durations import FORM_UNITS
+from phpmq_lite.model import OUTCOMES
 from phpmq_lite.operator_actions import ACTIONS
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 from phpmq_lite.storage.search.language import meta_search
@@ -92,6 +93,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
         plural=formats.plural,
         ACTIONS=ACTIONS,
         FORM_UNITS=FORM_UNITS,
+        OUTCOMES=OUTCOMES,
         LONGEST_NAME=LONGEST_NAME,
         LONGEST_TTL_S=LONGEST_TTL_S,
     )

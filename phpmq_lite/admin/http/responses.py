@@ -1,17 +1,16 @@
 """Helpers for responses: lists in several formats, page cursors and redirects."""
 
-import csv
-import io
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Self, TypeVar
 from zlib import crc32
 
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.csv_lines import csv_line
 
 Item = TypeVar("Item")
 ReadDirection = Literal["after", "before"]
@@ -108,10 +107,6 @@ def _bad(what: str) -> Problem:
     return Problem(422, "bad_cursor", f"The cursor {what}. Go to the first page.", field="cursor")
 
 
-# Also the full-width signs, which spreadsheets with an Asian locale read like the others.
-_CSV_FORMULA: Final = (*"=+-@\t\r\n\uff1d\uff0b\uff0d\uff20",)
-
-
 class ResponseModel(BaseModel):
     """Base class of response models."""
 
@@ -166,23 +161,6 @@ def list_response(
 def json_line(data: dict[str, Any]) -> str:
     """Return data as a line of JSON."""
     return json.dumps(data, ensure_ascii=False) + "\n"
-
-
-def csv_line(values: Iterable[Any]) -> str:
-    """Return values as a line of CSV."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\r\n").writerow(map(csv_cell, values))
-    return out.getvalue()
-
-
-def csv_cell(value: Any) -> str:
-    """Return a value as a CSV cell that no spreadsheet will interpret as a formula."""
-    if value is None:
-        return ""
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.startswith(_CSV_FORMULA) else text
 
 
 def json_response(data: object, status: int = 200) -> web.Response:

@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 from aiohttp import web
 from pydantic import BaseModel
+
+from phpmq_lite.roles import Role as Role
 
 BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
 LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body if no login is required
@@ -14,21 +15,6 @@ VALUES: Final = 10_000  # default maximum number of JSON values in a request bod
 JSON_LINES: Final = "application/x-ndjson"  # HTML forms cannot send this content type
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Role(StrEnum):
-    """A role that a route can require; each role includes the permissions of the roles above it."""
-
-    PUBLIC = "public"  # no login required, as for health checks and the login page
-    METRICS = "metrics"  # only for tokens; permits nothing but reading /metrics
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    ADMIN = "admin"
-
-    def may(self, needed: "Role") -> bool:
-        """Return whether a caller with this role can use a route that requires ``needed``."""
-        order = list(Role)
-        return order.index(self) >= order.index(needed)
 
 
 @dataclass(slots=True, frozen=True)

@@ -21,10 +21,11 @@ from phpmq_lite.admin.http.fields import (
 )
 from phpmq_lite.admin.http.memory import MemoryReservation
 from phpmq_lite.admin.http.rendering import PIECE_BYTES, abort_response, send_piece
-from phpmq_lite.admin.http.responses import ResponseModel, csv_line, json_line
+from phpmq_lite.admin.http.responses import ResponseModel, json_line
 from phpmq_lite.admin.messages.bodies import as_content
+from phpmq_lite.csv_lines import csv_line
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import State
+from phpmq_lite.model import STATE_NAMES
 from phpmq_lite.storage.read.messages import MessageReader, MessageRow
 from phpmq_lite.storage.search.language import QUERY_CHARACTERS, parse_search
 
@@ -72,7 +73,7 @@ class ExportView(ResponseModel):
         content, encoding = as_content(body) if body is not None else (None, "utf-8")
         return cls.of(
             row,
-            state=State(row.state).name.lower(),
+            state=STATE_NAMES[row.state],
             content=content,
             encoding=encoding,
             ttl_s=row.ttl_s or 0,

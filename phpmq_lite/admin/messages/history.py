@@ -29,14 +29,13 @@ from phpmq_lite.admin.messages.listing import (
     read_search_page,
 )
 from phpmq_lite.admin.messages.traces import read_failed_attempts
-from phpmq_lite.model import State
+from phpmq_lite.model import OUTCOMES, OutcomeName, State
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.read.page import Page
 from phpmq_lite.storage.read.rollups import ALL
 from phpmq_lite.storage.search.language import states_search
 
 OFFSET_MAX: Final = 1 << 62
-HistoryOutcome = Literal["acked", "expired", "dead", "deleted"]
 endpoints: Final = Endpoints()
 
 
@@ -44,7 +43,7 @@ class HistoryFilter(QueryModel):
     """Filter for settled messages; times without a time zone are in UTC."""
 
     queue: str = Field("", max_length=LONGEST_NAME, description="only this queue, or empty for all")
-    outcome: HistoryOutcome | None = Field(None, description="only messages with this outcome")
+    outcome: OutcomeName | None = Field(None, description="only messages with this outcome")
     since: str = Field(
         "",
         max_length=40,
@@ -159,7 +158,7 @@ async def _read_page(call: Call, query: HistoryPageQuery) -> MessagePage:
         queue_id, (since, until) = call.queue_id(query.queue), query.period
         return await read_history_page(call.context, settled, queue_id, since=since, until=until)
     # No index covers several queues at once, so the search scans the rows.
-    states = (query.outcome,) if query.outcome else history_chart.OUTCOMES
+    states = (query.outcome,) if query.outcome else tuple(OUTCOMES)
     return await read_search_page(call, states_search(states), query.cursor, query.limit)
 
 

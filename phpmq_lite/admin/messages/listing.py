@@ -22,7 +22,7 @@ from phpmq_lite.admin.http.fields import (
 from phpmq_lite.admin.http.finding import Queue
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel
 from phpmq_lite.admin.messages.bodies import as_content, preview_envelope
-from phpmq_lite.model import State
+from phpmq_lite.model import STATE_NAMES, OutcomeName, State
 from phpmq_lite.storage.read.messages import Body, MessageRow
 from phpmq_lite.storage.read.page import Page
 from phpmq_lite.storage.search.language import SearchQuery
@@ -39,7 +39,7 @@ class MessagesQuery(ListQuery):
 class SettledQuery(ListQuery):
     """Query for a page of a queue's settled messages."""
 
-    outcome: Literal["acked", "expired", "dead", "deleted"] | None = None
+    outcome: OutcomeName | None = None
 
 
 class MessageView(ResponseModel):
@@ -88,7 +88,7 @@ class MessageView(ResponseModel):
         """Return the API view of a stored message."""
         return cls.of(
             row,
-            state=State(row.state).name.lower(),
+            state=STATE_NAMES[row.state],
             holder=row.consumer_address if row.state == State.DISPATCHED else None,
             preview="".join(piece.text for piece in preview_envelope(row.preview, row.size)),
         )

@@ -7,7 +7,7 @@ from typing import Final
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import client_name
 from phpmq_lite.broker.state_table import StateEvent
-from phpmq_lite.model import State
+from phpmq_lite.model import OUTCOMES, STATE_NAMES, State
 from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_message_id, seq_of
 
 
@@ -60,12 +60,6 @@ _HOW: Final = {  # maps a kind of event to the labels for a newer and an older m
     "edit": ("Edited as", "Edited from"),
     "dead_letter": ("Dead-letter record", "Dead-letter record of"),
 }
-_SETTLED: Final = {
-    State.ACKED: "Acknowledged",
-    State.EXPIRED: "Expired",
-    State.DEAD: "Dead",
-    State.DELETED: "Deleted",
-}
 
 
 def make_timeline(
@@ -100,8 +94,8 @@ def _steps(row: MessageRow, events: Iterable[EventRow]) -> list[LifeStep]:
     published = LifeStep(row.published_at, "Published", "ready", f"by {publisher}")
     steps = [published, *_dispatches(row), *(_event(row, event) for event in events)]
     if row.settled_at is not None:
-        state = State(row.state)
-        steps.append(LifeStep(row.settled_at, _SETTLED[state], state.name.lower(), row.reason))
+        name = STATE_NAMES[row.state]
+        steps.append(LifeStep(row.settled_at, OUTCOMES[name].label, name, row.reason))
     return steps
 
 

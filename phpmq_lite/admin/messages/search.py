@@ -25,7 +25,7 @@ from phpmq_lite.admin.messages.listing import (
 from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import SearchError
-from phpmq_lite.model import State
+from phpmq_lite.model import STATE_NAMES
 from phpmq_lite.operator_actions import suiting_actions
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
@@ -110,7 +110,7 @@ def _actions_for(rows: Sequence[MessageRow], others: frozenset[str]) -> list[str
 
     ``others`` contains the dead-letter queues named in queue settings.
     """
-    states = {State(row.state).name.lower() for row in rows}
+    states = {STATE_NAMES[row.state] for row in rows}
     is_record = any(
         row.is_alive and (row.source_seq is not None or has_records(row.queue or "", others))
         for row in rows

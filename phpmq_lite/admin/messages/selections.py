@@ -20,7 +20,7 @@ from phpmq_lite.admin.messages.finding import Selection
 from phpmq_lite.admin.messages.listing import MessageView
 from phpmq_lite.admin.messages.selection_store import MessageSelection
 from phpmq_lite.broker.operator.message_actions import ActionOptions
-from phpmq_lite.model import AuditEntry, State
+from phpmq_lite.model import STATE_NAMES, AuditEntry, State
 from phpmq_lite.operator_actions import ACTIONS, Action, suiting_actions
 from phpmq_lite.storage.search.language import parse_search
 
@@ -147,7 +147,7 @@ async def _plan(call: Call, seqs: Sequence[int], target: str | None) -> RedriveP
 def _fits(selection: MessageSelection, action: Action) -> int:
     """Count the messages that an action suits; for deletion, count only ready messages."""
     states = {State.READY} if action is Action.DELETE else ACTIONS[action].suits
-    return sum(selection.frozen.by_state.get(state.name.lower(), 0) for state in states)
+    return sum(selection.frozen.by_state.get(STATE_NAMES[state], 0) for state in states)
 
 
 @endpoints.action("/selections/{token}/apply", "selection-apply", Role.OPERATOR, "selection.apply")

@@ -14,14 +14,14 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints, From
+from phpmq_lite.admin.http.feed_keys import FEED, feed_key
 from phpmq_lite.admin.http.fields import QueryModel
 from phpmq_lite.admin.http.finding import Queue
+from phpmq_lite.admin.http.live_feeds import STREAMS, FeedState
 from phpmq_lite.admin.http.rendering import collect_in_slices
 from phpmq_lite.admin.messages import bodies
-from phpmq_lite.admin.system.feed_viewers import FEED, feed_key
-from phpmq_lite.admin.system.live import STREAMS, FeedState
 from phpmq_lite.broker.state_table import StateEvent
-from phpmq_lite.model import Batch, CopiedRows, Message, State
+from phpmq_lite.model import OUTCOMES, Batch, CopiedRows, Message, State
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
@@ -39,12 +39,7 @@ KINDS: Final = (
     "publish", "dispatch", "ack", "requeue", "return", "release", "move", "forward", "dead",
     "expire", "delete", "restore", "redrive",
 )  # fmt: skip
-_OUTCOMES: Final[dict[int, str]] = {
-    State.ACKED: "ack",
-    State.EXPIRED: "expire",
-    State.DEAD: "dead",
-    State.DELETED: "delete",
-}
+_OUTCOMES: Final[dict[int, str]] = {row.state: row.event for row in OUTCOMES.values()}
 _OWN_EVENT: Final = {"redriven"}  # deletion reasons that have their own event kind
 _MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # whose detail is "A to B"
 
@@ -306,7 +301,7 @@ async def show_tail(
 ) -> web.Response:
     """Show the most recent events for the messages in a queue, then stream live updates."""
     request, live = call.request, call.context.live
-    key = request[FEED] = feed_key(request, f"tail:{queue.name}")
+    key = request[FEED] = feed_key(call, f"tail:{queue.name}")
     live.drop_unwatched(key)  # its rows are older than this page, which reads them all
     if len(live.states) < STREAMS:
         _tail_of(call, queue).listen()  # so that no event is missed until the stream opens

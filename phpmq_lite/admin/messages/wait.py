@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.live_feeds import WAITS, LiveFeeds
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.responses import json_response
 from phpmq_lite.admin.messages.listing import MessageView
-from phpmq_lite.admin.system.live import WAITS, LiveFeeds
 from phpmq_lite.model import Batch, has_room
 from phpmq_lite.storage.read.activity import RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow, seq_of

@@ -32,10 +32,10 @@ from phpmq_lite.admin.queues import listing, settings_form
 from phpmq_lite.admin.queues.list import QueueView
 from phpmq_lite.admin.queues.listing import ListedQueue, read_oldest_ready
 from phpmq_lite.admin.queues.settings_form import FIELDS, BadFieldError, SettingsInput, SettingsView
-from phpmq_lite.admin.system import attention
 from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
+from phpmq_lite.checks import RECENT_MS
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import BadSettingError, RefusedError
 from phpmq_lite.queue_settings import home_of
@@ -132,7 +132,7 @@ async def _quarantined(call: Call, queue: QueueStatus) -> list[tuple[str, int, s
         reason in REASONS for reason in queue.deaths
     ):
         return []
-    since_ms = call.now_ms - attention.LATELY_MS
+    since_ms = call.now_ms - RECENT_MS
     recent = (await RecentActivity(call.context.readers).deaths(since_ms)).get(queue.queue_id, {})
     return [
         (reason, count, str(verdict_search(queue.name, reason)))

@@ -10,15 +10,12 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.accounts.csrf import download_headers
-from phpmq_lite.admin.context import Context, context_of, status_of
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import check_all_queues
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import render_page
-from phpmq_lite.admin.http.request_audit import audit_entry
 from phpmq_lite.admin.http.responses import ListPage, ResponseModel, json_response
-from phpmq_lite.admin.http.route import Role, Route
-from phpmq_lite.admin.resource import Api, Page, Resource, api_route
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.system.view import SystemFact
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.server.maintenance import Maintenance
@@ -26,6 +23,7 @@ from phpmq_lite.storage.sqlite.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound
 from phpmq_lite.storage.store_status import StoreStatus
 
+endpoints: Final = Endpoints()
 WAIT_S: Final = 20.0  # maximum time to wait for a backup; after that, the client must poll
 
 
@@ -87,53 +85,63 @@ def maintenance_of(context: Context) -> Maintenance:
         Problem: 409 if the broker stores in PostgreSQL, 503 if it is not ready yet.
     """
     if not (store := context.engine.summary().store).has_file:
-        raise Problem(
-            409, "not_sqlite",
+        detail = (
             f"This broker stores in {store.engine} ({store.place}), whose own tools make backups: "
-            "pg_dump, pg_basebackup or pgBackRest. `phpmq-lite database verify` checks messages.",
-        )  # fmt: skip
+            "pg_dump, pg_basebackup or pgBackRest. `phpmq-lite database verify` checks messages."
+        )
+        raise Problem(409, "not_sqlite", detail)
     if context.maintenance is None:
         raise Problem(503, "not_ready", "The broker is not ready.")
     return context.maintenance
 
 
-async def list_backups(request: web.Request) -> BackupsView:
+@endpoints.api("GET /backups", "api-backups", Role.ADMIN)
+async def list_backups(call: Call) -> BackupsView:
     """List the backups, newest first."""
-    check_all_queues(request, "view backups")
-    return await _listed(maintenance_of(context_of(request)))
+    call.check_all_queues("view backups")
+    return await _backups_view(maintenance_of(call.context))
 
 
-async def make_backup(request: web.Request) -> web.StreamResponse:
+@endpoints.api(
+    "POST /backups",
+    "api-backup",
+    Role.ADMIN,
+    "backup.make",
+    gives=BackupsView,
+    status=201,
+    cli="backup create",
+)
+async def make_backup(call: Call) -> web.Response:
     """Create a backup; if the response is 202 (after 20 s), poll until ``is_running`` is false."""
-    context = context_of(request)
-    await begin_backup(request)
-    care = maintenance_of(context)
+    maintenance = await _begin_backup(call)
+    status = 201
     try:
         async with asyncio.timeout(WAIT_S):
-            await care.backups.wait()
+            await maintenance.backups.wait()
     except TimeoutError:
-        return json_response(await _listed(care), status=202)
-    return json_response(await _listed(care), status=201)
+        status = 202
+    return json_response(await _backups_view(maintenance), status)
 
 
-async def begin_backup(request: web.Request) -> None:
+async def _begin_backup(call: Call) -> Maintenance:
     """Start a backup and write its audit row."""
-    check_all_queues(request, "create a backup")
-    care = maintenance_of(context_of(request))
-    await care.backups.start_after(_audit_writer(request, "backup"))
+    call.check_all_queues("create a backup")
+    maintenance = maintenance_of(call.context)
+    await maintenance.backups.start_after(_audit_writer(call, "backup"))
+    return maintenance
 
 
-async def _listed(care: Maintenance) -> BackupsView:
-    made = care.backups
+async def _backups_view(maintenance: Maintenance) -> BackupsView:
+    backups = maintenance.backups
     return BackupsView(
-        items=[_backup_out(backup) for backup in await made.all()],
-        is_running=made.is_running,
-        made=made.last_id,
-        error=made.error,
+        items=[_backup_view(backup) for backup in await backups.all()],
+        is_running=backups.is_running,
+        made=backups.last_id,
+        error=backups.error,
     )
 
 
-def _backup_out(backup: Backup) -> BackupView:
+def _backup_view(backup: Backup) -> BackupView:
     manifest = asdict(backup.manifest)
     return BackupView(schema_version=manifest.pop("schema"), path=str(backup.folder), **manifest)
 
@@ -141,43 +149,27 @@ def _backup_out(backup: Backup) -> BackupView:
 # -- the scrub
 
 
-async def get_scrub(request: web.Request) -> ScrubView:
+@endpoints.api("GET /scrub", "api-scrub", cli="database scrub")
+async def get_scrub(call: Call) -> ScrubView:
     """Return the scrub's progress and findings."""
-    view = scrub_view(maintenance_of(context_of(request)))
-    if identity_of(request).queues:
-        for one in (view.now, view.last):
-            if one is not None:
-                one.seqs = []
+    view = scrub_view(maintenance_of(call.context))
+    for scrub_round in (view.now, view.last):
+        if scrub_round is not None and call.identity.queues:
+            scrub_round.seqs = []
     return view
 
 
-async def start_scrub(request: web.Request, _asked: None) -> ScrubView:
-    """Start a check of all message bodies and the database structure."""
-    check_all_queues(request, "start a scrub")
-    care = maintenance_of(context_of(request))
-    await care.scrub.start(_audit_writer(request, "scrub"))
-    return scrub_view(care)
-
-
-async def stop_scrub(request: web.Request, _asked: None) -> ScrubView:
-    """Stop the running scrub."""
-    check_all_queues(request, "stop the scrub")
-    care = maintenance_of(context_of(request))
-    await care.scrub.stop(_audit_writer(request, "scrub"))
-    return scrub_view(care)
-
-
-def _audit_writer(request: web.Request, target: str) -> Callable[[], Awaitable[None]]:
+def _audit_writer(call: Call, target: str) -> Callable[[], Awaitable[None]]:
     """Return a callback that writes the audit row for an action on the backup or scrub."""
-    context, entry = context_of(request), audit_entry(request, target=target)
-    return lambda: context.engine.run(queue_operations.record_only, entry, 1)
+    call.audit(target)
+    return lambda: call.run(queue_operations.record_only, 1)
 
 
-def scrub_view(care: Maintenance) -> ScrubView:
+def scrub_view(maintenance: Maintenance) -> ScrubView:
     """Return the API view of the scrub."""
-    state = care.scrub.state
+    state = maintenance.scrub.state
     return ScrubView(
-        is_running=care.scrub.is_working,
+        is_running=maintenance.scrub.is_working,
         now=ScrubRoundView.of(state.now) if state.is_under_way else None,
         last=None if state.last is None else ScrubRoundView.of(state.last),
         structure_at=state.structure_at,
@@ -185,143 +177,134 @@ def scrub_view(care: Maintenance) -> ScrubView:
     )
 
 
-_BACKUPS: Final = "/api/v1/backups"
-_SCRUB: Final = "/api/v1/scrub"
+# -- the page
 
 
-async def show_backups(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/system/backups", "backups", Role.ADMIN)
+async def show_backups(call: Call) -> web.Response:
     """Show the backups and the scrub."""
-    check_all_queues(request, "view backups")
-    context = context_of(request)
-    if not (store := status_of(request).store).has_file:
-        return await render_page(request, "backups.html", store=store, facts=_server_facts(store))
-    care = maintenance_of(context)
-    return await render_page(
-        request,
+    call.check_all_queues("view backups")
+    if not (store := call.status.store).has_file:
+        return await call.render("backups.html", store=store, facts=_server_facts(store))
+    maintenance = maintenance_of(call.context)
+    return await call.render(
         "backups.html",
         store=store,
-        backups=await care.backups.all(),
-        making=care.backups.is_running,
-        facts=_facts(context, care),
-        scrubbing=care.scrub.is_working,
-        scrub=_scrubbed(context, care),
+        backups=await maintenance.backups.all(),
+        making=maintenance.backups.is_running,
+        facts=_backup_facts(call.context, maintenance),
+        scrubbing=maintenance.scrub.is_working,
+        scrub=_scrub_facts(call.context, maintenance),
     )
 
 
-async def submit_backup(request: web.Request) -> web.StreamResponse:
+@endpoints.action("/system/backups", "backup-make", Role.ADMIN, "backup.make")
+async def submit_backup(call: Call) -> Done[None]:
     """Start a backup. The page lists the backup when it is complete."""
-    context = context_of(request)
-    await begin_backup(request)
-    context.sessions.store_message(
-        request, "The backup has started. It will be listed here when it is complete."
-    )
-    raise web.HTTPSeeOther(context.urls.to("backups"))
+    await _begin_backup(call)
+    text = "The backup has started. It will be listed here when it is complete."
+    return Done(None, text, call.url("backups"))
 
 
-async def download_backup(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/system/backups/{n}", "backup-download", Role.ADMIN, audit="backup.download")
+async def download_backup(call: Call) -> web.StreamResponse:
     """Download a backup's database, which contains all messages, and password and token hashes."""
-    check_all_queues(request, "download a backup")
-    name = request.match_info["n"]
-    context = context_of(request)
-    folder = maintenance_of(context).backups.folder
+    call.check_all_queues("download a backup")
+    name = call.path("n")
+    folder = maintenance_of(call.context).backups.folder
     backup = read_backup(folder / name) if is_id(name) else None
     if backup is None:
         raise Problem(404, "unknown_backup", f"There is no backup {name!r}.")
-    await context.engine.run(
-        queue_operations.record_only, audit_entry(request), 1
-    )  # write the audit row before the first byte is sent
+    await call.run(queue_operations.record_only, 1)  # before the first byte is sent
     return web.FileResponse(backup.database, headers=download_headers(f"phpmq-{name}.db"))
 
 
-def _facts(context: Context, care: Maintenance) -> list[SystemFact]:
-    settings, made = context.settings.backups, care.backups
-    if made.error is not None:
-        last = [SystemFact("Last backup", "failed", made.error, "bad")]
-    elif made.last_manifest is None:
-        last = [
-            SystemFact(
-                "Last backup",
-                "none yet",
-                "without a backup, a disk failure destroys all data",
-                "warn",
-            )
-        ]
+@endpoints.action(
+    "/system/scrub",
+    "scrub-start",
+    Role.ADMIN,
+    "scrub.start",
+    api="POST /scrub",
+    status=202,
+    cli="database scrub",
+)
+async def start_scrub(call: Call) -> Done[ScrubView]:
+    """Start a check of all message bodies and the database structure."""
+    call.check_all_queues("start a scrub")
+    maintenance = maintenance_of(call.context)
+    await maintenance.scrub.start(_audit_writer(call, "scrub"))
+    view = scrub_view(maintenance)
+    return Done(view, "The scrub has started.", call.back(call.url("backups")))
+
+
+@endpoints.action(
+    "/system/scrub/stop",
+    "scrub-stop",
+    Role.ADMIN,
+    "scrub.stop",
+    api="DELETE /scrub",
+    status=202,
+    cli="database scrub",
+)
+async def stop_scrub(call: Call) -> Done[ScrubView]:
+    """Stop the running scrub."""
+    call.check_all_queues("stop the scrub")
+    maintenance = maintenance_of(call.context)
+    await maintenance.scrub.stop(_audit_writer(call, "scrub"))
+    view = scrub_view(maintenance)
+    return Done(view, "The scrub was stopped.", call.back(call.url("backups")))
+
+
+def _backup_facts(context: Context, maintenance: Maintenance) -> list[SystemFact]:
+    settings, backups = context.settings.backups, maintenance.backups
+    if backups.error is not None:
+        newest = SystemFact("Last backup", "failed", backups.error, "bad")
+    elif backups.last_manifest is None:
+        note = "without a backup, a disk failure destroys all data"
+        newest = SystemFact("Last backup", "none yet", note, "warn")
     else:
-        last = [SystemFact("Last backup", "", "", at_ms=made.last_manifest.made_at)]
-    when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
+        newest = SystemFact("Last backup", "", at_ms=backups.last_manifest.made_at)
+    schedule = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
     return [
-        *last,
-        SystemFact("Schedule", when, "" if settings.every_h else "set by backups.every_h"),
+        newest,
+        SystemFact("Schedule", schedule, "" if settings.every_h else "set by backups.every_h"),
         SystemFact("Retention", f"newest {formats.format_number(settings.keep)}", "backups.keep"),
-        SystemFact("Folder", str(made.folder), "copy backups to another machine"),
+        SystemFact("Folder", str(backups.folder), "copy backups to another machine"),
     ]
 
 
 def _server_facts(store: StoreStatus) -> list[SystemFact]:
     facts, server = [SystemFact("Database", store.place)], store.server
     if server is not None:
-        checks = "on" if server.has_checksums else "off"
-        facts += [
-            SystemFact("Size", formats.format_size(server.database_bytes), "with indexes"),
-            SystemFact("Page checksums", checks, "with checksums, PostgreSQL detects damaged pages",
-                 "" if server.has_checksums else "warn"),
-        ]  # fmt: skip
+        size = formats.format_size(server.database_bytes)
+        facts.append(SystemFact("Size", size, "with indexes"))
+        checks, level = ("on", "") if server.has_checksums else ("off", "warn")
+        note = "with checksums, PostgreSQL detects damaged pages"
+        facts.append(SystemFact("Page checksums", checks, note, level))
     return facts
 
 
-def _scrubbed(context: Context, care: Maintenance) -> list[SystemFact]:
-    state, settings = care.scrub.state, context.settings.scrub
-    damage = formats.count_of(state.problem_count, "problem", "problems")
-    found = [
-        SystemFact("Damage", damage, "; ".join(state.damage), "bad")
-        if state.problem_count
-        else SystemFact("Damage", "none found")
-    ]
+def _scrub_facts(context: Context, maintenance: Maintenance) -> list[SystemFact]:
+    state, settings = maintenance.scrub.state, context.settings.scrub
+    facts = [SystemFact("Damage", "none found")]
+    if state.problem_count:
+        damage = formats.count_of(state.problem_count, "problem", "problems")
+        facts = [SystemFact("Damage", damage, "; ".join(state.damage), "bad")]
     if state.is_under_way:
-        found.append(SystemFact("Running", _counted(state.now)))
+        facts.append(SystemFact("Running", _counted(state.now)))
     if state.last is None:
-        found.append(SystemFact("All bodies", "not checked yet"))
+        facts.append(SystemFact("All bodies", "not checked yet"))
     else:
-        found.append(SystemFact("All bodies", "", _counted(state.last), at_ms=state.last.ended_at))
+        facts.append(SystemFact("All bodies", "", _counted(state.last), at_ms=state.last.ended_at))
     if state.structure_at:
-        found.append(SystemFact("Structure", "", "pages and indexes", at_ms=state.structure_at))
-    when = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
-    found.append(SystemFact("Schedule", when, f"structure every {settings.structure_days:g} days"
-                      if settings.structure_days else "structure checks are off"))  # fmt: skip
-    return found
+        facts.append(SystemFact("Structure", "", "pages and indexes", at_ms=state.structure_at))
+    schedule = f"every {settings.every_h:g} h" if settings.every_h else "on demand only"
+    days = settings.structure_days
+    structure = f"structure every {days:g} days" if days else "structure checks are off"
+    facts.append(SystemFact("Schedule", schedule, structure))
+    return facts
 
 
-def _counted(one: ScrubRound) -> str:
-    return f"{formats.format_number(one.bodies)} bodies, {formats.format_size(one.bytes)}"
-
-
-def _back(text: str) -> Callable[[web.Request, object, object], tuple[str, str]]:
-    return lambda request, _asked, _view: (text, context_of(request).urls.to("backups"))
-
-
-_PATH: Final = "/system/backups"
-ROUTES: Final = (
-    api_route("GET", _BACKUPS, Role.ADMIN, "api-backups", list_backups),
-    Route(
-        "POST", _BACKUPS, Role.ADMIN, "api-backup", make_backup, "backup.make", gives=BackupsView,
-        status=201, cli="backup create",
-    ),
-    api_route("GET", _SCRUB, Role.VIEWER, "api-scrub", get_scrub, cli="database scrub"),
-    Route("GET", _PATH, Role.ADMIN, "backups", show_backups),
-    Route("POST", _PATH, Role.ADMIN, "backup-make", submit_backup, "backup.make"),
-    Route(
-        "GET", f"{_PATH}/{{n}}", Role.ADMIN, "backup-download", download_backup, "backup.download",
-    ),
-    *(
-        route
-        for run, name, method, path, text in (
-            (start_scrub, "start", "POST", "/system/scrub", "The scrub has started."),
-            (stop_scrub, "stop", "DELETE", "/system/scrub/stop", "The scrub was stopped."),
-        )
-        for route in Resource(
-            run=run, role=Role.ADMIN, audit=f"scrub.{name}",
-            page=Page(path, f"scrub-{name}", done=_back(text)),
-            api=Api(method, _SCRUB, f"api-scrub-{name}", status=202, cli="database scrub"),
-        ).routes()
-    ),
-)  # fmt: skip
+def _counted(scrub_round: ScrubRound) -> str:
+    size = formats.format_size(scrub_round.bytes)
+    return f"{formats.format_number(scrub_round.bodies)} bodies, {size}"

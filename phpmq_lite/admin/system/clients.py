@@ -1,6 +1,6 @@
 """Connections: listing, details, labels and disconnecting."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Self
@@ -9,51 +9,42 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context, context_of, status_of
 from phpmq_lite.admin.formats import plural
 from phpmq_lite.admin.http import responses
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.feed_keys import FEED
 from phpmq_lite.admin.http.fields import (
-    ActionInput,
     BodySize,
     Deliveries,
+    Form,
     LimitParameter,
     ListQuery,
     MessageId,
     QueryModel,
-    read_form,
-    read_next_path,
     read_query,
 )
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import allowed_queues, may_use
+from phpmq_lite.admin.http.live_feeds import FeedState
+from phpmq_lite.admin.http.output import respond
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import render_page
-from phpmq_lite.admin.http.request_audit import audit_entry
-from phpmq_lite.admin.http.responses import (
-    ListPage,
-    PerSecond,
-    ResponseModel,
-)
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.responses import ListPage, PerSecond, ResponseModel
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.saved_items import store_item
-from phpmq_lite.admin.resource import Api, Page, Resource, api_route, view_response
 from phpmq_lite.admin.system import connections, frames
 from phpmq_lite.admin.system.connections import (
-    find_client,
+    Client,
+    ClientNumber,
     find_client_status,
     parse_client_number,
 )
-from phpmq_lite.admin.system.feed_viewers import FEED
-from phpmq_lite.admin.system.frames import list_frames, show_frame
-from phpmq_lite.admin.system.live import FeedState
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.server.frame_recorder import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
 
+endpoints: Final = Endpoints()
 SHOWN: Final = 200  # maximum number of open connections on the page
 _SCOPE: Final = "closed clients"
 
@@ -65,20 +56,17 @@ class ClientsPageQuery(ListQuery):
     state: Literal["open", "closed", "errors"] = "open"
 
 
-async def show_clients(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/clients", "clients")
+async def show_clients(call: Call, query: ClientsPageQuery) -> web.StreamResponse:
     """Show open connections, connections closed within the last day, or protocol errors."""
-    context, query = context_of(request), read_query(request, ClientsPageQuery)
-    closed: list[ClientRow] = []
-    next_: str | None = None
+    open_, closed, next_ = list_consuming(call, query.queue), list[ClientRow](), None
     if query.state == "closed":
-        closed, next_ = await read_closed_page(request, query.cursor, query.limit)
-    open_ = list_consuming(request, query.queue)
+        closed, next_ = await read_closed_page(call, query.cursor, query.limit)
     if query.format != "html" and query.state != "errors":
         clients = open_ if query.state == "open" else closed
-        return view_response(await _connections_view(request, clients, next_), query.format)
-    labels = await connections.read_labels(context)
-    return await render_page(
-        request,
+        return respond(await _connections_view(call, clients, next_), query.format)
+    labels = await connections.read_labels(call.context)
+    return await call.render(
         "clients.html",
         query=query,
         clients=open_[:SHOWN],
@@ -87,51 +75,45 @@ async def show_clients(request: web.Request) -> web.StreamResponse:
         label=lambda address: connections.label_of(address, labels),
         closed=closed,
         next=next_,
-        errors=frames.list_protocol_errors(request),
+        errors=frames.list_protocol_errors(call),
         speaks=connections.describe_protocol,
     )
 
 
-def list_consuming(request: web.Request, queue: str = "") -> list[ClientStatus]:
+def list_consuming(call: Call, queue: str = "") -> list[ClientStatus]:
     """Return all open connections, or only the connections that consume from the given queue."""
-    return [c for c in status_of(request).clients if not queue or queue in c.queues]
+    return [client for client in call.status.clients if not queue or queue in client.queues]
 
 
 async def read_closed_page(
-    request: web.Request, cursor: str | None, limit: int
+    call: Call, cursor: str | None, limit: int
 ) -> tuple[list[ClientRow], str | None]:
     """Return connections closed within the last day, newest first, with the next page's cursor."""
-    context = context_of(request)
     before = responses.pair_in(responses.decode_cursor(_SCOPE, cursor))
-    since_ms = context.now_ms() - connections.CLOSED_MS
-    rows = await StoredClients(context.readers).closed(since_ms, before=before, limit=limit)
+    since_ms = call.now_ms - connections.CLOSED_MS
+    rows = await StoredClients(call.context.readers).closed(since_ms, before=before, limit=limit)
     if len(rows) < limit:
         return rows, None
     last = rows[-1]
     return rows, responses.encode_cursor(_SCOPE, "after", [last.closed_at or 0, last.client])
 
 
-async def live_clients(
-    request: web.Request, _argument: str, ids: tuple[int, ...]
-) -> dict[str, Any]:
+async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
     """Return the live values for the list of open connections."""
-    query = read_query(request, ClientsPageQuery)
-    asked = frozenset(ids)
-    shown: dict[str, str] = {}
-    new = 0
-    found = list_consuming(request, query.queue)
-    for client in found:
-        if client.client in asked:
-            for key, value in connections.format_figures(client).items():
-                shown[f"{client.client}.{key}"] = value
-        else:
-            new += 1
-    is_open = query.state == "open"
+    query = read_query(call.request, ClientsPageQuery)
+    clients, listed = list_consuming(call, query.queue), frozenset(ids)
+    shown = {
+        f"{client.client}.{key}": value
+        for client in clients
+        if client.client in listed
+        for key, value in connections.format_figures(client).items()
+    }
+    new = sum(client.client not in listed for client in clients)
     return {
         "shown": shown,
         "points": {},
-        "new": new if is_open else 0,
-        "says": f"{formats.format_number(len(found))} clients",
+        "new": new if query.state == "open" else 0,
+        "says": f"{formats.format_number(len(clients))} clients",
     }
 
 
@@ -151,126 +133,116 @@ class _RecordingPosition(FeedState):
     missed: int
 
 
-async def show_client(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/clients/{client}", "client")
+async def show_client(call: Call, row: Client, query: ClientPageQuery) -> web.Response:
     """Show a connection with its held messages, protocol and most recent frames."""
-    context, query = context_of(request), read_query(request, ClientPageQuery)
-    number = parse_client_number(request.match_info["client"])
-    row = await find_client(request, number)
-    look = await connections.take_snapshot(request, number, is_watching=query.confirm is None)
-    status = find_client_status(request, number)
-    if query.confirm:
-        return await _ask_to_disconnect(request, row, look)
-    process = None
+    number, is_asking = row.client, query.confirm is not None
+    snapshot = await connections.take_snapshot(call, number, is_watching=not is_asking)
+    if is_asking:
+        return await call.render("confirm.html", ask=_disconnection(call, row, snapshot))
+    status, process = find_client_status(call, number), None
     is_here = connections.is_local(row.address, row.kind) and not (status and status.relay)
-    may_ask = is_here and identity_of(request).role.may(Role.OPERATOR)
-    if query.process and may_ask and look.is_open:
-        process = await connections.find_process(row.address, look.pid)
-    labels = await connections.read_labels(context)
-    return await render_page(
-        request,
+    may_ask = is_here and call.identity.role.may(Role.OPERATOR) and snapshot.is_open
+    if query.process and may_ask:
+        process = await connections.find_process(row.address, snapshot.pid)
+    labels = await connections.read_labels(call.context)
+    return await call.render(
         "client.html",
         row=row,
-        look=look,
+        look=snapshot,
         client=status,
         figures=connections.format_figures(status) if status else {},
         label=connections.label_of(row.address, labels),
         own_label=labels.get(connections.host_of(row.address), ""),
         host=connections.host_of(row.address),
-        may_ask=may_ask and look.is_open,
+        may_ask=may_ask,
         asked=query.process is not None,
         process=process,
-        frames=_frames(request, look.recorder)[::-1],
-        errors=frames.list_protocol_errors(request, number),
+        frames=_frames(call, snapshot.recorder)[::-1],
+        errors=frames.list_protocol_errors(call, number),
         speaks=connections.describe_protocol,
     )
 
 
-async def _ask_to_disconnect(
-    request: web.Request, row: ClientRow, look: connections.ConnectionSnapshot
-) -> web.Response:
-    urls, held = context_of(request).urls, look.held_total
-    here = urls.to("client", client=row.client)
-    goes = plural(held, "message returns to the queue", "messages return to the queue")
-    text = f"{formats.format_number(held)} {goes} ahead of newer messages and keeps its id."
-    if held != 1:
-        text = text.replace("keeps its id", "keep their ids")
-    ask = Confirmation(
-        title=f"Disconnect {formats.escape_hidden(row.address)}", is_danger=True,
-        text=f"{text if held else 'The client holds no messages.'} A client with automatic "
-        "reconnection comes back immediately." if look.is_open else "This connection is closed.",
-        button=f"Disconnect client {row.client}", is_disabled=not look.is_open,
-        url=urls.to("client-disconnect", client=row.client), back=here,
-        crumbs=[("Clients", urls.to("clients")), (row.address, here)],
-    )  # fmt: skip
-    return await render_page(request, "confirm.html", ask=ask)
+def _disconnection(
+    call: Call, row: ClientRow, snapshot: connections.ConnectionSnapshot
+) -> Confirmation:
+    held, client_url = snapshot.held_total, call.url("client", client=row.client)
+    text = "This connection is closed."
+    if snapshot.is_open:
+        text = "The client holds no messages."
+        if held:
+            returns = plural(held, "message returns to the queue", "messages return to the queue")
+            keeps = plural(held, "keeps its id", "keep their ids")
+            text = f"{formats.format_number(held)} {returns} ahead of newer messages and {keeps}."
+        text += " A client with automatic reconnection comes back immediately."
+    return Confirmation(
+        title=f"Disconnect {formats.escape_hidden(row.address)}",
+        is_danger=True,
+        text=text,
+        button=f"Disconnect client {row.client}",
+        is_disabled=not snapshot.is_open,
+        url=call.url("client-disconnect", client=row.client),
+        back=client_url,
+        crumbs=[("Clients", call.url("clients")), (row.address, client_url)],
+    )
 
 
-def _frames(
-    request: web.Request, recorder: FrameRecorder | None, after: int = 0
-) -> list[dict[str, Any]]:
+def _frames(call: Call, recorder: FrameRecorder | None, after: int = 0) -> list[dict[str, Any]]:
     """Return the recorded frames whose number is greater than ``after``."""
     if recorder is None:
         return []
-    row = partial(frames.frame_row, began_at=recorder.began_at)
-    may_see = partial(may_use, request)
-    return [row(one, may_see=may_see) for one in recorder.frames if one.number > after]
+    row = partial(frames.frame_row, began_at=recorder.began_at, may_see=call.may_use)
+    return [row(frame) for frame in recorder.frames if frame.number > after]
 
 
-async def live_client(request: web.Request, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_client(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
     """Return live values and new frames for a connection's page."""
-    context, number = context_of(request), parse_client_number(argument)
-    look = await connections.take_snapshot(request, number, is_watching=True)
-    status = find_client_status(request, number)
-    shown = {"state": "open" if look.is_open else "closed"}
-    if status is not None:
-        shown |= connections.format_figures(status)
-    rows, missed = _new_frames(request, context, look.recorder)
+    number = parse_client_number(argument)
+    snapshot = await connections.take_snapshot(call, number, is_watching=True)
+    status, is_open = find_client_status(call, number), snapshot.is_open
+    figures = {} if status is None else connections.format_figures(status)
+    rows, missed = _new_frames(call, snapshot.recorder)
     return {
-        "shown": shown,
+        "shown": {"state": "open" if is_open else "closed"} | figures,
         "points": {},
         "new": 0,
-        "says": f"Messages held: {look.held_total}" if look.is_open else "Connection closed",
+        "says": f"Messages held: {snapshot.held_total}" if is_open else "Connection closed",
         "rows": rows,
         "missed": missed,
     }
 
 
-def _new_frames(
-    request: web.Request, context: Context, recorder: FrameRecorder | None
-) -> tuple[list[dict[str, Any]], int]:
+def _new_frames(call: Call, recorder: FrameRecorder | None) -> tuple[list[dict[str, Any]], int]:
     """Return a pair: the frames recorded since the last evaluation, and how many were dropped."""
     if recorder is None:
         return [], 0
-    key = request[FEED]
-    before = context.live.states.get(key)
+    states, key = call.context.live.states, call.request[FEED]
+    before = states.get(key)
     count, missed = 0, recorder.skipped
     if isinstance(before, _RecordingPosition) and before.began_at == recorder.began_at:
         count, missed = before.count, before.missed
-    context.live.states[key] = _RecordingPosition(
-        recorder.began_at, recorder.count, recorder.skipped
-    )
-    rows = _frames(request, recorder, count)
+    states[key] = _RecordingPosition(recorder.began_at, recorder.count, recorder.skipped)
+    rows = _frames(call, recorder, count)
     return rows, recorder.count - count - len(rows) + recorder.skipped - missed
 
 
 # -- actions
 
 
-async def submit_label(request: web.Request) -> web.StreamResponse:
+@endpoints.action("/clients/label", "client-label", Role.OPERATOR, "client.label")
+async def save_label(call: Call, form: Form) -> Done[None]:
     """Save a label for an address or network, or remove the label if the text is empty."""
-    context, form = context_of(request), await read_form(request)
-    name = connections.read_label_name(form.text("name", 64))
+    context, name = call.context, connections.read_label_name(form.text("name", 64))
     if name is None:
-        raise Problem(422, "invalid", "Enter an address or network.", field="name",
-                      bound="10.0.0.7, 10.0.0.0/24 or unix")  # fmt: skip
-    text = form.text("label", connections.LABEL_MAX)
-    audit_entry(request, target=name)
-    before = (await connections.read_labels(context)).get(name, "")
-    if text != before.strip():
-        await store_item(Call.of(request), connections.LABEL, name, text or None)
-    said = f"Labelled {name} as {text}." if text else f"Removed the label from {name}."
-    context.sessions.store_message(request, said)
-    raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("clients")))
+        bound = "10.0.0.7, 10.0.0.0/24 or unix"
+        raise Problem(422, "invalid", "Enter an address or network.", field="name", bound=bound)
+    label = form.text("label", connections.LABEL_MAX)
+    call.audit(name)
+    if label != (await connections.read_labels(context)).get(name, "").strip():
+        await store_item(call, connections.LABEL, name, label or None)
+    text = f"Labelled {name} as {label}." if label else f"Removed the label from {name}."
+    return Done(None, text, call.back(call.url("clients")))
 
 
 class ClientsQuery(BaseModel):
@@ -364,69 +336,50 @@ class DisconnectedView(BaseModel):
     returned: int = Field(description="messages returned to their positions in the queue")
 
 
-async def list_clients(request: web.Request, query: ClientsQuery) -> ListPage[ConnectionView]:
+@endpoints.api("GET /clients", "api-clients")
+async def list_clients(call: Call, query: ClientsQuery) -> ListPage[ConnectionView]:
     """List open connections, or connections closed within the last 24 hours."""
     if query.state == "open":
-        return await _connections_view(request, list_consuming(request, query.queue))
-    rows, next_ = await read_closed_page(request, query.cursor, query.limit)
-    return await _connections_view(request, rows, next_)
+        return await _connections_view(call, list_consuming(call, query.queue))
+    rows, next_ = await read_closed_page(call, query.cursor, query.limit)
+    return await _connections_view(call, rows, next_)
 
 
 async def _connections_view(
-    request: web.Request, clients: Iterable[ClientStatus | ClientRow], next_: str | None = None
+    call: Call, clients: Sequence[ClientStatus | ClientRow], next_: str | None = None
 ) -> ListPage[ConnectionView]:
-    labels = await connections.read_labels(context_of(request))
+    labels = await connections.read_labels(call.context)
     items = [ConnectionView.of_client(c, connections.label_of(c.address, labels)) for c in clients]
     return ListPage[ConnectionView](items=items, next=next_)
 
 
-async def get_client(request: web.Request) -> ConnectionDetailView:
+@endpoints.api("GET /clients/{client}", "api-client")
+async def get_client(call: Call, row: Client) -> ConnectionDetailView:
     """Return a connection and the messages that it holds."""
-    number = parse_client_number(request.match_info["client"])
-    row = await find_client(request, number)
-    label = connections.label_of(row.address, await connections.read_labels(context_of(request)))
-    status = find_client_status(request, number)
+    label = connections.label_of(row.address, await connections.read_labels(call.context))
+    status = find_client_status(call, row.client)
     if status is None:
         return ConnectionDetailView.of_client(row, label)
-    look = await connections.take_snapshot(request, number, is_watching=False)
-    made = ConnectionDetailView.of_client(status, label)
-    made.held_total = look.held_total
-    made.held = [HeldMessageView.of(held, held_s=held.held_ms / 1_000) for held in look.held]
-    return made
+    snapshot = await connections.take_snapshot(call, row.client, is_watching=False)
+    view = ConnectionDetailView.of_client(status, label)
+    view.held_total = snapshot.held_total
+    view.held = [HeldMessageView.of(held, held_s=held.held_ms / 1_000) for held in snapshot.held]
+    return view
 
 
-async def disconnect_client(request: web.Request, asked: ActionInput) -> DisconnectedView:
+@endpoints.action(
+    "/clients/{client}/disconnect",
+    "client-disconnect",
+    Role.OPERATOR,
+    "client.disconnect",
+    api="DELETE /clients/{client}",
+)
+async def disconnect_client(call: Call, number: ClientNumber) -> Done[DisconnectedView]:
     """Close a connection. Messages that it holds return to their positions in the queue."""
-    context = context_of(request)
-    number = parse_client_number(request.match_info["client"])
-    entry = audit_entry(request, target=str(number), reason=asked.reason)
-    count = await context.engine.run(
-        queue_operations.disconnect, entry, number, queues=allowed_queues(request)
+    count = await call.run(
+        queue_operations.disconnect, number, target=str(number), queues=call.allowed
     )
-    return DisconnectedView(client=number, returned=count)
-
-
-def _disconnected(
-    request: web.Request, _asked: ActionInput, view: DisconnectedView
-) -> tuple[str, str]:
-    goes = plural(view.returned, "message returned to the queue", "messages returned to the queue")
-    text = f"Client {view.client} was disconnected; {formats.format_number(view.returned)} {goes}."
-    return text, context_of(request).urls.to("clients")
-
-
-ROUTES: Final = (
-    Route("GET", "/clients", Role.VIEWER, "clients", show_clients),
-    Route("GET", "/frame", Role.VIEWER, "frame", show_frame),
-    Route("POST", "/clients/label", Role.OPERATOR, "client-label", submit_label, "client.label"),
-    Route("GET", "/clients/{client}", Role.VIEWER, "client", show_client),
-    api_route("GET", "/api/v1/clients", Role.VIEWER, "api-clients", list_clients),
-    api_route("GET", "/api/v1/clients/{client}", Role.VIEWER, "api-client", get_client),
-    api_route(
-        "GET", "/api/v1/clients/{client}/frames", Role.VIEWER, "api-client-frames", list_frames
-    ),
-    *Resource(
-        run=disconnect_client, role=Role.OPERATOR, audit="client.disconnect",
-        page=Page("/clients/{client}/disconnect", "client-disconnect", done=_disconnected),
-        api=Api("DELETE", "/api/v1/clients/{client}", "api-client-disconnect"),
-    ).routes(),
-)  # fmt: skip
+    returned = plural(count, "message returned to the queue", "messages returned to the queue")
+    text = f"Client {number} was disconnected; {formats.format_number(count)} {returned}."
+    view = DisconnectedView(client=number, returned=count)
+    return Done(view, text, call.back(call.url("clients")))

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from itertools import islice
-from typing import Any, Final
-
-from aiohttp import web
+from typing import Annotated, Any, Final
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context, context_of, status_of
-from phpmq_lite.admin.http.permissions import allowed_queues
+from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import From
 from phpmq_lite.admin.http.problems import not_found
-from phpmq_lite.admin.system import processes
 from phpmq_lite.broker.broker import Broker
+from phpmq_lite.server import processes
 from phpmq_lite.server.frame_recorder import FrameRecorder, watch_client
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.accounts import SavedItems
@@ -133,39 +132,35 @@ def describe_protocol(framing: str | None, packet_header: int | None, revision: 
 # -- one connection
 
 
-async def take_snapshot(
-    request: web.Request, client: int, *, is_watching: bool
-) -> ConnectionSnapshot:
+async def take_snapshot(call: Call, client: int, *, is_watching: bool) -> ConnectionSnapshot:
     """Return the state of a connection; if ``is_watching``, start recording its frames."""
-    context = context_of(request)
-    allowed = allowed_queues(request)
+    engine, allowed = call.context.engine, call.allowed
     now_s = asyncio.get_running_loop().time()
-    inspector = context.engine.figures.inspector
 
-    def look(core: Broker, reply: Callable[[ConnectionSnapshot], None]) -> None:
-        made = ConnectionSnapshot()
+    def take(core: Broker, reply: Callable[[ConnectionSnapshot], None]) -> None:
+        snapshot = ConnectionSnapshot()
         connection = core.connections.get(client)
         if connection is not None:
-            made.is_open = True
-            _add_held(made, core, connection, allowed)
-            made.pid = _unix_pid(connection)
+            snapshot.is_open = True
+            _add_held(snapshot, core, connection, allowed)
+            snapshot.pid = _unix_pid(connection)
         if is_watching:
-            made.recorder = watch_client(core, inspector, client, now_s)
-        reply(made)
+            snapshot.recorder = watch_client(core, engine.figures.inspector, client, now_s)
+        reply(snapshot)
 
-    return await context.engine.run(look)
+    return await engine.run(take)
 
 
 def _add_held(
-    look: ConnectionSnapshot, core: Broker, connection: Any, allowed: frozenset[int] | None
+    snapshot: ConnectionSnapshot, core: Broker, connection: Any, allowed: frozenset[int] | None
 ) -> None:
     now_ms = core.state.now.steady_ms
     for consumer in connection.consumers.values():
         if allowed is not None and consumer.queue.queue_id not in allowed:
             continue
-        look.held_total += len(consumer.held)
+        snapshot.held_total += len(consumer.held)
         for message in islice(consumer.held.values(), HELD_SHOWN):
-            look.held.append(
+            snapshot.held.append(
                 HeldMessage(
                     consumer.queue.name,
                     message.seq,
@@ -175,8 +170,8 @@ def _add_held(
                     message.size,
                 )
             )
-    look.held.sort(key=lambda held: -held.held_ms)
-    del look.held[HELD_SHOWN:]
+    snapshot.held.sort(key=lambda held: -held.held_ms)
+    del snapshot.held[HELD_SHOWN:]
 
 
 def _unix_pid(connection: Any) -> int | None:
@@ -207,6 +202,11 @@ def is_local(address: str, kind: str) -> bool:
     return kind == "unix" or (place is not None and place[0].is_loopback)
 
 
+def client_number_of(call: Call) -> int:
+    """Return the connection number in the path; raise a 404 ``Problem`` if it is not a number."""
+    return parse_client_number(call.path("client"))
+
+
 def parse_client_number(text: str) -> int:
     """Parse a connection number; raise a 404 ``Problem`` if it is not a number."""
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
@@ -214,22 +214,35 @@ def parse_client_number(text: str) -> int:
     return int(text)
 
 
-async def find_client(request: web.Request, number: int) -> ClientRow:
-    """Return a connection's row, whether the connection is open or closed.
+async def find_client(call: Call) -> ClientRow:
+    """Return the row of the connection in the path, whether the connection is open or closed.
 
     Raises:
         Problem: 404 if the connection never existed or its row has been removed.
     """
-    status = find_client_status(request, number)
+    number = client_number_of(call)
+    status = find_client_status(call, number)
     if status is not None:
-        return ClientRow(number, status.kind, status.address, status.opened_at, None,
-                         status.framing, status.revision, None)  # fmt: skip
-    found = await StoredClients(context_of(request).readers).one(number) if number else None
-    if found is None:
+        return ClientRow(
+            number,
+            status.kind,
+            status.address,
+            status.opened_at,
+            None,
+            status.framing,
+            status.revision,
+            None,
+        )
+    row = await StoredClients(call.context.readers).one(number) if number else None
+    if row is None:
         raise not_found("client", str(number))
-    return found
+    return row
 
 
-def find_client_status(request: web.Request, number: int) -> ClientStatus | None:
+Client = Annotated[ClientRow, From(find_client)]
+ClientNumber = Annotated[int, From(client_number_of)]
+
+
+def find_client_status(call: Call, number: int) -> ClientStatus | None:
     """Return a connection's statistics, or None if the connection is not open."""
-    return next((c for c in status_of(request).clients if c.client == number), None)
+    return next((client for client in call.status.clients if client.client == number), None)

@@ -1,26 +1,21 @@
 """Frames and protocol errors on connections."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import context_of
-from phpmq_lite.admin.http.fields import QueryModel, read_query
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import may_use
-from phpmq_lite.admin.http.rendering import render_page
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.fields import QueryModel
 from phpmq_lite.admin.system import connections
-from phpmq_lite.admin.system.connections import (
-    HIDDEN_QUEUE_TEXT,
-    find_client,
-    parse_client_number,
-)
+from phpmq_lite.admin.system.connections import HIDDEN_QUEUE_TEXT, Client
 from phpmq_lite.server import frame_explanation
 from phpmq_lite.server.frame_recorder import ProtocolErrorRecord, RecordedFrame
+
+endpoints: Final = Endpoints()
 
 # -- frame inspector
 
@@ -47,8 +42,7 @@ def frame_row(
 
 
 def _line(raw: bytes, cut: int) -> str:
-    rest = f" … {formats.format_number(cut)} more bytes" if cut else ""
-    return format_bytes(raw) + rest
+    return format_bytes(raw) + (f" … {formats.format_number(cut)} more bytes" if cut else "")
 
 
 def format_bytes(raw: bytes) -> str:
@@ -73,13 +67,12 @@ def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
     }
 
 
-def list_protocol_errors(request: web.Request, client: int | None = None) -> list[dict[str, Any]]:
+def list_protocol_errors(call: Call, client: int | None = None) -> list[dict[str, Any]]:
     """Return the most recent protocol errors on one or all connections, newest first."""
-    is_whole = not identity_of(request).queues
-    errors = context_of(request).engine.figures.inspector.errors
+    is_whole = not call.identity.queues
     return [
         bad_byte_row(bad, is_whole=is_whole)
-        for bad in reversed(errors)
+        for bad in reversed(call.context.engine.figures.inspector.errors)
         if client is None or bad.client == client
     ]
 
@@ -94,18 +87,18 @@ class FramePageQuery(QueryModel):
     encoding: frame_explanation.Encoding = "auto"
 
 
-async def show_frame(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/frame", "frame")
+async def show_frame(call: Call, query: FramePageQuery) -> web.Response:
     """Explain the packets, revision, framing and effect of pasted bytes."""
-    query = read_query(request, FramePageQuery)
-    found, error = None, ""
+    explanation, problem = None, ""
     pasted = query.frame.replace("\r\n", "\n").removesuffix("\n")  # browsers send CRLF line breaks
     if pasted:
         try:
             data = frame_explanation.pasted_bytes(pasted.encode("utf-8", "replace"), query.encoding)
-            found = frame_explanation.as_data(frame_explanation.explain_bytes(data))
-        except frame_explanation.UnreadableError as wrong:
-            error = str(wrong)
-    return await render_page(request, "frame.html", query=query, found=found, error=error)
+            explanation = frame_explanation.as_data(frame_explanation.explain_bytes(data))
+        except frame_explanation.UnreadableError as error:
+            problem = str(error)
+    return await call.render("frame.html", query=query, found=explanation, error=problem)
 
 
 class FramePieceView(BaseModel):
@@ -150,24 +143,22 @@ class FramesView(BaseModel):
     errors: list[ProtocolErrorView] = Field(description="protocol errors, newest first")
 
 
-async def list_frames(request: web.Request) -> FramesView:
+@endpoints.api("GET /clients/{client}/frames", "api-client-frames")
+async def list_frames(call: Call, client: Client) -> FramesView:
     """Return a connection's most recent frames. The first call starts recording."""
-    number = parse_client_number(request.match_info["client"])
-    await find_client(request, number)
-    look = await connections.take_snapshot(request, number, is_watching=True)
-    may_see = partial(may_use, request)
-    recorder = look.recorder
+    number = client.client
+    recorder = (await connections.take_snapshot(call, number, is_watching=True)).recorder
     return FramesView(
         began_at=None if recorder is None else recorder.began_at,
         missed=0 if recorder is None else recorder.skipped,
-        frames=[] if recorder is None else [_frame(one, may_see) for one in recorder.frames],
-        errors=[ProtocolErrorView(**row) for row in list_protocol_errors(request, number)],
+        frames=[] if recorder is None else [_frame(call, frame) for frame in recorder.frames],
+        errors=[ProtocolErrorView(**row) for row in list_protocol_errors(call, number)],
     )
 
 
-def _frame(recorded: RecordedFrame, may_see: Callable[[str], bool]) -> FrameView:
+def _frame(call: Call, recorded: RecordedFrame) -> FrameView:
     frame = recorded.frame
-    is_hidden = frame.queue is not None and not may_see(frame.queue)
+    is_hidden = frame.queue is not None and not call.may_use(frame.queue)
     return FrameView(
         number=recorded.number,
         at=recorded.at_ms,

@@ -1,14 +1,13 @@
 """The broker's limits, with the current usage of each and what happens if it is exceeded."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.live_feeds import STREAMS, WAITS
 from phpmq_lite.admin.messages import selection_store as selections
-from phpmq_lite.admin.system.live import STREAMS, WAITS
 from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
 from phpmq_lite.server.backpressure import IDLE_S, NOT_READ, NOT_TAKEN, SILENT, TOO_SLOW
 from phpmq_lite.server.status import BrokerStatus
@@ -16,6 +15,7 @@ from phpmq_lite.settings import Settings
 
 _CLOSED: Final = "closed immediately"
 _ENDED: Final = "closed"
+_PAUSED: Final = "the connection is not read"
 _NO_DISPATCH: Final = "the consumer gets no further dispatches"
 _SHARED: Final = "queues that hold their share get no dispatches; other queues get up to 25 % more"
 
@@ -70,147 +70,121 @@ def count_paused_readers(status: BrokerStatus) -> Counter[str]:
     )
 
 
+_LIMITS: Final[tuple[tuple[str, str, str, str, str], ...]] = (  # key, name, then, setting, unit
+    ("connections", "Connections", _CLOSED, "limits.connections", ""),
+    ("connections_per_address", "Connections from one address", _CLOSED,
+     "limits.connections_per_address", ""),
+    ("silent", "Inactivity when 80 % of connections are in use", _ENDED, "", "s"),
+    ("frame_timeout", "Time to send a message", _ENDED, "limits.frame_timeout_s", "s"),
+    ("write_timeout", "Time without reading", "closed; messages held by the client return",
+     "limits.write_timeout_s", "s"),
+    ("max_content", "Message content size", "closed; HTTP 413", "limits.max_content", "bytes"),
+    ("max_queues", "Queues",
+     "publishing to a new queue is refused, and a forward to one becomes a dead letter",
+     "limits.max_queues", ""),
+    ("receipts", "Remembered publish keys", "the queue that has most forgets its oldest",
+     "receipts.limit", ""),
+    ("credit", "Held by one consumer of a queue", _NO_DISPATCH, "limits.credit", ""),
+    ("credit_bytes", "Held by one consumer, bytes", _NO_DISPATCH, "limits.credit_bytes", "bytes"),
+    ("held", "Held by all consumers", _SHARED, "limits.held", ""),
+    ("held_bytes", "Held by all consumers, bytes", _SHARED, "limits.held_bytes", "bytes"),
+    ("memory", "Memory of the process", "data from publishers is read only briefly, once a second",
+     "limits.memory", "bytes"),
+    ("body_cache", "Bodies in memory", "other bodies are read from disk", "limits.body_cache",
+     "bytes"),
+    ("unstored_total", "Received but not stored", "large messages are read one at a time",
+     "limits.unstored_total", "bytes"),
+    ("unstored_frames", "Not stored, per connection", _PAUSED, "limits.unstored_frames", ""),
+    ("unstored_bytes", "Not stored, per connection, bytes", _PAUSED, "limits.unstored_bytes",
+     "bytes"),
+    ("write_buffer", "Unsent data of one connection",
+     "the connection gets no dispatches and is not read", "limits.write_buffer", "bytes"),
+    ("http_connections", "Connections to the admin", _CLOSED, "limits.http_connections", ""),
+    ("http_connections_per_address", "Admin connections from one address", _CLOSED,
+     "limits.http_connections_per_address", ""),
+    ("http_memory", "Large requests and responses",
+     "the slowest transfer is closed; others are refused with 429 or 503", "limits.http_memory",
+     "bytes"),
+    ("http_slow", "Time to send a request", "closed with HTTP 408, also for slow bodies", "", "s"),
+    ("streams", "Pages with live updates", "further pages poll every few seconds", "", ""),
+    ("waits", "Waits for a message", "HTTP 429", "", ""),
+    ("selections", "Frozen selections", "the oldest is dropped", "", "bytes"),
+)  # fmt: skip
+_Measured = dict[str, tuple[int, int | None, int | None]]  # bound, used and reached, by key
+
+
 def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
     """Return all limits with their current usage."""
     settings = context.settings
+    measured = _of_connections(settings, status) | _of_messages(settings, status)
+    measured |= _of_memory(settings, status) | _of_admin(context)
     return [
-        *_of_connections(settings, status),
-        *_of_messages(settings, status),
-        *_of_memory(settings, status),
-        *_of_admin(context),
+        LimitUsage(key, name, bound, then, used, reached, setting, unit)
+        for key, name, then, setting, unit in _LIMITS
+        for bound, used, reached in [measured[key]]
     ]
 
 
-def _of_connections(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
-    most, closed, gate = settings.limits, status.figures.closed, status.gate
+def _of_connections(settings: Settings, status: BrokerStatus) -> _Measured:
+    limits, closed, admission = settings.limits, status.figures.closed, status.gate
+    refused = admission.refused
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
-    yield LimitUsage(
-        "connections", "Connections", gate.capacity or most.connections, _CLOSED,
-        max(gate.connections, len(status.clients)), gate.refused.get(TOO_MANY, 0),
-        "limits.connections",
-    )  # fmt: skip
-    yield LimitUsage(
-        "connections_per_address", "Connections from one address",
-        max(most.connections_per_address, most.connections_per_loopback_address), _CLOSED,
-        max(hosts.values(), default=0), gate.refused.get(TOO_MANY_OF_ADDRESS, 0),
-        "limits.connections_per_address",
-    )  # fmt: skip
-    yield LimitUsage(
-        "silent", "Inactivity when 80 % of connections are in use", IDLE_S, _ENDED,
-        reached=closed.get(SILENT, 0), unit="s",
-    )  # fmt: skip
-    yield LimitUsage(
-        "frame_timeout", "Time to send a message", most.frame_timeout_s, _ENDED,
-        reached=closed.get(TOO_SLOW, 0), setting="limits.frame_timeout_s", unit="s",
-    )  # fmt: skip
-    yield LimitUsage(
-        "write_timeout", "Time without reading", most.write_timeout_s,
-        "closed; messages held by the client return",
-        reached=closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0),
-        setting="limits.write_timeout_s", unit="s",
-    )  # fmt: skip
+    busiest = max(hosts.values(), default=0)
+    per_address = max(limits.connections_per_address, limits.connections_per_loopback_address)
+    capacity = admission.capacity or limits.connections
+    count = max(admission.connections, len(status.clients))
+    not_read = closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0)
+    return {
+        "connections": (capacity, count, refused.get(TOO_MANY, 0)),
+        "connections_per_address": (per_address, busiest, refused.get(TOO_MANY_OF_ADDRESS, 0)),
+        "silent": (IDLE_S, None, closed.get(SILENT, 0)),
+        "frame_timeout": (limits.frame_timeout_s, None, closed.get(TOO_SLOW, 0)),
+        "write_timeout": (limits.write_timeout_s, None, not_read),
+    }
 
 
-def _of_messages(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
-    most, refused = settings.limits, status.refused
+def _of_messages(settings: Settings, status: BrokerStatus) -> _Measured:
+    limits, too_large = settings.limits, status.figures.protocol_errors["too-large"]
+    too_many_queues = status.refused.get("too many queues", 0)
     held = [held for client in status.clients for _, held in client.queues.values()]
-    yield LimitUsage(
-        "max_content", "Message content size", most.max_content, "closed; HTTP 413",
-        reached=status.figures.protocol_errors["too-large"],
-        setting="limits.max_content", unit="bytes",
-    )  # fmt: skip
-    yield LimitUsage(
-        "max_queues", "Queues", most.max_queues,
-        "publishing to a new queue is refused, and a forward to one becomes a dead letter",
-        status.queue_count, refused.get("too many queues", 0), "limits.max_queues",
-    )  # fmt: skip
-    yield LimitUsage(
-        "receipts", "Remembered publish keys", settings.receipts.limit,
-        "the queue that has most forgets its oldest",
-        status.publish_keys, status.evicted_keys, "receipts.limit",
-    )  # fmt: skip
-    yield LimitUsage(
-        "credit", "Held by one consumer of a queue", most.credit, _NO_DISPATCH,
-        max(held, default=0), setting="limits.credit",
-    )  # fmt: skip
-    yield LimitUsage(
-        "credit_bytes", "Held by one consumer, bytes", most.credit_bytes, _NO_DISPATCH,
-        status.consumer_bytes, setting="limits.credit_bytes", unit="bytes",
-    )  # fmt: skip
-    yield LimitUsage(
-        "held", "Held by all consumers", most.held, _SHARED,
-        status.held, status.held_times, "limits.held",
-    )  # fmt: skip
-    yield LimitUsage(
-        "held_bytes", "Held by all consumers, bytes", most.held_bytes, _SHARED,
-        status.held_bytes, status.held_times, "limits.held_bytes", "bytes",
-    )  # fmt: skip
+    return {
+        "max_content": (limits.max_content, None, too_large),
+        "max_queues": (limits.max_queues, status.queue_count, too_many_queues),
+        "receipts": (settings.receipts.limit, status.publish_keys, status.evicted_keys),
+        "credit": (limits.credit, max(held, default=0), None),
+        "credit_bytes": (limits.credit_bytes, status.consumer_bytes, None),
+        "held": (limits.held, status.held, status.held_times),
+        "held_bytes": (limits.held_bytes, status.held_bytes, status.held_times),
+    }
 
 
-def _of_memory(settings: Settings, status: BrokerStatus) -> Iterator[LimitUsage]:
-    most, paused = settings.limits, status.figures.paused
-    yield LimitUsage(
-        "memory", "Memory of the process", status.brake.bound_bytes or most.memory,
-        "data from publishers is read only briefly, once a second",
-        status.brake.resident_bytes, status.brake.limit_hits, "limits.memory", "bytes",
-    )  # fmt: skip
-    yield LimitUsage(
-        "body_cache", "Bodies in memory", most.body_cache, "other bodies are read from disk",
-        status.body_cache_bytes, setting="limits.body_cache", unit="bytes",
-    )  # fmt: skip
-    yield LimitUsage(
-        "unstored_total", "Received but not stored", most.unstored_total,
-        "large messages are read one at a time",
-        status.pressure.total_bytes, status.pressure.limit_hits, "limits.unstored_total", "bytes",
-    )  # fmt: skip
-    yield LimitUsage(
-        "unstored_frames", "Not stored, per connection", most.unstored_frames,
-        "the connection is not read", reached=paused.get("unstored", 0),
-        setting="limits.unstored_frames",
-    )  # fmt: skip
-    yield LimitUsage(
-        "unstored_bytes", "Not stored, per connection, bytes", most.unstored_bytes,
-        "the connection is not read", reached=paused.get("unstored", 0),
-        setting="limits.unstored_bytes", unit="bytes",
-    )  # fmt: skip
-    yield LimitUsage(
-        "write_buffer", "Unsent data of one connection", most.write_buffer,
-        "the connection gets no dispatches and is not read",
-        status.unsent_bytes, paused.get("receipts", 0), "limits.write_buffer", "bytes",
-    )  # fmt: skip
+def _of_memory(settings: Settings, status: BrokerStatus) -> _Measured:
+    limits, paused = settings.limits, status.figures.paused
+    brake, pressure = status.brake, status.pressure
+    memory, unstored = brake.bound_bytes or limits.memory, paused.get("unstored", 0)
+    return {
+        "memory": (memory, brake.resident_bytes, brake.limit_hits),
+        "body_cache": (limits.body_cache, status.body_cache_bytes, None),
+        "unstored_total": (limits.unstored_total, pressure.total_bytes, pressure.limit_hits),
+        "unstored_frames": (limits.unstored_frames, None, unstored),
+        "unstored_bytes": (limits.unstored_bytes, None, unstored),
+        "write_buffer": (limits.write_buffer, status.unsent_bytes, paused.get("receipts", 0)),
+    }
 
 
-def _of_admin(context: Context) -> Iterator[LimitUsage]:
-    most, memory, live = context.settings.limits, context.memory, context.live
+def _of_admin(context: Context) -> _Measured:
+    limits, memory, live = context.settings.limits, context.memory, context.live
     connections, selected = context.connection_limits, context.actions.selections
-    gate = connections.gate
-    yield LimitUsage(
-        "http_connections", "Connections to the admin", gate.capacity, _CLOSED,
-        gate.connections, gate.refused.get(TOO_MANY, 0), "limits.http_connections",
-    )  # fmt: skip
-    yield LimitUsage(
-        "http_connections_per_address", "Admin connections from one address",
-        most.http_connections_per_address, _CLOSED, gate.busiest,
-        gate.refused.get(TOO_MANY_OF_ADDRESS, 0),
-        "limits.http_connections_per_address",
-    )  # fmt: skip
-    yield LimitUsage(
-        "http_memory", "Large requests and responses", most.http_memory,
-        "the slowest transfer is closed; others are refused with 429 or 503",
-        memory.used, memory.reached, "limits.http_memory", "bytes",
-    )  # fmt: skip
-    yield LimitUsage(
-        "http_slow", "Time to send a request", round(connections.timeouts.head_s),
-        "closed with HTTP 408, also for slow bodies", reached=connections.ended.total(), unit="s",
-    )  # fmt: skip
-    yield LimitUsage(
-        "streams", "Pages with live updates", STREAMS, "further pages poll every few seconds",
-        live.streams, live.streams_refused,
-    )  # fmt: skip
-    yield LimitUsage(
-        "waits", "Waits for a message", WAITS, "HTTP 429", len(live.waits), live.waits_refused
-    )
-    yield LimitUsage(
-        "selections", "Frozen selections", selections.BYTES_MAX, "the oldest is dropped",
-        selected.bytes, selected.dropped, unit="bytes",
-    )  # fmt: skip
+    admission, head_s = connections.gate, round(connections.timeouts.head_s)
+    too_many = admission.refused.get(TOO_MANY, 0)
+    of_address = admission.refused.get(TOO_MANY_OF_ADDRESS, 0)
+    per_address = limits.http_connections_per_address
+    return {
+        "http_connections": (admission.capacity, admission.connections, too_many),
+        "http_connections_per_address": (per_address, admission.busiest, of_address),
+        "http_memory": (limits.http_memory, memory.used, memory.reached),
+        "http_slow": (head_s, None, connections.ended.total()),
+        "streams": (STREAMS, live.streams, live.streams_refused),
+        "waits": (WAITS, len(live.waits), live.waits_refused),
+        "selections": (selections.BYTES_MAX, selected.bytes, selected.dropped),
+    }

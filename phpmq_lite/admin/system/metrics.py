@@ -25,11 +25,9 @@ from prometheus_client.registry import Collector
 from phpmq_lite import histogram, installation, logs
 from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import may_use
 from phpmq_lite.admin.system import limits
 from phpmq_lite.admin.system.limits import LimitUsage
-from phpmq_lite.admin.system.series import BOUNDS_S, OTHER, QueueSeries
+from phpmq_lite.admin.system.series import BOUNDS_S, OTHER, DeathCount, QueueSeries
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
 from phpmq_lite.server.counters import (
@@ -43,7 +41,7 @@ from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.storage.disk_space import DATABASE_FULL, DISK_FULL, DISK_LOW, measure_disk
 from phpmq_lite.storage.read.database_size import measure_database
 from phpmq_lite.storage.sqlite.standby.lag import StandbyState
-from phpmq_lite.storage.store_status import StoreStatus
+from phpmq_lite.storage.store_status import Replica, StoreStatus
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -161,10 +159,10 @@ def _of_server(value: Callable[[StoreStatus], _Values]) -> _OfBroker:
     return lambda r: None if r.status.store.has_file else value(r.status.store)
 
 
-def _of_limits(value: str) -> _OfBroker:
+def _of_limits(value: Callable[[LimitUsage], int | None]) -> _OfBroker:
     """Return the values of all limits for which they are known."""
     return lambda r: {
-        one.key: known for one in r.limits if (known := getattr(one, value)) is not None
+        usage.key: figure for usage in r.limits if (figure := value(usage)) is not None
     }
 
 
@@ -179,9 +177,9 @@ def _split(whole: str, name: str, part: str, part_name: str) -> _OfQueue:
 
 
 def _deaths(queue: QueueSeries, _now_ms: int) -> _Values:
-    died = (key.removeprefix("dead ") for key in queue.counts if key.startswith("dead "))
+    died = (key.reason for key in queue.counts if isinstance(key, DeathCount))
     reasons = dict.fromkeys((*_KNOWN_DEATHS, *died))  # a set would change their order at each start
-    return {reason: queue.counts[f"dead {reason}"] for reason in reasons}
+    return {reason: queue.counts[DeathCount(reason)] for reason in reasons}
 
 
 def _spans(counts: Sequence[int]) -> _Values:
@@ -225,13 +223,17 @@ def _traffic(counters: ConnectionCounters | RelayCounters) -> _Values:
     return {"in": counters.bytes_in, "out": counters.bytes_out}
 
 
-def _lags(store: StoreStatus, lag: str) -> _Values:
-    """Return the known lags; the highest, if several replicas have the same name."""
-    lags: dict[str, float] = {}
-    for one in store.server.replicas if store.server else ():
-        if (value := getattr(one, lag)) is not None:
-            lags[one.name] = max(value, lags.get(one.name, 0))
-    return lags
+def _of_replicas(lag: Callable[[Replica], float | None]) -> _OfBroker:
+    """Return the known lags by name; the highest, if several replicas have the same name."""
+
+    def read(store: StoreStatus) -> _Values:
+        lags: dict[str, float] = {}
+        for replica in store.server.replicas if store.server else ():
+            if (value := lag(replica)) is not None:
+                lags[replica.name] = max(value, lags.get(replica.name, 0))
+        return lags
+
+    return _of_server(read)
 
 
 METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by section of their page
@@ -261,7 +263,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            _deaths, "reason"),
         _Q("counter", "messages_quarantined",
            "Messages dead-lettered for their envelope's verdict, such as poison or missing_meta",
-           lambda q, _: {reason: n for reason in REASONS if (n := q.counts[f"dead {reason}"])},
+           lambda q, _: {name: n for name in REASONS if (n := q.counts[DeathCount(name)])},
            "reason"),
         _Q("counter", "messages_deleted", "Deleted or purged messages", "deleted"),
         _Q("counter", "messages_restored", "Deleted messages that were restored", "restored"),
@@ -409,10 +411,10 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _D("gauge", "store_replica_lag_bytes",
            "Bytes of the write-ahead log that a replica has not flushed; without the right "
            "pg_monitor, the lag is absent", ("replica",),
-           _of_server(lambda store: _lags(store, "lag_bytes"))),
+           _of_replicas(lambda replica: replica.lag_bytes)),
         _D("gauge", "store_replica_lag_seconds",
            "How long a replica takes to flush, or has not answered while it lags", ("replica",),
-           _of_server(lambda store: _lags(store, "lag_s"))),
+           _of_replicas(lambda replica: replica.lag_s)),
         _D("gauge", "store_asynchronous",
            "1 if the last commit was confirmed without a quorum (store.allow_asynchronous)",
            value=_of_server(lambda store: store.asynchronous is not None)),
@@ -431,11 +433,11 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
     "Limits": (
         _D("gauge", "limit",
            "Each limit on the System page (connections, held, memory, streams, …), in bytes, in "
-           "seconds or as a count", ("limit",), _of_limits("bound")),
+           "seconds or as a count", ("limit",), _of_limits(lambda usage: usage.bound)),
         _D("gauge", "limit_used", "Current usage of the limit, if it is one number", ("limit",),
-           _of_limits("used")),
+           _of_limits(lambda usage: usage.used)),
         _D("counter", "limit_reached", "Number of times that the limit was exceeded", ("limit",),
-           _of_limits("reached")),
+           _of_limits(lambda usage: usage.reached)),
         _D("gauge", "clock_doubt_seconds",
            "How far the clock was ahead at startup, until an operator decides whether it is "
            "right; 0 if no decision is pending", value=lambda r: r.status.clock_doubt_ms / 1_000),
@@ -519,17 +521,16 @@ async def answer_metrics(call: Call) -> web.StreamResponse:
     """Return the metrics in Prometheus text format, omitting values that cannot be read."""
     context = call.context
     async with context.labels.lock:
-        groups = await _read_queues(context)
-        shown = [group for group in groups if _is_shown(call.request, group)]
-        text = await render_metrics(await _readings(context), shown)
+        groups = [group for group in await _read_queues(context) if _may_see(call, group)]
+        text = await render_metrics(await _readings(context), groups)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
-def _is_shown(request: web.Request, group: QueueSeries) -> bool:
+def _may_see(call: Call, group: QueueSeries) -> bool:
     """Return whether the caller can see a series; ``~other`` requires access to all queues."""
     if group.label == OTHER:
-        return not identity_of(request).queues
-    return may_use(request, group.label.removeprefix("~"))
+        return not call.identity.queues
+    return call.may_use(group.label.removeprefix("~"))
 
 
 async def _read_queues(context: Context) -> Sequence[QueueSeries]:
@@ -537,9 +538,9 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
     labels, limit = context.labels, context.settings.metrics.max_queues
     waiting: list[int] = []
     labels.begin()
-    for some in context.engine.queue_slices():
-        labels.add(some, limit)
-        waiting += [queue.queue_id for queue in some if queue.ready]
+    for queues in context.engine.queue_slices():
+        labels.add(queues, limit)
+        waiting += [queue.queue_id for queue in queues if queue.ready]
         await asyncio.sleep(0)
     labels.end()
     with suppress(StorageError):  # if the ages cannot be read, they are omitted

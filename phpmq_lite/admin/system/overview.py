@@ -5,12 +5,10 @@ from typing import Any, Final, Literal
 from aiohttp import web
 
 from phpmq_lite.admin import charts, trends
-from phpmq_lite.admin.context import context_of, status_of
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.permissions import allowed_queues
-from phpmq_lite.admin.http.rendering import render_page
-from phpmq_lite.admin.http.route import Role, Route
-from phpmq_lite.admin.queues import listing as queue_list
+from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.fields import LimitParameter, read_query
+from phpmq_lite.admin.queues import listing
 from phpmq_lite.admin.queues.list import (
     first_snippets,
     list_queues,
@@ -18,8 +16,12 @@ from phpmq_lite.admin.queues.list import (
     read_live_list,
     read_trends,
 )
-from phpmq_lite.admin.queues.listing import QueueQuery, make_queue_page, read_oldest_ready
-from phpmq_lite.admin.resource import view_response
+from phpmq_lite.admin.queues.listing import (
+    QueueQuery,
+    QueueSort,
+    make_queue_page,
+    read_oldest_ready,
+)
 from phpmq_lite.admin.system.attention import read_notices
 from phpmq_lite.admin.system.system import read_restart_report
 from phpmq_lite.admin.trends import SPANS
@@ -27,52 +29,46 @@ from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS
 
 OVERVIEW_QUEUES: Final = 10
 NOTICES_SHOWN: Final = 8
+endpoints: Final = Endpoints()
 
 
 class OverviewPageQuery(QueueQuery):
-    """Options for the overview page."""
+    """Options for the overview page, which by default lists the fullest queues."""
 
+    sort: QueueSort = "-ready"
+    limit: LimitParameter = OVERVIEW_QUEUES
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 
-async def show_overview(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/", "overview", data=list_queues)
+async def show_overview(call: Call, query: OverviewPageQuery) -> web.Response:
     """Show the broker's state at a glance, what needs attention, and the fullest queues."""
-    context, query = context_of(request), _query(request)
-    status, now_ms = status_of(request), context.now_ms()
-    ages = await read_oldest_ready(Call.of(request), status.queues)
-    listed = make_queue_page(status.queues, ages, query)
-    if query.format != "html":
-        return view_response(await list_queues(Call.of(request), query), query.format)
-    found = await read_notices(context, status, ages)
-    drawn = await _charts(request, query.span)
-    report = await read_restart_report(request)
-    await context.engine.pause()
-    return await render_page(
-        request,
+    ages = await read_oldest_ready(call, call.queues)
+    listed = make_queue_page(call.queues, ages, query)
+    notices = await read_notices(call, ages)
+    drawn = await _charts(call, query.span)
+    report = await read_restart_report(call)
+    await call.context.engine.pause()
+    return await call.render(
         "overview.html",
         query=query,
         listed=listed,
-        figures=read_figures(listed.queues, now_ms),
-        trends=read_trends(context, listed.queues),
-        tiles=queue_list.overview_tiles(status, ages, now_ms),
-        sparks=trends.read_sparks(context, allowed_queues(request)),
-        notices=found[:NOTICES_SHOWN],
-        more_notices=found[NOTICES_SHOWN:],
+        figures=read_figures(listed.queues, call.now_ms),
+        trends=read_trends(call.context, listed.queues),
+        tiles=listing.overview_tiles(call.status, ages, call.now_ms),
+        sparks=trends.read_sparks(call.context, call.allowed),
+        notices=notices[:NOTICES_SHOWN],
+        more_notices=notices[NOTICES_SHOWN:],
         restart=report,
-        snippets=first_snippets(Call.of(request)),
+        snippets=first_snippets(call),
         **drawn,
     )
 
 
-def _query(request: web.Request) -> OverviewPageQuery:
-    given = {key: value for key, value in request.query.items() if value}
-    return OverviewPageQuery.model_validate({"sort": "-ready", "limit": OVERVIEW_QUEUES} | given)
-
-
-async def _charts(request: web.Request, key: str) -> dict[str, Any]:
+async def _charts(call: Call, key: str) -> dict[str, Any]:
     """Return charts covering all queues, or none if the caller cannot access every queue."""
-    context, span = context_of(request), SPANS[key]
-    if allowed_queues(request) is not None or not status_of(request).queues:
+    context, span = call.context, SPANS[key]
+    if call.allowed is not None or not call.queues:
         return {"charts": (), "table": None, "span": span}
     trend = await trends.read_trend(context, ALL, span)
     records = await trends.read_trend(context, DEAD_LETTERS, span)
@@ -83,14 +79,9 @@ async def _charts(request: web.Request, key: str) -> dict[str, Any]:
     }
 
 
-async def live_overview(
-    request: web.Request, _argument: str, ids: tuple[int, ...]
-) -> dict[str, Any]:
+async def live_overview(call: Call, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
     """Return live values for the overview; ``ids`` are the ids of the queues shown."""
-    tiles, listed = await read_live_list(Call.of(request), ids, _query(request))
-    sparks = trends.read_sparks(context_of(request), allowed_queues(request))
-    points = sparks | listed["points"]
+    query = read_query(call.request, OverviewPageQuery)
+    tiles, listed = await read_live_list(call, ids, query)
+    points = trends.read_sparks(call.context, call.allowed) | listed["points"]
     return listed | {"shown": tiles | listed["shown"], "points": points}
-
-
-ROUTES: Final = (Route("GET", "/", Role.VIEWER, "overview", show_overview),)

@@ -4,14 +4,23 @@ import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from phpmq_lite import histogram
 from phpmq_lite.server.status import QueueStatus
 
 OTHER: Final = "~other"  # label of all queues without their own; label_name() avoids conflicts
-GAUGES: Final = ("ready", "dispatched", "dead", "bytes", "consumers", "credit",
-                 "delivery_paused", "publishing_paused", "is_dead_letter_queue")  # fmt: skip
+GAUGES: Final = (
+    "ready",
+    "dispatched",
+    "dead",
+    "bytes",
+    "consumers",
+    "credit",
+    "delivery_paused",
+    "publishing_paused",
+    "is_dead_letter_queue",
+)
 
 
 def label_name(name: str) -> str:
@@ -19,19 +28,28 @@ def label_name(name: str) -> str:
     return f"~{name}" if name.startswith("~") else name
 
 
+class DeathCount(NamedTuple):
+    """The key of a count of messages that died for one reason."""
+
+    reason: str
+
+
+_Counts = Counter[str | DeathCount]
+
+
 class QueueSeries:
     """The series for one label, summed over all queues that have the label at this scrape."""
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.counts: Counter[str] = Counter()  # since startup, keyed by texts such as "dead crc"
+        self.counts: _Counts = Counter()  # since startup
         self.wait: Sequence[int] = ()  # histogram of all wait times since startup
         self.hold: Sequence[int] = ()
         self.gauges: Counter[str] = Counter()
         self.oldest_at: int | None = None  # in Unix ms
         self.is_alive = False  # whether a queue has this label at this scrape
-        self._last: Counter[str] = Counter()  # sums at the previous scrape
-        self._base: Counter[str] = Counter()  # compensates for removed or reset queues
+        self._last: _Counts = Counter()  # sums at the previous scrape
+        self._base: _Counts = Counter()  # compensates for removed or reset queues
         self._wait, self._hold = _Span(), _Span()  # the same for the histograms
         self._is_rest = label == OTHER
 
@@ -49,7 +67,7 @@ class QueueSeries:
             if count:
                 counts[key] += count
         for reason, count in queue.deaths.items():
-            counts[f"dead {reason}"] += count
+            counts[DeathCount(reason)] += count
         if queue.wait:
             self.wait = histogram.add(self.wait, queue.wait) if self.wait else list(queue.wait)
         if queue.hold:
@@ -129,11 +147,11 @@ class MetricLabels:
     def _group(self, queue: QueueStatus, limit: int) -> QueueSeries:
         """Assign a label to a queue, if possible, and return the series for the queue."""
         name = label_name(queue.name)
-        known = self._named.get(name)
-        if known is None and (queue.queue_id <= self._seen or not self._has_place(limit)):
+        existing = self._named.get(name)
+        if existing is None and (queue.queue_id <= self._seen or not self._has_place(limit)):
             self._has_other = True
             return self._other
-        group = self._named[name] = self._ids[queue.queue_id] = known or QueueSeries(name)
+        group = self._named[name] = self._ids[queue.queue_id] = existing or QueueSeries(name)
         self._gone.pop(name, None)
         return group
 

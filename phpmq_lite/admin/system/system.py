@@ -8,36 +8,26 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite import logs, settings
-from phpmq_lite.admin.context import Context, context_of, status_of
+from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.formats import format_number, plural
-from phpmq_lite.admin.http.body import read_form_field
-from phpmq_lite.admin.http.confirmation import Confirmation, check_typed_text
-from phpmq_lite.admin.http.fields import (
-    JsonFormatQuery,
-    QueryModel,
-    StrictInput,
-    read_form,
-    read_next_path,
-    read_query,
-)
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.permissions import may_use
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import Confirmation
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.fields import Form, JsonFormatQuery, QueryModel, StrictInput
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import render_page
-from phpmq_lite.admin.http.request_audit import audit_entry
 from phpmq_lite.admin.http.responses import ListPage
-from phpmq_lite.admin.http.route import Role, Route
-from phpmq_lite.admin.resource import Api, Page, Resource, api_route, check_reason
+from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.system import limits, view
 from phpmq_lite.admin.system.health import run_checks
-from phpmq_lite.admin.system.view import read_certificates
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
+from phpmq_lite.server.certificates import read_certificates
 from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database
 from phpmq_lite.storage.start_report import StoredStarts
 from phpmq_lite.writes import DismissStartReport
 
+endpoints: Final = Endpoints()
 COUNTED: Final = 1_000_000  # maximum number of expiring messages to count
 ClockDecision = Literal["expire", "keep"]
 
@@ -61,39 +51,45 @@ class ClockDecisionInput(StrictInput):
     reason: str = Field("", description="reason for the audit log")
 
 
-async def get_clock(request: web.Request) -> ClockView:
+@endpoints.api("GET /clock", "api-clock", cli="clock show")
+async def get_clock(call: Call) -> ClockView:
     """Return the state of the clock, and whether it needs a decision."""
-    context = context_of(request)
-    status = context.engine.summary()
-    doubt_ms, would_expire = status.clock_doubt_ms, None
-    if doubt_ms:
-        would_expire = await context.reader.count_expiring(
-            status.clock_steady_ms + doubt_ms, status.clock_doubt_number, COUNTED
+    status, would_expire = call.context.engine.summary(), None
+    if status.clock_doubt_ms:
+        would_expire = await call.context.reader.count_expiring(
+            status.clock_steady_ms + status.clock_doubt_ms, status.clock_doubt_number, COUNTED
         )
     return ClockView(
-        now_ms=context.now_ms(),
+        now_ms=call.now_ms,
         jumps=status.clock_jumps,
         last_jump_ms=status.clock_jump_ms,
-        doubt_ms=doubt_ms,
+        doubt_ms=status.clock_doubt_ms,
         would_expire=would_expire,
     )
-
-
-async def decide_clock(request: web.Request, asked: ClockDecisionInput) -> ClockView:
-    """Decide whether a clock that was far ahead at startup is correct, so that downtime counts."""
-    identity = identity_of(request)
-    if identity.queues:
-        raise Problem(403, "foreign_queue", "This decision requires access to all queues.",
-                      bound=", ".join(identity.queues))  # fmt: skip
-    entry = audit_entry(request, target=asked.decision, reason=asked.reason[:1_000])
-    await context_of(request).engine.decide_clock(entry, is_right=asked.decision == "expire")
-    return await get_clock(request)
 
 
 _DECIDED: Final = {
     "expire": "The clock is right: the downtime counts, and messages past their deadline expire.",
     "keep": "The clock was changed: the downtime does not count.",
 }
+
+
+@endpoints.action(
+    "/system/clock",
+    "clock-decide",
+    Role.OPERATOR,
+    "clock.decide",
+    api="POST /clock",
+    cli="clock decide",
+)
+async def decide_clock(call: Call, body: ClockDecisionInput) -> Done[ClockView]:
+    """Decide whether a clock that was far ahead at startup is correct, so that downtime counts."""
+    if globs := call.identity.queues:
+        detail = "This decision requires access to all queues."
+        raise Problem(403, "foreign_queue", detail, bound=", ".join(globs))
+    entry = call.audit(target=body.decision, reason=body.reason[:1_000])
+    await call.context.engine.decide_clock(entry, is_right=body.decision == "expire")
+    return Done(await get_clock(call), _DECIDED[body.decision], call.back(call.url("system")))
 
 
 class SettingView(BaseModel):
@@ -108,14 +104,14 @@ class SettingView(BaseModel):
     bounds: str = Field(description="allowed values; empty if any value of the type is allowed")
 
 
-async def list_settings(request: web.Request, _query: JsonFormatQuery) -> ListPage[SettingView]:
+@endpoints.api("GET /config", "api-config", Role.ADMIN, cli="config show")
+async def list_settings(call: Call, _query: JsonFormatQuery) -> ListPage[SettingView]:
     """List the effective settings and their sources; secrets are masked."""
-    return ListPage[SettingView](items=settings_in_force(request))
+    return ListPage[SettingView](items=effective_settings(call.context))
 
 
-def settings_in_force(request: web.Request) -> list[SettingView]:
+def effective_settings(context: Context) -> list[SettingView]:
     """Return all settings, each with its effective value and where that value was set."""
-    context = context_of(request)
     return [
         SettingView(
             setting=name,
@@ -143,33 +139,26 @@ class SystemPageQuery(QueryModel):
     confirm: Literal["drain"] | None = None
 
 
-async def show_system(request: web.Request) -> web.StreamResponse:
+@endpoints.page("/system", "system")
+async def show_system(call: Call, query: SystemPageQuery) -> web.Response:
     """Show the broker's health, versions, storage, limits, settings, starts and log."""
-    query = read_query(request, SystemPageQuery)
     if query.confirm == "drain":
-        _need_admin(request, "drain the broker")
-        return await _ask_to_drain(request)
+        _check_admin(call, "drain the broker")
+        return await call.render("confirm.html", ask=_drain_confirmation(call))
     if query.tab in ("settings", "log"):
-        _need_admin(request, f"see the {query.tab}")
-    is_admin = _is_for_all(request, Role.ADMIN)  # can read the log and drain
-    values = {
-        "health": _health,
-        "settings": _settings,
-        "starts": _starts,
-        "log": _log,
-    }[query.tab]
-    return await render_page(
-        request, "system.html", query=query, is_admin=is_admin, **await values(request, query)
-    )
+        _check_admin(call, f"see the {query.tab}")
+    is_admin = _is_for_all(call, Role.ADMIN)  # can read the log and drain
+    values = await _TABS[query.tab](call, query)
+    return await call.render("system.html", query=query, is_admin=is_admin, **values)
 
 
-async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
-    context, status = context_of(request), status_of(request)
+async def _health(call: Call, _query: SystemPageQuery) -> dict[str, Any]:
+    context, status = call.context, call.status
     stored, disk = await _measured(context)
-    reached = limits.list_limits(context, status)
+    usages = limits.list_limits(context, status)
     return {
-        "clock": await _clock(request) if status.clock_doubt_ms else None,
-        "may_decide": _is_for_all(request, Role.OPERATOR),
+        "clock": await _clock(call) if status.clock_doubt_ms else None,
+        "may_decide": _is_for_all(call, Role.OPERATOR),
         "checks": await run_checks(context, status),
         "times": view.process_facts(status),
         "versions": view.version_facts(context.version, status.store),
@@ -179,15 +168,15 @@ async def _health(request: web.Request, _query: SystemPageQuery) -> dict[str, An
         if status.store.has_file
         else list(view.server_facts(status.store)),
         "retention": view.retention_facts(context.settings, stored),
-        "limits": reached,
-        "waiting": view.waiting_facts(status, reached),
+        "limits": usages,
+        "waiting": view.waiting_facts(status, usages),
         "refused": view.refusal_facts(status),
     }
 
 
-async def _clock(request: web.Request) -> ClockView | None:
+async def _clock(call: Call) -> ClockView | None:
     try:
-        return await get_clock(request)
+        return await get_clock(call)
     except StorageError:
         return None
 
@@ -199,126 +188,114 @@ async def _measured(context: Context) -> tuple[DatabaseSize | None, DiskUsage | 
         return None, None
 
 
-async def _settings(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
-    found = settings_in_force(request)
-    return {
-        "own": [setting for setting in found if _is_set(setting)],
-        "others": [setting for setting in found if not _is_set(setting)],
-    }
+async def _settings(call: Call, _query: SystemPageQuery) -> dict[str, Any]:
+    rows: dict[str, list[SettingView]] = {"own": [], "others": []}
+    for setting in effective_settings(call.context):
+        is_set = setting.source != "default" or setting.text != setting.default
+        rows["own" if is_set else "others"].append(setting)
+    return rows
 
 
-def _is_set(setting: SettingView) -> bool:
-    return setting.source != "default" or setting.text != setting.default
+async def _starts(call: Call, _query: SystemPageQuery) -> dict[str, Any]:
+    starts = await StoredStarts(call.context.readers).newest(50)
+    return {"starts": [_visible_report(call, view.describe_restart(start)) for start in starts]}
 
 
-async def _starts(request: web.Request, _query: SystemPageQuery) -> dict[str, Any]:
-    found = await StoredStarts(context_of(request).readers).newest(50)
-    return {"starts": [_seen_by(request, view.describe_restart(start)) for start in found]}
-
-
-async def _log(_request: web.Request, query: SystemPageQuery) -> dict[str, Any]:
+async def _log(_call: Call, query: SystemPageQuery) -> dict[str, Any]:
     lines = logs.recent.lines(query.level)
-    most = None if query.lines == "all" else LINES_SHOWN
-    return {"lines": lines[:most], "count": len(lines), "levels": logs.LEVELS[:-1]}
+    count = None if query.lines == "all" else LINES_SHOWN
+    return {"lines": lines[:count], "count": len(lines), "levels": logs.LEVELS[:-1]}
+
+
+_TABS: Final = {"health": _health, "settings": _settings, "starts": _starts, "log": _log}
 
 
 # -- restart report
 
 
-async def read_restart_report(request: web.Request) -> view.RestartReport | None:
+async def read_restart_report(call: Call) -> view.RestartReport | None:
     """Return the report on the most recent start, or None if the report has been dismissed.
 
     Also return None for the first start, and if the record of the start cannot be read.
     """
     try:
-        found = await StoredStarts(context_of(request).readers).newest(1)
+        starts = await StoredStarts(call.context.readers).newest(1)
     except StorageError:
         return None
-    if not found or found[0].is_first or found[0].dismissed_by is not None:
+    if not starts or starts[0].is_first or starts[0].dismissed_by is not None:
         return None
-    return _seen_by(request, view.describe_restart(found[0]))
+    return _visible_report(call, view.describe_restart(starts[0]))
 
 
-def _seen_by(request: web.Request, report: view.RestartReport) -> view.RestartReport:
+def _visible_report(call: Call, report: view.RestartReport) -> view.RestartReport:
     """Return the report without the queues that the caller is not allowed to see."""
-    expired = [(name, count) for name, count in report.expired if may_use(request, name)]
-    return replace(report, expired=expired)
+    return replace(report, expired=[row for row in report.expired if call.may_use(row[0])])
 
 
-async def submit_dismissal(request: web.Request) -> web.StreamResponse:
+@endpoints.action("/restart/dismiss", "restart-dismiss", Role.OPERATOR, "restart.dismiss")
+async def submit_dismissal(call: Call, form: Form) -> Done[None]:
     """Dismiss the report on a start, so that the overview no longer shows the report."""
-    context = context_of(request)
-    number = await read_form_field(request, "start")
+    number = form.raw("start")
     if not number.isascii() or not number.isdecimal() or len(number) > 15:
         raise Problem(422, "invalid", f"start is {number[:20]!r}, not a number.", field="start")
-    starts = await StoredStarts(context.readers).newest(50)
+    starts = await StoredStarts(call.context.readers).newest(50)
     if all(start.start_id != int(number) for start in starts):
         raise Problem(404, "unknown_start", f"There is no record of start {number}.", field="start")
-    entry = audit_entry(request, target=number)
-    rows = [DismissStartReport(entry.actor, int(number))]
-    await context.engine.run(queue_operations.write, entry, rows)
-    raise web.HTTPSeeOther(await read_next_path(request, context.urls.to("overview")))
+    rows = [DismissStartReport(call.actor, int(number))]
+    await call.run(queue_operations.write, rows, target=number)
+    return Done(None, to=call.back(call.url("overview")))
 
 
 # -- drain
 
 
-async def _ask_to_drain(request: web.Request) -> web.Response:
-    context, status = context_of(request), status_of(request)
-    to = context.urls.to("system")
-    clients, held = len(status.clients), status.held
-    ask = Confirmation(
-        title="Drain and stop the broker", button="Drain and stop the broker", is_danger=True,
+def _drain_confirmation(call: Call) -> Confirmation:
+    to, clients, held = call.url("system"), len(call.status.clients), call.status.held
+    return Confirmation(
+        title="Drain and stop the broker",
+        button="Drain and stop the broker",
+        is_danger=True,
         text="The broker stops accepting and dispatching messages, waits up to 5 s for "
         "acknowledgements, stores everything and exits, as after SIGTERM. The process that "
         f"started it decides whether to restart it. {format_number(clients)} "
         f"{plural(clients, 'connection is', 'connections are')} open; consumers hold "
         f"{format_number(held)} {plural(held, 'message', 'messages')}. Messages that are not "
         "acknowledged return to their positions in the queues.",
-        url=context.urls.to("system-drain"), back=to, crumbs=[("System", to)],
-        typed=[_word(context)], reason="required",
-    )  # fmt: skip
-    return await render_page(request, "confirm.html", ask=ask)
+        url=call.url("system-drain"),
+        back=to,
+        crumbs=[("System", to)],
+        typed=[call.context.settings.ui.environment.strip() or "drain"],
+        reason="required",
+    )
 
 
-async def submit_drain(request: web.Request) -> web.StreamResponse:
+@endpoints.action("/system/drain", "system-drain", Role.ADMIN, "system.drain")
+async def submit_drain(call: Call, form: Form) -> Done[None]:
     """Drain and stop the broker, as SIGTERM does."""
-    _need_admin(request, "drain the broker")
-    context = context_of(request)
-    form = await read_form(request)
-    check_typed_text([_word(context)], form.raw("confirm"))
-    check_reason(form)
-    stop = request.app.get(DRAIN)
+    _check_admin(call, "drain the broker")
+    _drain_confirmation(call).check(form)
+    stop = call.request.app.get(DRAIN)
     if stop is None:
         raise Problem(503, "no_drain", "This broker cannot be stopped from the admin interface.")
-    entry = audit_entry(request, target="broker", reason=form.reason())
-    await context.engine.run(queue_operations.record_only, entry, 1)
-    context.sessions.store_message(
-        request, "The broker is draining: it accepts no new messages and will stop soon."
-    )
+    await call.run(queue_operations.record_only, 1, target="broker")
     stop()
-    raise web.HTTPSeeOther(context.urls.to("system"))
+    text = "The broker is draining: it accepts no new messages and will stop soon."
+    return Done(None, text, call.url("system"))
 
 
-def _word(context: Context) -> str:
-    """Return the text that confirms a drain: the environment's name, or ``drain`` if not set."""
-    return context.settings.ui.environment.strip() or "drain"
-
-
-def _is_for_all(request: web.Request, role: Role) -> bool:
+def _is_for_all(call: Call, role: Role) -> bool:
     """Return whether the caller has a role and is not limited to some queues."""
-    identity = identity_of(request)
-    return identity.role.may(role) and not identity.queues
+    return call.identity.role.may(role) and not call.identity.queues
 
 
-def _need_admin(request: web.Request, what: str) -> None:
-    identity = identity_of(request)
-    if not identity.role.may(Role.ADMIN):
-        raise Problem(403, "role", f"Only an admin may {what}; your role is {identity.role}.",
-                      bound=Role.ADMIN.value)  # fmt: skip
-    if identity.queues:
-        raise Problem(403, "foreign_queue", f"Only an admin with access to all queues may {what}.",
-                      bound=", ".join(identity.queues))  # fmt: skip
+def _check_admin(call: Call, action: str) -> None:
+    role, globs = call.identity.role, call.identity.queues
+    if not role.may(Role.ADMIN):
+        detail = f"Only an admin may {action}; your role is {role}."
+        raise Problem(403, "role", detail, bound=Role.ADMIN.value)
+    if globs:
+        detail = f"Only an admin with access to all queues may {action}."
+        raise Problem(403, "foreign_queue", detail, bound=", ".join(globs))
 
 
 class ListenerView(BaseModel):
@@ -335,35 +312,8 @@ class ListenersView(ListPage[ListenerView]):
     content_bytes: int = Field(description="maximum body size in bytes (limits.max_content)")
 
 
-async def list_listeners(request: web.Request) -> ListenersView:
+@endpoints.api("GET /listeners", "api-listeners", cli="publish")
+async def list_listeners(call: Call) -> ListenersView:
     """List the open PHPMQ listeners."""
-    context = context_of(request)
-    items = [ListenerView(**one._asdict()) for one in context.engine.summary().listeners]
-    return ListenersView(items=items, content_bytes=context.settings.limits.max_content)
-
-
-ROUTES: Final = (
-    api_route("GET", "/api/v1/clock", Role.VIEWER, "api-clock", get_clock, cli="clock show"),
-    *Resource(
-        run=decide_clock, role=Role.OPERATOR, audit="clock.decide",
-        page=Page(
-            "/system/clock", "clock-decide",
-            done=lambda request, asked, _clock: (
-                _DECIDED[asked.decision], context_of(request).urls.to("system")
-            ),
-        ),
-        api=Api("POST", "/api/v1/clock", "api-clock-decide", cli="clock decide"),
-    ).routes(),
-    api_route(
-        "GET", "/api/v1/config", Role.ADMIN, "api-config", list_settings, cli="config show"
-    ),
-    Route("GET", "/system", Role.VIEWER, "system", show_system),
-    Route("POST", "/system/drain", Role.ADMIN, "system-drain", submit_drain, "system.drain"),
-    Route(
-        "POST", "/restart/dismiss", Role.OPERATOR, "restart-dismiss", submit_dismissal,
-        "restart.dismiss",
-    ),
-    api_route(
-        "GET", "/api/v1/listeners", Role.VIEWER, "api-listeners", list_listeners, cli="publish"
-    ),
-)  # fmt: skip
+    items = [ListenerView(**row._asdict()) for row in call.context.engine.summary().listeners]
+    return ListenersView(items=items, content_bytes=call.context.settings.limits.max_content)

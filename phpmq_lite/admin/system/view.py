@@ -3,17 +3,17 @@
 import asyncio
 import platform
 import sqlite3
-import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from phpmq_lite import installation
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.system.limits import LimitUsage, count_paused_readers
+from phpmq_lite.checks import CHECKS, Check, Level, asynchronous_text
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
@@ -21,11 +21,6 @@ from phpmq_lite.storage.read.database_size import DatabaseSize
 from phpmq_lite.storage.start_report import Start
 from phpmq_lite.storage.store_status import StoreStatus
 
-LAG_S: Final = 10.0  # a longer lag of a replica is a problem
-TRANSACTION_S: Final = 600.0  # as is a transaction that has been open for longer
-_CONNECTIONS: Final = 0.9  # or a larger part of max_connections in use
-_DISK_FREE: Final = 0.1  # or a smaller part of the disk free
-_SAFE_SQLITE: Final = (3, 51, 3)  # in older versions, two writers can damage the WAL
 _PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read
     "memory": "unstored data exceeds limits.unstored_total",
     "unstored": "data is waiting to be stored (limits.unstored_frames, limits.unstored_bytes)",
@@ -78,99 +73,96 @@ def describe_restart(start: Start) -> RestartReport:
 def _found_at_start(start: Start) -> list[SystemFact]:
     """Return the duration of a startup and the facts that apply to it."""
     report = start.report
-    found = []
+    facts = []
     if report.last_error:
-        found.append(SystemFact("Stopped because", report.last_error, level="bad"))
+        facts.append(SystemFact("Stopped because", report.last_error, level="bad"))
     frames = f"{formats.format_number(report.wal_frames)} frames of the write-ahead log"
-    for name, count, what, note, level in (
+    returned = "held by consumers; returned to their positions"
+    expired = "expired, forwarded or dead-lettered, as each queue specifies"
+    for name, count, noun, note, level in (
         ("Lost", report.wal_dropped, "commit", "after damage in the write-ahead log", "bad"),
         ("Recovered", report.wal_commits, "commit", frames, ""),
-        ("Returned", report.returned, "message",
-         "held by consumers; returned to their positions", ""),
-        ("Expired while stopped", report.expired, "message",
-         "expired, forwarded or dead-lettered, as each queue specifies", ""),
-    ):  # fmt: skip
+        ("Returned", report.returned, "message", returned, ""),
+        ("Expired while stopped", report.expired, "message", expired, ""),
+    ):
         if count:
-            found.append(SystemFact(name, count_of(count, what, f"{what}s"), note, level))
+            facts.append(SystemFact(name, count_of(count, noun, f"{noun}s"), note, level))
     if report.clock_doubt_ms:
         text = f"{formats.format_duration(report.clock_doubt_ms)} ahead"
-        found.append(
-            SystemFact("Clock", text, "or the downtime was as long; an operator must decide", "bad")
-        )
+        note = "or the downtime was as long; an operator must decide"
+        facts.append(SystemFact("Clock", text, note, "bad"))
     elif report.clock_jump_ms:
         way = "forward" if report.clock_jump_ms > 0 else "back"
         text = f"set {way} by {formats.format_duration(abs(report.clock_jump_ms))}"
-        found.append(SystemFact("Clock", text, "while stopped; deadlines are unaffected", "warn"))
+        facts.append(SystemFact("Clock", text, "while stopped; deadlines are unaffected", "warn"))
     if report.migrations:
-        found.append(SystemFact("Schema", ", ".join(report.migrations), "migrated"))
+        facts.append(SystemFact("Schema", ", ".join(report.migrations), "migrated"))
     if report.version_before:
-        found.append(SystemFact("Version", start.version, f"previously {report.version_before}"))
+        facts.append(SystemFact("Version", start.version, f"previously {report.version_before}"))
     text = count_of(report.messages, "message", "messages")
-    note = f"in {count_of(report.queues, 'queue', 'queues')}"
-    found.append(SystemFact("Found", text, note))
-    found.append(SystemFact("Startup time", formats.format_duration(round(report.seconds * 1_000))))
-    return found
+    queues = f"in {count_of(report.queues, 'queue', 'queues')}"
+    facts.append(SystemFact("Found", text, queues))
+    facts.append(SystemFact("Startup time", formats.format_duration(round(report.seconds * 1_000))))
+    return facts
 
 
 # -- the system page
 
 
+def _level(check: Check, value: float) -> str:
+    """Return the level of a fact: empty unless the value reaches a bound for the System page."""
+    level = CHECKS[check].page.level(value)
+    return "" if level is Level.OK else level
+
+
 def process_facts(status: BrokerStatus) -> list[SystemFact]:
     """Return facts about the broker's process."""
-    lag, commit = status.loop_lag_ms, status.commits.last_ms
+    number, batch_s, commits = formats.format_number, status.oldest_batch_s, status.commits
     return [
         SystemFact("Started", "", at_ms=status.started_at),
         SystemFact(
             "Last commit",
-            f"{commit:.1f} ms",
-            f"{formats.format_number(status.commits.count)} since startup",
-            "warn" if commit > 500 else "",
+            f"{commits.last_ms:.1f} ms",
+            f"{number(commits.count)} since startup",
+            _level(Check.COMMITS, commits.last_ms / 1_000),
         ),
         SystemFact(
             "Oldest batch",
-            f"{status.oldest_batch_s:.1f} s",
+            f"{batch_s:.1f} s",
             "without an answer of the database",
-            "warn" if status.oldest_batch_s > 1 else "",
+            _level(Check.BATCHES, batch_s),
         ),
         SystemFact(
             "Loop lag",
-            f"{lag:.1f} ms",
+            f"{status.loop_lag_ms:.1f} ms",
             "event loop delay at the last measurement",
-            "warn" if lag > 100 else "",
+            _level(Check.LOOP_LAG, status.loop_lag_ms / 1_000),
         ),
-        SystemFact(
-            "Commands waiting", formats.format_number(status.inbox), "for the next transaction"
-        ),
+        SystemFact("Commands waiting", number(status.inbox), "for the next transaction"),
         SystemFact(
             "Clock jumps",
-            formats.format_number(status.clock_jumps),
+            number(status.clock_jumps),
             "since startup",
-            "warn" if status.clock_jumps else "",
+            _level(Check.CLOCK_JUMPS, status.clock_jumps),
         ),
     ]
 
 
 def version_facts(own: str, store: StoreStatus) -> list[SystemFact]:
     """Return the versions of the broker, its libraries and the operating system."""
-    sqlite = SystemFact("SQLite", sqlite3.sqlite_version, sqlite_note(sqlite3.sqlite_version_info))
+    sqlite_note = installation.sqlite_note(sqlite3.sqlite_version_info)
     server = store.server.version if store.server else "unknown"
     is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
     return [
         SystemFact("PHPMQ Lite", own, installation.build_kind()),
         SystemFact("Python", platform.python_version(), platform.python_implementation()),
-        sqlite if store.has_file
+        SystemFact("SQLite", sqlite3.sqlite_version, sqlite_note)
+        if store.has_file
         else SystemFact("PostgreSQL", server, f"psycopg {_installed('psycopg')}"),
         SystemFact("aiohttp", _installed("aiohttp")),
         SystemFact("Event loop", f"uvloop {_installed('uvloop')}" if is_uvloop else "asyncio"),
         SystemFact("System", f"{platform.system()} {platform.release()}", platform.machine()),
-    ]  # fmt: skip
-
-
-def sqlite_note(version: tuple[int, ...]) -> str:
-    """Return a note if the SQLite version is old, otherwise an empty string."""
-    if version >= _SAFE_SQLITE:
-        return ""
-    return "older than 3.51.3, which is safe here because only one connection writes"
+    ]
 
 
 def _installed(package: str) -> str:
@@ -189,12 +181,12 @@ def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]
         "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {who}",
         "unix": "only for the broker's user",
     }
-    found = [SystemFact("PHPMQ", one.address, how[one.transport]) for one in status.listeners]
+    facts = [SystemFact("PHPMQ", row.address, how[row.transport]) for row in status.listeners]
     security = "TLS" if admin.tls_cert else "no TLS"
-    found += [
+    facts += [
         SystemFact("Admin", address, security) for address in admin.listen if address != "none"
     ]
-    return [*found, SystemFact("Control", "control.sock", "only for the broker's user")]
+    return [*facts, SystemFact("Control", "control.sock", "only for the broker's user")]
 
 
 def storage_facts(
@@ -202,25 +194,26 @@ def storage_facts(
 ) -> list[SystemFact]:
     """Return the data folder's path, file sizes and free space."""
     size = formats.format_size
-    found = [SystemFact("Folder", str(folder.absolute()))]
+    facts = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
         wal, limit = disk.files["wal"], settings.storage.wal_bytes
-        found += [
+        wal_level, disk_level = (
+            _level(Check.WAL, wal / limit),
+            _level(Check.DISK, 1 - disk.used_share),
+        )
+        facts += [
             SystemFact("Database", size(disk.files["database"])),
-            SystemFact("Write-ahead log", size(wal), f"truncated above {size(limit)}",
-                 "warn" if wal > 2 * limit else ""),
-            SystemFact("Free disk space", size(disk.free), f"of {size(disk.total)}",
-                 "bad" if disk.free < disk.total / 50 else ""),
-        ]  # fmt: skip
+            SystemFact("Write-ahead log", size(wal), f"truncated above {size(limit)}", wal_level),
+            SystemFact("Free disk space", size(disk.free), f"of {size(disk.total)}", disk_level),
+        ]
     if stored is not None:
-        free = stored.pages_free * stored.page_bytes
-        found += [
-            SystemFact("Pages", formats.format_number(stored.pages),
-                 f"of {size(stored.page_bytes)} each"),
+        pages, free = stored.pages, stored.pages_free * stored.page_bytes
+        facts += [
+            SystemFact("Pages", formats.format_number(pages), f"of {size(stored.page_bytes)} each"),
             SystemFact("Free space in the file", size(free), "reused before the file grows"),
             SystemFact("Schema", f"version {stored.schema}"),
-        ]  # fmt: skip
-    return found
+        ]
+    return facts
 
 
 def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[SystemFact]:
@@ -229,8 +222,8 @@ def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[Sys
         return []
     history, audit = settings.history, settings.audit
     number, size = formats.format_number, formats.format_size
-    most = int(history.rows * history.deleted_share)
-    share = f"{stored.deleted_share:.1%} of settled messages, at most {number(most)}"
+    limit = int(history.rows * history.deleted_share)
+    share = f"{stored.deleted_share:.1%} of settled messages, at most {number(limit)}"
     return [
         SystemFact(
             "Settled messages", number(stored.history_rows), f"at most {number(history.rows)}"
@@ -248,26 +241,22 @@ def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
     return SystemFact(name, formats.DASH, f"at most {days:g} days old", at_ms=at_ms)
 
 
-def waiting_facts(status: BrokerStatus, reached: Iterable[LimitUsage] = ()) -> list[SystemFact]:
+def waiting_facts(status: BrokerStatus, usages: Iterable[LimitUsage] = ()) -> list[SystemFact]:
     """Return the number of connections whose reads are paused, the reasons, and limits reached."""
-    found = [
+    facts = [
         SystemFact(
             f"{count_of(count, 'connection', 'connections')} not being read",
             _PAUSES.get(reason, reason),
-            level="warn",
+            level=_level(Check.READERS, count),
         )
         for reason, count in count_paused_readers(status).most_common()
     ]
-    return [*found, *_full(reached)]
-
-
-def _full(reached: Iterable[LimitUsage]) -> Iterator[SystemFact]:
-    for limit in reached:
-        if limit.level == "bad":
-            text = f"{limit.shown} of {limit.shown_bound}: {limit.then}"
-            yield SystemFact(
-                limit.name, text + (f" ({limit.setting})" if limit.setting else ""), "warn"
-            )
+    for usage in usages:
+        if usage.level == "bad":
+            text = f"{usage.shown} of {usage.shown_bound}: {usage.then}"
+            text += f" ({usage.setting})" if usage.setting else ""
+            facts.append(SystemFact(usage.name, text, level="warn"))
+    return facts
 
 
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
@@ -284,123 +273,46 @@ def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
     ]
 
 
-_EXPIRED: Final = 10  # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
+# -- a PostgreSQL database
 
 
-@dataclass(slots=True, frozen=True)
-class Certificate:
-    """A certificate in use; times are in Unix ms."""
-
-    section: str  # "tcp" or "admin"
-    path: str
-    subject: str = ""
-    issuer: str = ""
-    names: tuple[str, ...] = ()  # host names
-    expires_at: int | None = None
-    error: str = ""  # why the certificate is unreadable or not valid
+Measurement = tuple[Check, float, str]  # a value, and the text of the notice if it is too high
 
 
-async def read_certificates(settings: Settings) -> list[Certificate]:
-    """Read the certificates of all listeners, in a thread."""
-    used = [
-        (section, Path(pair.tls_cert), Path(pair.tls_key))
-        for section, pair in (("tcp", settings.tcp), ("admin", settings.admin))
-        if pair.tls_cert is not None and pair.tls_key is not None
-    ]
-    return await asyncio.to_thread(lambda: [_read(*one) for one in used])
-
-
-def _read(section: str, cert: Path, key: Path) -> Certificate:
-    try:
-        facts = _certificate_facts(cert, key)
-    except ssl.SSLCertVerificationError as error:
-        wrong = "has expired" if error.verify_code == _EXPIRED else error.verify_message
-        return Certificate(section, str(cert), error=str(wrong))
-    except (OSError, ValueError) as error:
-        return Certificate(section, str(cert), error=str(error))
-    return Certificate(
-        section,
-        str(cert),
-        subject=_name(facts.get("subject", ())),
-        issuer=_name(facts.get("issuer", ())),
-        names=tuple(value for _, value in facts.get("subjectAltName", ())),
-        expires_at=int(ssl.cert_time_to_seconds(facts["notAfter"])) * 1_000,
-    )
-
-
-def _certificate_facts(cert: Path, key: Path) -> dict[str, Any]:
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(cert, key, password=lambda: b"")
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(cert)
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = server.wrap_bio(to_server, to_client, server_side=True)
-    theirs = client.wrap_bio(to_client, to_server)
-    for side in (theirs, ours, theirs):
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-    return dict(theirs.getpeercert() or {})
-
-
-def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """Return a subject's common name or, if it has none, all values in its name."""
-    pairs = [pair for part in parts for pair in part]
-    common = [value for kind, value in pairs if kind == "commonName"]
-    return common[0] if common else ", ".join(value for _, value in pairs)
-
-
-# -- a PostgreSQL database; a problem is a fact with the level "bad" or "warn"
-
-
-def asynchronous_text(store: StoreStatus) -> str:
-    """Return why messages are confirmed although no quorum of replicas has them."""
-    return (
-        f"Messages are confirmed without a quorum: {store.asynchronous}. A failover of the database"
-        " can lose them (store.allow_asynchronous)"
-    )
-
-
-def replication_problems(store: StoreStatus) -> Iterator[SystemFact]:
-    """Yield a problem if commits lack a quorum, if a replica lags, or if none of them may fail."""
-    name, ready, required = "Replication", store.replicas_ready, store.replicas_required
+def measure_replication(store: StoreStatus) -> Iterator[Measurement]:
+    """Measure whether commits have a quorum, whether a replica may fail, and how far each lags."""
     if store.asynchronous is not None:
-        yield SystemFact(name, asynchronous_text(store), level="bad")
+        yield Check.ASYNCHRONOUS, 1, asynchronous_text(store.asynchronous)
+    ready, required = store.replicas_ready, store.replicas_required
     if store.server is None or ready is None or not required:
         return
-    must = f"{count_of(required, 'replica', 'replicas')} must confirm each commit"
+    requirement = f"{count_of(required, 'replica', 'replicas')} must confirm each commit"
+    text = f"{requirement}, and only {ready} can: if one more fails, nothing can be stored"
     if ready < required:
-        text = f"No quorum: {must}, and {ready or 'none'} can"
-        yield SystemFact(name, text, level="bad")
-    elif ready == required:
-        text = f"{must}, and only {ready} can: if one more fails, nothing can be stored"
-        yield SystemFact(name, text, level="warn")
-    for one in store.server.replicas:
-        if (one.lag_s or 0) > LAG_S:
-            text = f"Replica {one.name} is {one.lag_s:.1f} s behind"
-            yield SystemFact(name, text, level="warn")
+        text = f"No quorum: {requirement}, and {ready or 'none'} can"
+    yield Check.QUORUM, ready - required, text
+    for replica in store.server.replicas:
+        lag_s = replica.lag_s or 0
+        yield Check.REPLICA_LAG, lag_s, f"Replica {replica.name} is {lag_s:.1f} s behind"
 
 
-def store_problems(store: StoreStatus) -> Iterator[SystemFact]:
-    """Yield all problems of a PostgreSQL database, except that nothing can be stored."""
-    yield from replication_problems(store)
+def measure_store(store: StoreStatus) -> Iterator[Measurement]:
+    """Measure a PostgreSQL database, except whether anything can be stored."""
+    yield from measure_replication(store)
     if store.problem is not None:
-        yield SystemFact("Database", f"Its state cannot be read: {store.problem}", level="warn")
+        yield Check.DATABASE_STATE, 1, f"Its state cannot be read: {store.problem}"
     if (server := store.server) is None:
         return
-    if server.oldest_transaction_s > TRANSACTION_S:
-        age = formats.format_duration(round(server.oldest_transaction_s * 1_000))
-        text = f"open for {age}; until it ends, VACUUM cannot remove old rows"
-        yield SystemFact("Transaction", f"{server.oldest_transaction}: {text}", level="warn")
-    if server.connections > server.max_connections * _CONNECTIONS:
-        text = f"{server.connections} of {server.max_connections} connections are in use"
-        yield SystemFact("Database", f"{text}; a broker may be unable to connect", level="warn")
-    if server.disk_free < server.disk_bytes * _DISK_FREE:
+    age_s = server.oldest_transaction_s
+    text = f"{server.oldest_transaction}: open for {formats.format_duration(round(age_s * 1_000))}"
+    yield Check.TRANSACTION, age_s, f"{text}; until it ends, VACUUM cannot remove old rows"
+    text = f"{server.connections} of {server.max_connections} connections are in use"
+    share = server.connections / max(1, server.max_connections)
+    yield Check.CONNECTIONS, share, f"{text}; a broker may be unable to connect"
+    if server.disk_bytes:
         text = f"{formats.format_size(server.disk_free)} free on the server's disk"
-        yield SystemFact("Disk", f"{text}; when it is full, nothing can be stored", level="bad")
+        share = server.disk_free / server.disk_bytes
+        yield Check.SERVER_DISK, share, f"{text}; when it is full, nothing can be stored"
 
 
 def server_facts(store: StoreStatus) -> Iterator[SystemFact]:
@@ -409,8 +321,8 @@ def server_facts(store: StoreStatus) -> Iterator[SystemFact]:
     yield SystemFact("Database", store.place)
     yield SystemFact("Role", "active", f"epoch {number(store.epoch)}")
     if store.replicas_required:
-        must = count_of(store.replicas_required, "replica", "replicas")
-        yield SystemFact("Confirmed by", f"the primary and {must}", store.quorum)
+        replicas = count_of(store.replicas_required, "replica", "replicas")
+        yield SystemFact("Confirmed by", f"the primary and {replicas}", store.quorum)
     else:
         note = "synchronous_standby_names names no quorum"
         yield SystemFact("Confirmed by", "the primary alone", note, "bad")
@@ -421,11 +333,12 @@ def server_facts(store: StoreStatus) -> Iterator[SystemFact]:
         yield SystemFact("Server", "cannot be read", store.problem, "bad")
     if (server := store.server) is None:
         return
-    for one in server.replicas:
-        behind = f"{size(one.lag_bytes or 0)}, {one.lag_s or 0:.1f} s behind"
-        level = "" if one.is_ready and (one.lag_s or 0) <= LAG_S else "warn"
-        note = behind if one.state else "lag unknown: grant pg_monitor to the broker's role"
-        yield SystemFact(f"Replica {one.name}", one.state or "connected", note, level)
+    for replica in server.replicas:
+        lag_s = replica.lag_s or 0
+        behind = f"{size(replica.lag_bytes or 0)}, {lag_s:.1f} s behind"
+        level = _level(Check.REPLICA_LAG, lag_s) if replica.is_ready else "warn"
+        note = behind if replica.state else "lag unknown: grant pg_monitor to the broker's role"
+        yield SystemFact(f"Replica {replica.name}", replica.state or "connected", note, level)
     if not server.replicas:
         yield SystemFact("Replicas", "none", level="bad" if store.replicas_required else "")
     yield SystemFact("Size", size(server.database_bytes), f"schema version {server.schema}")

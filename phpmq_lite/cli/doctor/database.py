@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite import __version__
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import count_of
-from phpmq_lite.admin.system.attention import STANDBY_LAG_S
+from phpmq_lite.checks import CHECKS, Check, Level
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
-from phpmq_lite.cli.doctor.findings import BAD, Finding, bad, ok, ok_if, warn
+from phpmq_lite.cli.doctor.findings import Finding, at_level, bad, ok, ok_if, warn
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.errors import SettingsError, StorageError
 from phpmq_lite.settings import Settings
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S: Final = 10.0
 # Startups, restores and migrations leave these files in the data folder.
-_LEFT: Final = {
-    "damaged-*": "copies of damaged files",
-    "replaced-*": "files that a restore replaced",
-    "before-migration-*.db": "copies made before an upgrade",
+_VERIFIED: Final = (Level.OK, "remove them once you have verified the current data")
+_LEFTOVERS: Final = {
+    "damaged-*": (
+        "copies of damaged files",
+        Level.WARN,
+        "see damage.json there; remove the copies once you have recovered what you need",
+    ),
+    "replaced-*": ("files that a restore replaced", *_VERIFIED),
+    "before-migration-*.db": ("copies made before an upgrade", *_VERIFIED),
 }
 
 
@@ -61,15 +67,14 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     name, limit = "broker", settings.storage.wal_bytes
     messages = count_of(stats["ready"] + stats["dispatched"], "message", "messages")
     text = f"pid {pid}, {messages} in {count_of(stats['queues'], 'queue', 'queues')}"
-    reason = stats["storing_stopped"] or stats["publishing_stopped"]
-    if reason is not None:
+    if reason := stats["storing_stopped"] or stats["publishing_stopped"]:
         return bad(name, f"{text}; it rejects messages: {reason}", "see the System page")
     if not stats["is_ready"]:
         return warn(name, f"{text}; it is not ready: {stats['step']}", "wait, or read its log")
     if stats["version"] != __version__:
         text += f"; it is {stats['version']}, but {__version__} is installed"
         return warn(name, text, "restart")
-    if (stats["wal_bytes"] or 0) > 2 * limit:
+    if CHECKS[Check.WAL].doctor.level((stats["wal_bytes"] or 0) / limit) is not Level.OK:
         size = formats.format_size(stats["wal_bytes"])
         text += f"; its write-ahead log has grown to {size}, more than twice storage.wal_bytes "
         hint = "a reader blocks it: a backup, an export, or another program with the database open"
@@ -104,18 +109,14 @@ def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
 
 def leftover_findings(path: Path) -> Iterator[Finding]:
     """Yield findings about leftover files in the data folder, which an operator can remove."""
-    for pattern, words in _LEFT.items():
+    for pattern, (words, level, hint) in _LEFTOVERS.items():
         paths = sorted(path.glob(pattern))
         if not paths:
             continue
-        files = [one for path in paths for one in (path, *path.rglob("*")) if one.is_file()]
-        size = formats.format_size(sum(one.stat().st_size for one in files))
-        text = f"{words}, {size}: {', '.join(one.name for one in paths)}"
-        if pattern.startswith("damaged"):
-            hint = "see damage.json there; remove the copies once you have recovered what you need"
-            yield warn("left over", text, hint)
-        else:
-            yield ok("left over", text, "remove them once you have verified the current data")
+        files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+        size = formats.format_size(sum(file.stat().st_size for file in files))
+        text = f"{words}, {size}: {', '.join(file.name for file in paths)}"
+        yield Finding("left over", level, text, hint)
 
 
 NAME: Final = "backups"
@@ -129,7 +130,7 @@ def check_backups(settings: Settings) -> Iterator[Finding]:
         return
     folder = settings.backups_folder
     now_ms = time.time_ns() // 1_000_000
-    ages = [now_ms - one.manifest.made_at for one in list_backups(folder)]
+    ages = [now_ms - backup.manifest.made_at for backup in list_backups(folder)]
     # If an age is negative, the clock was ahead when that backup was made.
     age_ms = min((age for age in ages if age >= 0), default=None)
     is_same = folder.is_dir() and folder.stat().st_dev == settings.data.stat().st_dev
@@ -142,7 +143,8 @@ def backup_finding(folder: Path, age_ms: int | None, every_h: float, *, is_same:
         hint = "create one with `phpmq-lite backup create`, or schedule them with backups.every_h"
         return warn(NAME, f"none in {folder}", hint)
     text = f"the newest is {formats.format_duration(age_ms)} old, in {folder}"
-    if every_h and age_ms > 2 * every_h * _HOUR_MS:
+    age = CHECKS[Check.BACKUP_AGE].doctor
+    if every_h and age.level(age_ms / (every_h * _HOUR_MS)) is not Level.OK:
         text += f"; the schedule is every {every_h:g} h"
         return warn(NAME, text, "see the log and the Backups page")
     if not every_h and age_ms > OLD_MS:
@@ -161,8 +163,8 @@ def check_standby(settings: Settings) -> Iterator[Finding]:
     text = f"{replica} is {state.lag_s:.1f} s and {state.lag_messages:,} messages behind"
     if state.problem:
         text = f"{state.problem}; {text}"
-    is_good = not state.problem and state.lag_s <= STANDBY_LAG_S
-    yield ok_if(is_good, "standby", text, "see the log of `phpmq-lite standby run`", BAD)
+    level = CHECKS[Check.STANDBY].doctor.level(inf if state.problem else state.lag_s)
+    yield at_level(level, "standby", text, "see the log of `phpmq-lite standby run`")
 
 
 SERVER: Final = "database server"
@@ -174,26 +176,26 @@ _FAILED_S: Final = 10
 
 def check_server(settings: Settings) -> Iterator[Finding]:
     """Check the server, the role's rights, replication, the schema, and which broker is active."""
-    yield ok("database file", "not used: store.url is set, so the broker stores in PostgreSQL",
-             "backups are made by PostgreSQL's own tools, such as pg_dump")  # fmt: skip
+    text = "not used: store.url is set, so the broker stores in PostgreSQL"
+    yield ok("database file", text, "backups are made by PostgreSQL's own tools, such as pg_dump")
     from phpmq_lite.storage.postgres.inspection import probe
 
     try:
-        found = probe(settings.store.url)
+        server = probe(settings.store.url)
     except SettingsError as error:
         yield bad(SERVER, str(error), "until then, the broker refuses to start (exit code 78)")
     except StorageError as error:
         yield bad(SERVER, str(error), "check the hosts of store.url, its role and PGPASSFILE")
     else:
-        yield from server_findings(found)
-        yield from replication_findings(found, is_allowed=settings.store.allow_asynchronous)
-        yield from database_findings(found)
+        yield from server_findings(server)
+        yield from replication_findings(server, is_allowed=settings.store.allow_asynchronous)
+        yield from database_findings(server)
 
 
-def server_findings(found: "ServerProbe") -> Iterator[Finding]:
+def server_findings(server: "ServerProbe") -> Iterator[Finding]:
     """Yield findings about the server and how the broker reaches it."""
-    facts, name = found.facts, "pooler"
-    text = f"PostgreSQL {facts.version // 10_000}.{facts.version % 10_000} at {found.place}"
+    facts, name = server.facts, "pooler"
+    text = f"PostgreSQL {facts.version // 10_000}.{facts.version % 10_000} at {server.place}"
     if facts.version < _OLDEST:
         yield bad(SERVER, f"{text} is older than 13", "upgrade the server")
     elif not facts.can_create or facts.can_write is False:
@@ -201,25 +203,25 @@ def server_findings(found: "ServerProbe") -> Iterator[Finding]:
         yield bad(SERVER, f"{text}: the role may not {what}", "let it own the database and tables")
     else:
         yield ok(SERVER, f"{text}, writable")
-    if found.pooler == "transaction":
+    if server.pooler == "transaction":
         text = "a connection pooler shares server processes, so settings of sessions get lost"
         yield bad(name, text, "connect to the servers directly")
-    elif found.pooler:
+    elif server.pooler:
         text = "a connection pooler is in between, which may notice a failover late"
         yield warn(name, text, "connect to the servers directly")
-    has_room = facts.max_connections - facts.connections >= _CONNECTIONS
-    text = f"{facts.connections} of {facts.max_connections} in use"
+    free, text = facts.max_connections - facts.connections, f"{facts.connections} of "
     hint = f"a broker needs {_CONNECTIONS}: raise max_connections"
-    yield ok_if(has_room, "connections", text, hint)
-    text = f"{found.clock_ms:+,d} ms from this machine's"
+    level = CHECKS[Check.CONNECTIONS].doctor.level(free)
+    yield at_level(level, "connections", f"{text}{facts.max_connections} in use", hint)
+    text = f"{server.clock_ms:+,d} ms from this machine's"
     hint = "synchronize both; messages have the server's time"
-    yield ok_if(abs(found.clock_ms) <= _CLOCK_MS, "server clock", text, hint)
+    yield ok_if(abs(server.clock_ms) <= _CLOCK_MS, "server clock", text, hint)
 
 
-def replication_findings(found: "ServerProbe", *, is_allowed: bool) -> Iterator[Finding]:
+def replication_findings(server: "ServerProbe", *, is_allowed: bool) -> Iterator[Finding]:
     """Yield findings about what a confirmed message survives; ``is_allowed``: asynchronously."""
-    name, facts, required = "replication", found.facts, found.replicas_required
-    ready = sum(one.is_ready for one in found.replicas)
+    name, facts, required = "replication", server.facts, server.replicas_required
+    ready = sum(replica.is_ready for replica in server.replicas)
     text = f"{required} must confirm ({facts.quorum}), {ready} can"
     if not required:
         text, hint = "synchronous_standby_names names no quorum", "set it to ANY 1 (n2, n3)"
@@ -227,16 +229,15 @@ def replication_findings(found: "ServerProbe", *, is_allowed: bool) -> Iterator[
             yield warn(name, f"{text}: a failover can lose confirmed messages", hint)
         else:
             yield bad(name, f"{text}: nothing is confirmed", hint)
-    elif ready < required:
-        yield bad(name, text, "start the replicas; until then, nothing is confirmed")
-    elif ready == required:
-        yield warn(name, text, "add a replica: if one fails now, nothing is confirmed")
     else:
-        yield ok(name, text)
+        hint = "start the replicas; until then, nothing is confirmed"
+        if ready == required:
+            hint = "add a replica: if one fails now, nothing is confirmed"
+        yield at_level(CHECKS[Check.QUORUM].doctor.level(ready - required), name, text, hint)
     if required and is_allowed:
         yield warn(name, "store.allow_asynchronous is set", "remove it, as there is a quorum")
     settings = ("fsync", "full_page_writes", "synchronous_commit")
-    off = [one for one in settings if getattr(facts, one) != "on"]
+    off = [setting for setting in settings if getattr(facts, setting) != "on"]
     if off:
         text = f"not on: {', '.join(off)}; a crash of the server can lose messages"
         yield bad("durability", text, "switch on; a pooler may ignore the sessions' own settings")
@@ -244,19 +245,19 @@ def replication_findings(found: "ServerProbe", *, is_allowed: bool) -> Iterator[
         yield ok("durability", f"on: {', '.join(settings)}")
 
 
-def database_findings(found: "ServerProbe") -> Iterator[Finding]:
+def database_findings(server: "ServerProbe") -> Iterator[Finding]:
     """Yield findings about the schema, and about which broker is active."""
-    name, row = "schema", found.epoch
-    if found.refusal:
-        yield bad(name, found.refusal, "a broker of this version stays standby")
+    name, row = "schema", server.epoch
+    if server.refusal:
+        yield bad(name, server.refusal, "a broker of this version stays standby")
     elif row is None:
         yield ok(name, "the database is empty", "the first broker creates the tables")
-    elif found.pending:
-        text = f"version {found.schema}, pending migrations: {found.pending}"
+    elif server.pending:
+        text = f"version {server.schema}, pending migrations: {server.pending}"
         yield ok(name, text, "a broker applies them when it becomes active")
     else:
         hint = "`phpmq-lite database verify` checks everything"
-        yield ok(name, f"version {found.schema}", hint)
+        yield ok(name, f"version {server.schema}", hint)
     name = "active broker"
     if row is None or row.is_released:
         yield ok(name, "none", "the next broker that starts becomes active")

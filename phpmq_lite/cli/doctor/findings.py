@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 
 import click
 
-from phpmq_lite.admin.formats import plural
+from phpmq_lite.admin.formats import count_of
+from phpmq_lite.checks import Level
 from phpmq_lite.cli.errors import ERROR
 from phpmq_lite.cli.output import (
     columns,
@@ -18,16 +19,16 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.errors import PhpmqError
 
-OK, WARN, BAD = "ok", "warn", "bad"
+OK, WARN, BAD = Level.OK, Level.WARN, Level.BAD
 COLUMNS: Final = columns("check", "state", "found", "hint")
 _STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
 class Finding(NamedTuple):
-    """The result of a check; ``state`` is "ok", "warn" (it works, but at a risk) or "bad"."""
+    """The result of a check."""
 
     check: str
-    state: str
+    state: Level
     found: str
     hint: str = ""  # advice on what the user can do
 
@@ -52,9 +53,14 @@ def bad(check: str, found: str, hint: str) -> Finding:
     return Finding(check, BAD, found, hint)
 
 
-def ok_if(is_good: bool, check: str, found: str, hint: str, otherwise: str = WARN) -> Finding:
+def ok_if(is_good: bool, check: str, found: str, hint: str, otherwise: Level = WARN) -> Finding:
     """Return a finding that is ok or, with a hint, has the state ``otherwise``."""
-    return Finding(check, OK, found) if is_good else Finding(check, otherwise, found, hint)
+    return at_level(OK if is_good else otherwise, check, found, hint)
+
+
+def at_level(level: Level, check: str, found: str, hint: str) -> Finding:
+    """Return a finding with this state, and with the hint if it is not ok."""
+    return Finding(check, level, found, "" if level is OK else hint)
 
 
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
@@ -65,8 +71,8 @@ def report_findings(findings: Sequence[Finding], output: str | None) -> None:
     if output_format(output) == "table":
         _write_table(findings)
     else:
-        write_rows([one._asdict() for one in findings], COLUMNS, output, "")
-    if any(one.state == BAD for one in findings):
+        write_rows([finding._asdict() for finding in findings], COLUMNS, output, "")
+    if any(finding.state is BAD for finding in findings):
         click.get_current_context().exit(ERROR)
 
 
@@ -75,22 +81,23 @@ def _write_table(findings: Sequence[Finding]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
-    for one in findings:
-        text = Text(format_cell(one.found))
-        if one.hint:
-            text.append(f"\n→ {format_cell(one.hint)}", style="italic")
-        table.add_row(Text(one.state, style=_STYLES[one.state]), Text(one.check), text)
+    for finding in findings:
+        text = Text(format_cell(finding.found))
+        if finding.hint:
+            text.append(f"\n→ {format_cell(finding.hint)}", style="italic")
+        state = Text(finding.state, style=_STYLES[finding.state])
+        table.add_row(state, Text(finding.check), text)
     print_table(table)
     print_message(summarize_findings(findings))
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
     """Return a sentence that states how many problems were found."""
-    bad = sum(one.state == BAD for one in findings)
-    warn = sum(one.state == WARN for one in findings)
-    if not bad + warn:
+    states = [finding.state for finding in findings]
+    bad, warnings = states.count(BAD), states.count(WARN)
+    if not bad + warnings:
         return f"All {len(findings)} checks passed."
-    return f"{len(findings)} checks: {bad} bad, {warn} {plural(warn, 'warning', 'warnings')}."
+    return f"{len(findings)} checks: {bad} bad, {count_of(warnings, 'warning', 'warnings')}."
 
 
 def run_check(part: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:

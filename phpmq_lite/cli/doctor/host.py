@@ -88,8 +88,9 @@ def folder_access(path: Path) -> FolderAccess:
         return FolderAccess(path, me, can_write=os.access(above, os.W_OK | os.X_OK))
     status = path.stat()
     folder = DataFolder.open_unlocked(path) if os.access(path, os.R_OK | os.X_OK) else None
-    known = () if folder is None else (folder.database, folder.wal, folder.shm, folder.meta_file)
-    strangers = (one.name for one in known if one.exists() and one.stat().st_uid != status.st_uid)
+    files = () if folder is None else (folder.database, folder.wal, folder.shm, folder.meta_file)
+    owned = [file for file in files if file.exists()]
+    strangers = (file.name for file in owned if file.stat().st_uid != status.st_uid)
     can_write = os.access(path, os.R_OK | os.W_OK | os.X_OK)
     mode = stat.S_IMODE(status.st_mode)
     return FolderAccess(path, me, status.st_uid, mode, can_write, tuple(strangers))
@@ -130,7 +131,7 @@ def account_name(number: int) -> str:
 
 def nearest_existing(path: Path) -> Path:
     """Return a folder or, if it does not exist, its nearest existing parent."""
-    return next(one for one in (path, *path.parents) if one.exists())
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def file_system_finding(
@@ -233,16 +234,16 @@ def memory_finding(setting: int, bound: int, machine: int) -> Finding:
 
     ``bound`` is how much of it a container allows; ``machine`` is the RAM.  All are in bytes.
     """
-    name, wanted = "memory", f"limits.memory ({formats.format_size(setting)})"
+    name, memory = "memory", f"limits.memory ({formats.format_size(setting)})"
     ram = formats.format_size(machine)
     if bound < setting:
-        text = f"the container's limit leaves {formats.format_size(bound)} of {wanted}"
+        text = f"the container's limit leaves {formats.format_size(bound)} of {memory}"
         hint = "publishers wait above that: raise the container's limit, or lower limits.memory"
         return warn(name, text, hint)
     if machine and setting > machine * 3 // 4:
-        text = f"{wanted} is more than three quarters of the {ram} of RAM here"
+        text = f"{memory} is more than three quarters of the {ram} of RAM here"
         return warn(name, text, "lower limits.memory; otherwise, the system may kill the broker")
-    return ok(name, f"{wanted} of {ram} RAM" if machine else wanted)
+    return ok(name, f"{memory} of {ram} RAM" if machine else memory)
 
 
 def _memory_bytes() -> int:
@@ -257,19 +258,19 @@ def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Fi
 
     ``is_synchronized`` is None if the kernel does not know.
     """
-    name, shown = "clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1_000))
+    name, now = "clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1_000))
     if not _EARLIEST_MS < now_ms < _LATEST_MS:
         hint = as_root("date -s TIME") + " before messages are stored with wrong times"
-        return bad(name, f"{shown} is not plausible", hint)
+        return bad(name, f"{now} is not plausible", hint)
     if now_ms < made_ms - _AHEAD_MS:
-        text = f"{shown}, but the data folder was created "
+        text = f"{now}, but the data folder was created "
         text += f"{formats.format_duration(made_ms - now_ms)} later"
         hint = as_root("date -s TIME") + "; `phpmq-lite clock show` shows what the broker detected"
         return bad(name, text, hint)
     if is_synchronized is False:
         hint = as_root("systemctl enable --now systemd-timesyncd") + " (or chrony)"
-        return warn(name, f"{shown}, not synchronized by a time service", hint)
-    return ok(name, f"{shown}, synchronized by a time service" if is_synchronized else shown)
+        return warn(name, f"{now}, not synchronized by a time service", hint)
+    return ok(name, f"{now}, synchronized by a time service" if is_synchronized else now)
 
 
 def is_clock_synchronized() -> bool | None:

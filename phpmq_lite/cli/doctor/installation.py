@@ -15,10 +15,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from phpmq_lite import __version__, installation
-from phpmq_lite.admin.system.view import sqlite_note
 from phpmq_lite.cli.doctor.findings import BAD, OK, Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import PhpmqError
-from phpmq_lite.installation import install_command, migrations_folder, templates_folder
+from phpmq_lite.installation import (
+    install_command,
+    migrations_folder,
+    sqlite_note,
+    templates_folder,
+)
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.sqlite.migrate import migrate
 
@@ -36,10 +40,10 @@ def requirements(extra: str = "") -> list[Requirement]:
     except PackageNotFoundError:
         return []
 
-    def applies(one: Requirement, extra: str) -> bool:
-        return one.marker is None or one.marker.evaluate({"extra": extra})
+    def applies(requirement: Requirement, extra: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
-    return [one for one in all_of if applies(one, extra) and not (extra and applies(one, ""))]
+    return [each for each in all_of if applies(each, extra) and not (extra and applies(each, ""))]
 
 
 def reinstall_command(*extras: str, flags: str = "") -> str:
@@ -64,26 +68,29 @@ def check_python() -> Finding:
     return python_finding(platform.python_version(), needed)
 
 
-def python_finding(found: str, needed: str) -> Finding:
+def python_finding(version: str, required: str) -> Finding:
     """Return a finding about a Python version."""
-    is_good = SpecifierSet(needed).contains(found, prereleases=True)
-    return ok_if(is_good, "Python", f"{found}, {sys.executable}", f"{needed} is required", BAD)
+    is_good = SpecifierSet(required).contains(version, prereleases=True)
+    return ok_if(is_good, "Python", f"{version}, {sys.executable}", f"{required} is required", BAD)
 
 
-def package_finding(needed: Requirement, found: str | None, install: str) -> Finding:
-    """Return a finding about a package; ``found`` is its version, or None if it is not installed.
+def package_finding(needed: Requirement, installed: str | None, install: str) -> Finding:
+    """Return a finding about a package; ``installed`` is its version, or None.
 
     ``install`` is the command that installs it.  A version newer than those tested is a warning.
     """
     name = needed.name
-    if found is None:
+    if installed is None:
         return bad(name, "not installed", install)
-    if needed.specifier.contains(found, prereleases=True):
-        return ok(name, found)
-    least = SpecifierSet(",".join(str(one) for one in needed.specifier if one.operator in _LEAST))
-    if not least or not least.contains(found, prereleases=True):
-        return bad(name, found, f"{needed.specifier} is required: {install}")
-    return warn(name, found, f"this version is untested: pip install '{name}{needed.specifier}'")
+    if needed.specifier.contains(installed, prereleases=True):
+        return ok(name, installed)
+    minimums = [str(each) for each in needed.specifier if each.operator in _LEAST]
+    oldest = SpecifierSet(",".join(minimums))
+    if not oldest or not oldest.contains(installed, prereleases=True):
+        return bad(name, installed, f"{needed.specifier} is required: {install}")
+    return warn(
+        name, installed, f"this version is untested: pip install '{name}{needed.specifier}'"
+    )
 
 
 _PARTS: Final = ("phpmq_lite.process", "phpmq_lite.admin.app", "phpmq_lite.admin.serving")
@@ -108,8 +115,8 @@ def check_installation() -> Iterator[Finding]:
     folder = templates_folder()
     missing = [name for name in PAGES if not (folder / name).is_file()]
     if missing:
-        again = reinstall_command(flags="--force-reinstall")
-        yield bad("pages", f"{folder} lacks {', '.join(missing)}", again)
+        reinstall = reinstall_command(flags="--force-reinstall")
+        yield bad("pages", f"{folder} lacks {', '.join(missing)}", reinstall)
     else:
         yield ok("pages", "all files for the web pages exist")
 
@@ -122,16 +129,16 @@ def package_findings(
     ``find`` returns a package's version; ``problem`` states why a module cannot be imported.
     """
     name, own = "packages", f"phpmq-lite {__version__} ({installation.build_kind()})"
-    again = reinstall_command(flags="--upgrade")
-    found = [package_finding(one, find(one.name), again) for one in needed]
-    wrong = [one for one in found if one.state != OK]
-    yield from wrong
+    upgrade = reinstall_command(flags="--upgrade")
+    findings = [package_finding(each, find(each.name), upgrade) for each in needed]
+    problems = [finding for finding in findings if finding.state != OK]
+    yield from problems
     if problem:
-        yield bad(name, problem, again)
+        yield bad(name, problem, upgrade)
     elif not needed:
         text = f"{own} is not installed, so versions were not checked"
         yield warn(name, text, reinstall_command())
-    elif not wrong:
+    elif not problems:
         yield ok(name, f"{own} and the {len(needed)} required packages")
 
 
@@ -144,10 +151,10 @@ def _import_problem() -> str:
     return ""
 
 
-def sqlite_finding(found: tuple[int, ...], threadsafety: int, problem: str) -> Finding:
+def sqlite_finding(version: tuple[int, ...], threadsafety: int, problem: str) -> Finding:
     """Return a finding about SQLite; ``problem`` states why it cannot create the tables."""
-    note = sqlite_note(found)
-    text = ".".join(map(str, found)) + (f", {note}" if note else "")
+    note = sqlite_note(version)
+    text = ".".join(map(str, version)) + (f", {note}" if note else "")
     if problem:
         return bad("SQLite", f"{text}: {problem}", "install a newer SQLite or Python")
     if not threadsafety:
@@ -168,17 +175,17 @@ def _sqlite_problem() -> str:
 
 def check_pipeline_packages() -> Iterator[Finding]:
     """Check Spark and Java, which are required only by the pipeline."""
-    found = installed_version("pyspark")
+    spark = installed_version("pyspark")
     runtime = problem = ""
-    if found is not None:
+    if spark is not None:
         from phpmq_lite.spark import java
 
         try:
-            one = java.find_java()
-            runtime = f"Java {one.version} ({one.origin})"
+            java_home = java.find_java()
+            runtime = f"Java {java_home.version} ({java_home.origin})"
         except PhpmqError as error:
             problem = str(error)
-    yield pipeline_finding(found, runtime, problem)
+    yield pipeline_finding(spark, runtime, problem)
 
 
 def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding:

@@ -9,10 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
-from phpmq_lite.admin.accounts.services import initial_password
 from phpmq_lite.admin.formats import count_of
-from phpmq_lite.admin.system.processes import PeerProcess, find_listener
-from phpmq_lite.admin.system.view import Certificate, read_certificates
 from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, warn
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import (
@@ -22,9 +19,12 @@ from phpmq_lite.server.addresses import (
     is_loopback,
     listen_addresses,
 )
+from phpmq_lite.server.certificates import Certificate, read_certificates
+from phpmq_lite.server.processes import PeerProcess, find_listener
 from phpmq_lite.server.tls import server_context
 from phpmq_lite.service import has_admin
 from phpmq_lite.settings import Settings
+from phpmq_lite.settings.initial_password import initial_password
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000
@@ -44,12 +44,12 @@ class ListenerProbe(NamedTuple):
 def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the addresses of the listeners, who can connect to them, and the certificates."""
     try:
-        wanted = list(listen_addresses(settings))
+        addresses = list(listen_addresses(settings))
     except SettingsError as error:
         yield bad(NAME, str(error), "correct it, or the broker refuses to start (exit code 78)")
         return
-    yield from port_findings([_probe(*one) for one in wanted], pid)
-    yield access_finding(settings, _access_problem(settings), wanted)
+    yield from port_findings([_probe(*address) for address in addresses], pid)
+    yield access_finding(settings, _access_problem(settings), addresses)
     yield from _certificate_findings(settings)
 
 
@@ -129,8 +129,8 @@ def _unavailable_finding(port: ListenerProbe) -> Finding:
         hint = f"{other}; or {as_root('ss -ltnp')}, to see which program to stop"
         return bad(NAME, f"{where} is in use by another program", hint)
     if error.errno == errno.EADDRINUSE and port.process is not None:
-        found = f"{where} is in use by pid {port.process.pid}, {port.process.command}"
-        return bad(NAME, found, f"stop that process, or {other}" if port.may_stop else other)
+        text = f"{where} is in use by pid {port.process.pid}, {port.process.command}"
+        return bad(NAME, text, f"stop that process, or {other}" if port.may_stop else other)
     if error.errno == errno.EACCES and port.endpoint.kind == "tcp":
         command = f"sysctl net.ipv4.ip_unprivileged_port_start={port.endpoint.port}"
         other += f"; or, to allow the port to every account, {as_root(command)}"
@@ -153,12 +153,12 @@ def _access_problem(settings: Settings) -> str:
 
 
 def access_finding(
-    settings: Settings, problem: str, wanted: Sequence[tuple[str, ListenAddress]]
+    settings: Settings, problem: str, listeners: Sequence[tuple[str, ListenAddress]]
 ) -> Finding:
     """Return a finding about access; ``problem`` states why the broker would refuse to start."""
     if problem:
         return bad("access", problem, "until then, the broker refuses to start (exit code 78)")
-    wide = [(name, endpoint) for name, endpoint in wanted if not is_loopback(endpoint)]
+    wide = [(name, endpoint) for name, endpoint in listeners if not is_loopback(endpoint)]
     if not wide:
         hint = (
             "a proxy here lets in others, and headers cannot show each proxy: create a user first"
@@ -193,19 +193,19 @@ def _certificate_findings(settings: Settings) -> Iterator[Finding]:
                 problems[section] = str(error)
                 yield bad("TLS", str(error), "the broker refuses to start (exit code 78)")
     now_ms = time.time_ns() // 1_000_000
-    for one in asyncio.run(read_certificates(settings)):
-        if one.section not in problems:
-            yield certificate_finding(one, now_ms)
+    for certificate in asyncio.run(read_certificates(settings)):
+        if certificate.section not in problems:
+            yield certificate_finding(certificate, now_ms)
 
 
-def certificate_finding(one: Certificate, now_ms: int) -> Finding:
+def certificate_finding(certificate: Certificate, now_ms: int) -> Finding:
     """Return a finding about how long a certificate will remain valid."""
-    names = ", ".join(one.names) or one.subject
-    text = f"{one.section}: {names}"
-    if one.expires_at is None:
-        hint = f"inspect it: openssl x509 -text -in {one.path}"
-        return bad("TLS", f"{text}: {one.error or 'no expiry date'}", hint)
-    days = (one.expires_at - now_ms) // _DAY_MS
+    names = ", ".join(certificate.names) or certificate.subject
+    text = f"{certificate.section}: {names}"
+    if certificate.expires_at is None:
+        hint = f"inspect it: openssl x509 -text -in {certificate.path}"
+        return bad("TLS", f"{text}: {certificate.error or 'no expiry date'}", hint)
+    days = (certificate.expires_at - now_ms) // _DAY_MS
     text += f", {count_of(days, 'day', 'days')} left"
-    hint = f"renew {one.path} and reload the broker (SIGHUP)"
+    hint = f"renew {certificate.path} and reload the broker (SIGHUP)"
     return ok_if(days >= SOON_DAYS, "TLS", text, hint)

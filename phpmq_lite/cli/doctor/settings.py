@@ -25,9 +25,11 @@ def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Find
     changed = sum(source != "default" for source in effective.sources.values())
     where = "no file" if path is None else str(path)
     hint = "`phpmq-lite config init` creates a file that explains them" if path is None else ""
-    found = [ok(NAME, f"{where}, {changed} set, all others at their defaults", hint)]
+    findings = [ok(NAME, f"{where}, {changed} set, all others at their defaults", hint)]
     hint = "`phpmq-lite config show` lists the names"
-    return effective.settings, found + [warn(NAME, one, hint) for one in effective.warnings]
+    return effective.settings, findings + [
+        warn(NAME, warning, hint) for warning in effective.warnings
+    ]
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:

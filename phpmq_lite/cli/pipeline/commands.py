@@ -33,10 +33,11 @@ from phpmq_lite.cli.pipeline.job_runner import (
     source_connection,
 )
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
+from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import executor_zip
 from phpmq_lite.spark.jobs.archive_gaps import read_gaps
 from phpmq_lite.spark.results_folder import LocalResultsFolder
-from phpmq_lite.spark.source_options import DELETED, OUTCOMES
+from phpmq_lite.spark.source_options import DELETED
 from phpmq_lite.text_files import TextFileError, read_text
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _archive_options(command: Any) -> Any:
         click.option("--queue", "queues", multiple=True, metavar="NAME",
                      help="Only this queue. Repeatable; the first run fixes the selection."),
         click.option("--outcome", "outcomes", multiple=True,
-                     type=click.Choice(OUTCOMES),
+                     type=click.Choice(list(OUTCOMES)),
                      help="Only messages with this outcome. Repeatable; without deleted, the"
                      " removal of deleted messages is not a gap."),
         click.option("--bodies", is_flag=True, help="Also archive bodies, which replay requires."),
@@ -215,7 +216,7 @@ _SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "
 @click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches.")
 @click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled since this time.")
 @click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before this time.")
-@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True,
+@click.option("--outcome", "outcomes", type=click.Choice(list(OUTCOMES)), multiple=True,
               help="Only this outcome. Repeatable.  [default: all]")  # fmt: skip
 @click.option(
     "--reason", "reasons", multiple=True, metavar="TEXT", help="Only this reason. Repeatable."

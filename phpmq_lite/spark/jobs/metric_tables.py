@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
+from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.columns import DAY_MS, utc_day
-from phpmq_lite.spark.source_options import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 from phpmq_lite.durations import SHORT_UNITS_S, UNITS_MS
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import SearchError
-from phpmq_lite.model import State
+from phpmq_lite.model import STATE_NAMES
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroup
 
 QUERY_CHARACTERS: Final = 2_000
@@ -18,7 +18,7 @@ TERMS: Final = 20
 WILDCARDS: Final = 8  # maximum number of wildcards in one pattern
 PATH_STEPS: Final = 10
 
-STATES: Final = tuple(state.name.lower() for state in State)
+STATES: Final = STATE_NAMES
 _ROOTS: Final = ("data", "meta", "dead_letter", "$")
 _NAME: Final = re.compile(r"([A-Za-z$_][\w.$-]*):")
 _COMPARISON: Final = re.compile(r"(<=|>=|<|>|=)?([0-9]{1,18}(?:\.[0-9]{1,3})?)([a-zA-Z]*)")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from phpmq_lite.errors import ReadTooLongError
-from phpmq_lite.model import State
+from phpmq_lite.model import STATE_NAMES, State
 from phpmq_lite.storage.read.messages import PAGE_ROWS, MessageReader, MessageRow
 from phpmq_lite.storage.read.page import Page
 from phpmq_lite.storage.read.read_pool import Readers, Row, RowReader
@@ -223,9 +223,7 @@ class Search(RowReader):
         frozen.by_queue = {
             names.get(queue_id, f"~{queue_id}"): n for queue_id, n in summary.queues.most_common()
         }
-        frozen.by_state = {
-            State(state).name.lower(): n for state, n in summary.states.most_common()
-        }
+        frozen.by_state = {STATE_NAMES[state]: n for state, n in summary.states.most_common()}
         frozen.by_urn = summary.by_urn()
         if seqs := frozen.seqs:
             samples = dict.fromkeys((seqs[0], seqs[len(seqs) // 2], seqs[-1]))

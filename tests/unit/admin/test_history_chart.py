@@ -11,6 +11,7 @@ from phpmq_lite.admin.history_chart import ChosenPeriod, HistorySlice
 from phpmq_lite.admin.http.rendering import make_environment
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.installation import templates_folder
+from phpmq_lite.model import OUTCOMES
 from phpmq_lite.storage.read.rollups import Point, UptimeSpan
 
 NOW_S = 1_767_326_400 + 1_234  # 2026-01-02 04:20:34 UTC
@@ -88,7 +89,7 @@ def test_queue_that_may_have_been_counted_with_others_is_unknown() -> None:
 def test_columns_stack_from_the_bottom_and_stay_within_the_plot() -> None:
     made = drawn(Point(HOUR_S, 60, acked=1_000, expired=100, dead=50, deleted=50))
     bars = made.columns[-1].bars
-    assert [bar.key for bar in bars] == list(history_chart.OUTCOMES)
+    assert [bar.key for bar in bars] == list(OUTCOMES)
     assert bars[0].y + bars[0].height == pytest.approx(100)
     assert bars[0].y == pytest.approx(bars[1].y + bars[1].height)
     assert all(bar.y >= 0 and bar.x >= 0 and bar.x + bar.width <= 100 for bar in bars)

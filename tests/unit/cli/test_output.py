@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click import unstyle
 
-from phpmq_lite.admin.http.responses import csv_line
 from phpmq_lite.cli.accounts import TOKEN_COLUMNS, USER_COLUMNS
 from phpmq_lite.cli.dead_letters import CAUSE_COLUMNS, DEAD_LETTER_COLUMNS
 from phpmq_lite.cli.messages import MESSAGE_COLUMNS
 from phpmq_lite.cli.output import Column, ColumnOverflow, write_record, write_rows
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.queues import QUEUE_COLUMNS
+from phpmq_lite.csv_lines import csv_line
 
 Write = Callable[..., tuple[str, str]]
 OnTerminal = Callable[..., list[str]]

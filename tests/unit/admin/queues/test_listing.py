@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import csv_cell, list_response
+from phpmq_lite.admin.http.responses import list_response
 from phpmq_lite.admin.queues import listing as queue_list
 from phpmq_lite.admin.queues.list import QueueView
 from phpmq_lite.admin.queues.listing import (
@@ -19,6 +19,7 @@ from phpmq_lite.admin.queues.listing import (
     make_queue_page,
     matches_name,
 )
+from phpmq_lite.csv_lines import csv_cell
 from tests.unit.admin.cases import NOW_MS, broker_status, queue_status
 
 

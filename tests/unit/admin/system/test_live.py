@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages import tail as tails
-from phpmq_lite.admin.messages.tail import QueueTail, TailEvent
-from phpmq_lite.admin.messages.wait import WaitPosition
-from phpmq_lite.admin.system import connections, frames, live, processes
-from phpmq_lite.admin.system.live import (
+from phpmq_lite.admin.http import live_feeds
+from phpmq_lite.admin.http.live_feeds import (
     CONTROL,
     FIRST_ROWS,
     IDLE_FEEDS,
@@ -25,6 +21,11 @@ from phpmq_lite.admin.system.live import (
     LiveFeeds,
     parse_position,
 )
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.messages import tail as tails
+from phpmq_lite.admin.messages.tail import QueueTail, TailEvent
+from phpmq_lite.admin.messages.wait import WaitPosition
+from phpmq_lite.admin.system import connections, frames
 from phpmq_lite.errors import StorageError
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
@@ -115,7 +116,7 @@ class Source:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> LiveFeeds:
-    monkeypatch.setattr(live, "EVERY_S", 0.001)
+    monkeypatch.setattr(live_feeds, "EVERY_S", 0.001)
     return LiveFeeds()
 
 
@@ -255,7 +256,7 @@ async def test_stream_outlives_an_evaluation_that_failed(hub: LiveFeeds) -> None
 async def test_stream_ends_after_its_time_so_that_permissions_are_checked_again(
     hub: LiveFeeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "STREAM_S", 0.0)
+    monkeypatch.setattr(live_feeds, "STREAM_S", 0.0)
     stream = opened(hub, Source())
     while await stream.next() is not None:
         pass
@@ -440,60 +441,6 @@ def test_cursor_after_a_publish_waits_for_its_end() -> None:
     ids = [f"{seq:016x}{1:016x}" for seq in (12, 11)]
     assert WaitPosition(7, 9).after(ids) == WaitPosition(12, 9)
     assert WaitPosition(7, 9).after([]) == WaitPosition(7, 9)
-
-
-# -- processes of clients
-
-TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt  uid inode
-   0: 0100007F:238C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 100 1
-   1: 0100007F:C350 0100007F:238C 01 00000000:00000000 00:00000000 00000000     0        0 200 1
-   2: 0100007F:238C 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 300 1
-"""
-
-
-def test_process_is_found_by_the_own_end_of_its_socket() -> None:
-    place = processes.split_address("127.0.0.1:50000")
-    assert place is not None
-    assert processes.inode_of(TABLE, *place) == "200"
-    assert processes.inode_of(TABLE, place[0], 50_001) is None
-
-
-def test_sockets_that_listen_are_found_by_their_port() -> None:
-    assert list(processes.listening_sockets(TABLE, 0x238C)) == ["100"]  # no connections
-    assert list(processes.listening_sockets(TABLE, 50_000)) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("worker --queue mail", "worker"),
-        ("/usr/bin/mysql -phunter2 -u me", "/usr/bin/mysql"),
-        ("worker --password hunter2", "worker"),
-        ("env DB_PASSWORD=x run", "env"),
-        ("curl http://me:pw@host/x", "curl"),
-        ("postgres: me hunter2", "postgres:"),
-        ("php worker.php hunter2", "php worker.php"),
-        ("/usr/bin/php8.2 -d a.pw=hunter2 bin/queue.php work", "/usr/bin/php8.2 bin/queue.php"),
-        ("php -d a.pw hunter2 x", "php"),
-        ("php -r $p='hunter2'", "php"),
-        ("php -aer /x/y", "php"),
-        ("python3 /usr/bin/phpmq-lite consume --token hunter2", "python3 /usr/bin/phpmq-lite"),
-        ("python3.11 -m phpmq_lite consume hunter2", "python3.11 -m phpmq_lite"),
-        ("python -W ignore -c open('hunter2.py')", "python"),
-        ("python -W ignore app.py hunter2", "python app.py"),
-        ("node --token ab/cd app.mjs", "node app.mjs"),
-        ("node ab/cd=hunter2", "node"),
-        ("java -Dpw=hunter2 -jar app.jar hunter2", "java -jar app.jar"),
-        ("java -jar", "java"),
-        ("bash -ec hunter2.sh", "bash"),
-        ("sh hunter2", "sh"),
-        ("x" * 600, "x" * 500 + "…"),
-        ("", "unknown"),
-    ],
-)
-def test_process_is_shown_by_program_and_script_only(line: str, shown: str) -> None:
-    """No pattern finds every password in a command line."""
-    assert processes.program_of(line.split(" ")) == shown
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import pytest
 
 from phpmq_lite.admin.system.attention import AttentionFacts, find_notices
 from phpmq_lite.admin.system.view import (
-    replication_problems,
+    measure_replication,
+    measure_store,
     server_facts,
-    store_problems,
 )
+from phpmq_lite.checks import problems
 from phpmq_lite.storage.store_status import Replica, StoreStatus
 from tests.unit.admin.cases import NOW_MS, broker_status, postgres_store
 
@@ -24,8 +25,8 @@ def server_with(**changes: Any) -> StoreStatus:
 
 
 def test_nothing_is_wrong_with_one_replica_more_than_required() -> None:
-    assert list(store_problems(postgres_store())) == []
-    assert list(store_problems(postgres_store(READY, Replica("n3")))) == []
+    assert list(problems(measure_store(postgres_store()))) == []
+    assert list(problems(measure_store(postgres_store(READY, Replica("n3"))))) == []
 
 
 @pytest.mark.parametrize(
@@ -82,14 +83,14 @@ def test_nothing_is_wrong_with_one_replica_more_than_required() -> None:
     ],
 )
 def test_problem_is_shown(store: StoreStatus, level: str, text: str) -> None:
-    assert [(one.level, one.text) for one in store_problems(store)] == [(level, text)]
+    assert [row[1:] for row in problems(measure_store(store))] == [(level, text)]
     [notice] = find_notices(broker_status(store=store), AttentionFacts(NOW_MS))
     assert (notice.level, notice.text) == (level, text)
 
 
 def test_state_that_was_not_read_yet_is_no_problem() -> None:
     store = postgres_store(server=None)
-    assert list(replication_problems(store)) == []
+    assert list(measure_replication(store)) == []
     assert "active" in [fact.text for fact in server_facts(store)]
 
 

@@ -1,15 +1,16 @@
 """Texts of the system page and the restart report."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from phpmq_lite.admin.context import ActionState
+from phpmq_lite.admin.http.live_feeds import LiveFeeds
 from phpmq_lite.admin.http.memory import HttpMemory
 from phpmq_lite.admin.slow_clients import ConnectionLimits
 from phpmq_lite.admin.system import limits, view
 from phpmq_lite.admin.system.health import start_percent
-from phpmq_lite.admin.system.live import LiveFeeds
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DiskUsage
 from phpmq_lite.storage.read.database_size import DatabaseSize
@@ -97,6 +98,13 @@ def test_waiting_names_each_reason_with_its_setting() -> None:
         "1 connection not being read",
     ]
     assert "limits.unstored_total" in found[1].text
+
+
+def test_limit_that_is_reached_is_a_warning() -> None:
+    usage = limits.LimitUsage("held", "Held", 10, "no dispatches", 10, setting="limits.held")
+    [fact] = view.waiting_facts(broker_status(), [usage, replace(usage, used=9)])
+    text = "10 of 10: no dispatches (limits.held)"
+    assert fact == view.SystemFact("Held", text, level="warn")
 
 
 def test_storage_warns_of_a_disk_that_is_almost_full() -> None:

@@ -78,10 +78,10 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
     hosts: list[IPv4Address | IPv6Address] = [host]
     if isinstance(host, IPv4Address):
         hosts.append(IPv6Address(f"::ffff:{host}"))
-    wanted = {f"{_split_words(each.packed)}:{port:04X}" for each in hosts}
+    addresses = {f"{_split_words(each.packed)}:{port:04X}" for each in hosts}
     for line in table.splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 9 and fields[1] in wanted and fields[3] == _ESTABLISHED:
+        if len(fields) > 9 and fields[1] in addresses and fields[3] == _ESTABLISHED:
             return fields[9]
     return None
 
@@ -92,14 +92,14 @@ def _split_words(packed: bytes) -> str:
 
 
 def _owner(inode: str, proc: Path) -> int | None:
-    wanted = f"socket:[{inode}]"
+    link_text = f"socket:[{inode}]"
     for folder in proc.iterdir():
         if not folder.name.isdecimal():
             continue
         with suppress(OSError):  # skip a process that has ended or belongs to another user
             for link in (folder / "fd").iterdir():
                 with suppress(OSError):  # the file has been closed
-                    if str(link.readlink()) == wanted:
+                    if str(link.readlink()) == link_text:
                         return int(folder.name)
     return None
 
@@ -123,8 +123,8 @@ def program_of(arguments: Sequence[str]) -> str:
     script = None
     if _INTERPRETERS.fullmatch(program.rpartition("/")[2]):
         script = _script_of(arguments[1:])
-    shown = program if script is None else f"{program} {script}"
-    return shown if len(shown) <= COMMAND_CHARACTERS else shown[:COMMAND_CHARACTERS] + "…"
+    command = program if script is None else f"{program} {script}"
+    return command if len(command) <= COMMAND_CHARACTERS else command[:COMMAND_CHARACTERS] + "…"
 
 
 def _script_of(arguments: Sequence[str]) -> str | None:

@@ -60,7 +60,7 @@ class DocGroup:
 
 def outline_of(text: str) -> tuple[DocHeading, ...]:
     """Return the headings of a Markdown page in order, without parsing the rest of the page."""
-    found: list[tuple[int, str, str, list[str]]] = []
+    headings: list[tuple[int, str, str, list[str]]] = []
     used: dict[str, int] = {}
     fence = ""
     for line in _COMMENT.sub("", text).splitlines():
@@ -70,10 +70,12 @@ def outline_of(text: str) -> tuple[DocHeading, ...]:
             title = _LINK.sub(r"\1", heading[2]).replace("`", "").replace("*", "")
             slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
             count = used[slug] = used.get(slug, -1) + 1
-            found.append((len(heading[1]), title, f"{slug}-{count}" if count else slug, []))
-        elif found and not _TABLE_RULE.fullmatch(line):
-            found[-1][3].append(line.strip("| ").replace(" | ", " · ") if line[:1] == "|" else line)
-    return tuple(DocHeading(*heading[:3], _plain(" ".join(heading[3]))) for heading in found)
+            headings.append((len(heading[1]), title, f"{slug}-{count}" if count else slug, []))
+        elif headings and not _TABLE_RULE.fullmatch(line):
+            headings[-1][3].append(
+                line.strip("| ").replace(" | ", " · ") if line[:1] == "|" else line
+            )
+    return tuple(DocHeading(*heading[:3], _plain(" ".join(heading[3]))) for heading in headings)
 
 
 def _plain(text: str) -> str:
@@ -88,14 +90,14 @@ def _word_pattern(*words: str) -> re.Pattern[str]:
 
 def _rank(word: re.Pattern[str], title: str, section: DocHeading) -> float:
     """Return 0 for a word in the page's title, 1 for the heading, 3 if absent, else in between."""
-    if found := word.search(f"{title}\n{section.title}"):
-        return float(found.start() > len(title))
+    if match := word.search(f"{title}\n{section.title}"):
+        return float(match.start() > len(title))
     size, count = len(section.text), len(word.findall(section.text))
     return 2 + size / (size + _EXCERPT_CHARS * count) if count else 3
 
 
 def _excerpt(words: re.Pattern[str], text: str) -> list[str]:
-    at = found.start() if (found := words.search(text)) else 0
+    at = match.start() if (match := words.search(text)) else 0
     start = text.rfind(" ", 0, max(0, at - _EXCERPT_CHARS // 3)) + 1
     end = text.find(" ", max(at, start + _EXCERPT_CHARS))
     return words.split("…" * (start > 0) + (text[start:end] + "…" if end >= 0 else text[start:]))
@@ -173,7 +175,7 @@ class Documentation:
         """
         words = (_WORD.findall(text) or [""])[:_MAX_WORDS]
         patterns, marked = [_word_pattern(word) for word in words], _word_pattern(*words)
-        found: list[tuple[tuple[float, float, int], DocMatch]] = []
+        ranks: list[tuple[tuple[float, float, int], DocMatch]] = []
         for name, parts in self.outlines.items():
             rows = [[_rank(word, parts[0].title, part) for word in patterns] for part in parts]
             if 3 in map(min, zip(*rows, strict=True)):
@@ -187,8 +189,8 @@ class Documentation:
             same = [parts[at] for each, _, at in ranked if each == kind]
             same = same if kind else [part for part in same if part.level == 2]
             excerpts = [_excerpt(marked, part.text) for part in same[:_SHOWN_SECTIONS]]
-            found.append((ranked[0], DocMatch(name, parts[0].title, same, excerpts)))
-        return [match for _, match in sorted(found, key=lambda one: one[0])]
+            ranks.append((ranked[0], DocMatch(name, parts[0].title, same, excerpts)))
+        return [match for _, match in sorted(ranks, key=lambda pair: pair[0])]
 
     def render(self, name: str) -> Markup:
         """Return a page as HTML; the first call for each page renders it, which takes up to 0.2 s.
