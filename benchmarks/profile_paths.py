@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.bench.workloads import temporary_folder
+from phpmq_lite.broker import batches, commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl, PublishQuota
 from phpmq_lite.broker.queue import Connection
@@ -177,7 +178,9 @@ class Walk:
 
     def consume(self, count: int) -> None:
         """Start the consumer with ``count`` credit on each queue."""
-        self._batch(lambda: [self.core.consume(self.consuming, q, count) for q in self.queues])
+        self._batch(
+            lambda: [commands.consume(self.core, self.consuming, q, count) for q in self.queues]
+        )
 
     def _timed(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         add = self.meter.add
@@ -198,11 +201,11 @@ class Walk:
         """Decide, record, act."""
         core, meter = self.core, self.meter
         with meter.step("core: begin, take what was loaded"):
-            core.begin(self.clock.now(), self.loaded)
+            batches.begin(core, self.clock.now(), self.loaded)
         with meter.step(step):
             commands()
         with meter.step("core: dispatch, finish"):
-            batch = core.finish()
+            batch = batches.finish(core)
         with meter.step("commit, whole"):
             self.store.begin(batch_statements(batch) if batch.stores else [])
             self.loaded = self.store.end(batch)
@@ -225,9 +228,9 @@ class Walk:
         frames = self._parse_publishes(count)
         core, meter = self.core, self.meter
         with meter.step("core: begin, take what was loaded"):
-            batch = core.begin(self.clock.now(), self.loaded)
+            batch = batches.begin(core, self.clock.now(), self.loaded)
         with meter.step("core: dispatch, finish"):
-            core.dispatch()
+            batches.dispatch(core)
         dispatches, _ = batch.sends.pop(self.consuming, ([], []))
         with meter.step("encode dispatch"):
             self.consumer.send(dispatches, [], 0)
@@ -236,11 +239,10 @@ class Walk:
             self._walk(self.consuming, ends)
         with meter.step("core: publish"):
             self._walk(self.publishing, frames)
-        state = core.state
-        state.needs_dispatch.clear()  # these are dispatched in the next batch, once they are stored
+        core.needs_dispatch.clear()  # these are dispatched in the next batch, once they are stored
         with meter.step("core: dispatch, finish"):
-            batch = core.finish()
-        state.needs_dispatch.update((queue.queue_id, queue) for queue in state.by_id.values())
+            batch = batches.finish(core)
+        core.needs_dispatch.update((queue.queue_id, queue) for queue in core.queues_by_id.values())
         with meter.step("commit, whole"):
             self.store.begin(batch_statements(batch) if batch.stores else [])
             self.loaded = self.store.end(batch)

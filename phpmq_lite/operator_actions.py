@@ -1,12 +1,13 @@
 """The operator actions on messages: one row each, from which all other parts derive theirs.
 
 The broker reads ``takes`` and ``needs_body``; the pages, the API, the undo and the command line
-read the rest.  A new action is a row here and a method of ``PagedAction`` in ``broker/operator``.
+read the rest.  A new action is a row here and a transition in
+``broker/operator/message_actions.py``.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from phpmq_lite.model import ALIVE, STATE_NAMES, State
 
@@ -25,56 +26,72 @@ class Action(StrEnum):
     TAKE_BACK = "take_back"
 
 
-class SkipReason(NamedTuple):
-    """Why an action skips a message: the wording for several messages, and for one."""
+class SkipReason(StrEnum):
+    """Why a message is skipped: its value in the API, and the wording for several and for one."""
 
     many: str
     one: str
-    is_gone: bool = False  # whether the message or its body no longer exists
+    is_gone: bool  # whether the message or its body no longer exists
 
+    def __new__(cls, value: str, many: str = "", one: str = "", is_gone: bool = False) -> Self:
+        """Create a member; by default, the value is the wording."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.many, member.one = many or value, one or f"{value.capitalize()}."
+        member.is_gone = is_gone
+        return member
 
-SKIP_REASONS: Final[Mapping[str, SkipReason]] = {
-    "gone": SkipReason(
-        "already settled", "It has already been settled, so there is nothing to act on.", True
-    ),
-    "consumed": SkipReason("already consumed", "Its message has already been consumed."),
-    "dispatched": SkipReason(
-        "held by a consumer",
+    # fmt: off
+    GONE = (
+        "gone", "already settled",
+        "It has already been settled, so there is nothing to act on.", True,
+    )
+    CONSUMED = "consumed", "already consumed", "Its message has already been consumed."
+    DISPATCHED = (
+        "dispatched", "held by a consumer",
         "A consumer holds it. Release the message first, or wait until it returns.",
-    ),
-    "not dispatched": SkipReason(
-        "not held by a consumer", "No consumer holds it, so there is nothing to release."
-    ),
-    "not a record": SkipReason(
-        "not a dead-letter record",
+    )
+    NOT_DISPATCHED = (
+        "not dispatched", "not held by a consumer",
+        "No consumer holds it, so there is nothing to release.",
+    )
+    NOT_A_RECORD = (
+        "not a record", "not a dead-letter record",
         "It is not a dead-letter record, so its original queue is unknown. Enter a target queue.",
-    ),
-    "not deleted": SkipReason("not deleted", "It was not deleted, so there is nothing to restore."),
-    "not settled": SkipReason(
-        "not settled yet", "It is still live. Only settled messages can be erased."
-    ),
-    "deadline passed": SkipReason(
-        "past their deadline; enter a new time to live",
+    )
+    NOT_DELETED = (
+        "not deleted", "not deleted", "It was not deleted, so there is nothing to restore.",
+    )
+    NOT_SETTLED = (
+        "not settled", "not settled yet", "It is still live. Only settled messages can be erased.",
+    )
+    DEADLINE_PASSED = (
+        "deadline passed", "past their deadline; enter a new time to live",
         "Its deadline has passed. Enter a new time to live.",
-    ),
-    "paused": SkipReason("publishing is paused", "Publishing to that queue is paused."),
-    "queue full": SkipReason("the queue is full", "That queue has reached its limit."),
-    "disk full": SkipReason("not stored: the disk is full", "The disk is full."),
-    "database full": SkipReason(
-        "not stored: the database is full", "The database has reached storage.max_bytes."
-    ),
-    "restored already": SkipReason("already restored", "It has already been restored."),
-    "foreign queue": SkipReason(
-        "in a queue you have no access to", "You have no access to its queue."
-    ),
-    "body gone": SkipReason("without a body", "Its body is no longer stored.", True),
-    "damaged": SkipReason("damaged", "Its body is damaged: the checksum does not match."),
-    "queue gone": SkipReason("whose queue no longer exists", "Its target queue no longer exists."),
-    "there already": SkipReason("already at its destination", "It is already at its destination."),
-    "no place": SkipReason(
-        "whose previous position is unknown", "Its previous position is unknown."
-    ),
-}
+    )
+    PAUSED = "paused", "publishing is paused", "Publishing to that queue is paused."
+    QUEUE_FULL = "queue full", "the queue is full", "That queue has reached its limit."
+    DISK_FULL = "disk full", "not stored: the disk is full", "The disk is full."
+    DATABASE_FULL = (
+        "database full", "not stored: the database is full",
+        "The database has reached storage.max_bytes.",
+    )
+    RECORDS_PAUSED = "dead-letter queue paused"
+    RECORDS_FULL = "dead-letter queue queue full"
+    RECORDS_DISK_FULL = "dead-letter queue disk full"
+    RECORDS_DATABASE_FULL = "dead-letter queue database full"
+    RESTORED_ALREADY = "restored already", "already restored", "It has already been restored."
+    FOREIGN_QUEUE = (
+        "foreign queue", "in a queue you have no access to", "You have no access to its queue.",
+    )
+    BODY_GONE = "body gone", "without a body", "Its body is no longer stored.", True
+    DAMAGED = "damaged", "", "Its body is damaged: the checksum does not match."
+    QUEUE_GONE = "queue gone", "whose queue no longer exists", "Its target queue no longer exists."
+    THERE_ALREADY = (
+        "there already", "already at its destination", "It is already at its destination.",
+    )
+    NO_PLACE = "no place", "whose previous position is unknown", "Its previous position is unknown."
+    # fmt: on
 
 
 class ActionDefinition(NamedTuple):
@@ -83,7 +100,7 @@ class ActionDefinition(NamedTuple):
     verb: str
     done: str  # participle, as in "2 messages requeued"
     takes: frozenset[State]  # states of messages that the core accepts; it skips the others
-    refusal: str  # skip reason of a message in another state
+    refusal: SkipReason  # of a message in another state
     suits: frozenset[State] = frozenset()  # states for which lists offer the action
     opposite: Action | None = None  # action that undoes this one
     options: tuple[str, ...] = ()  # which of ttl_s, target, create and dispatched it has
@@ -103,7 +120,7 @@ class ActionDefinition(NamedTuple):
 
 ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
     Action.REQUEUE: ActionDefinition(
-        "Requeue", "requeued", ALIVE, "gone", ALIVE, Action.PLACE, ("ttl_s",),
+        "Requeue", "requeued", ALIVE, SkipReason.GONE, ALIVE, Action.PLACE, ("ttl_s",),
         is_asking=False, icon="requeue", key="r",
         keeps="the deadline stays the same", keeps_many="the deadlines stay the same",
         summary="Move a message to the end of its queue. The message keeps its id.",
@@ -114,7 +131,7 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
         cli="Move messages to the end of their queue.",
     ),
     Action.RELEASE: ActionDefinition(
-        "Release", "released", frozenset({State.DISPATCHED}), "not dispatched",
+        "Release", "released", frozenset({State.DISPATCHED}), SkipReason.NOT_DISPATCHED,
         frozenset({State.DISPATCHED}), is_asking=False, icon="back",
         summary="Return a dispatched message to its position in its queue.",
         text="The message returns to its position in the queue. The current consumer can still "
@@ -124,7 +141,7 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
         cli="Return dispatched messages to their place in the queue.",
     ),
     Action.MOVE: ActionDefinition(
-        "Move", "moved", ALIVE, "gone", frozenset({State.READY}), Action.PLACE,
+        "Move", "moved", ALIVE, SkipReason.GONE, frozenset({State.READY}), Action.PLACE,
         ("target", "create"), icon="move",
         summary="Move a ready message to the end of another queue.",
         text="The message moves to the end of the target queue and keeps its id and deadline.",
@@ -133,7 +150,7 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
         cli="Move messages to the end of QUEUE.",
     ),
     Action.REDRIVE: ActionDefinition(
-        "Redrive", "redriven", ALIVE, "gone", frozenset({State.READY}), Action.TAKE_BACK,
+        "Redrive", "redriven", ALIVE, SkipReason.GONE, frozenset({State.READY}), Action.TAKE_BACK,
         ("target", "ttl_s"), needs_body=True, icon="back",
         keeps="the queue's default", keeps_many="the queue's default",
         summary="Republish a dead-letter record as a new message to the queue where it was "
@@ -144,7 +161,7 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
         "dead-lettered, and the record is then deleted. Other messages are skipped.",
     ),
     Action.RESTORE: ActionDefinition(
-        "Restore", "restored", frozenset({State.DELETED}), "not deleted",
+        "Restore", "restored", frozenset({State.DELETED}), SkipReason.NOT_DELETED,
         frozenset({State.DELETED}), Action.DELETE, ("ttl_s",), needs_body=True, icon="back",
         keeps="the previous deadline", keeps_many="messages past their deadline stay deleted",
         summary="Restore a deleted message to its original position as a new message.",
@@ -154,7 +171,7 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
         cli="Restore deleted messages to their places, as new messages.",
     ),
     Action.DELETE: ActionDefinition(
-        "Delete", "deleted", ALIVE, "gone", ALIVE, Action.RESTORE, ("dispatched",),
+        "Delete", "deleted", ALIVE, SkipReason.GONE, ALIVE, Action.RESTORE, ("dispatched",),
         is_danger=True, icon="delete", key="#",
         summary="Settle a message as deleted.",
         text="The message is marked as deleted and kept in the history for the retention period. "
@@ -164,17 +181,20 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
         cli="Delete messages. They remain in the history, so `message restore` can restore them.",
     ),
     Action.ERASE: ActionDefinition(
-        "Erase", "erased", frozenset(State) - ALIVE, "not settled", needs_admin=True,
+        "Erase", "erased", frozenset(State) - ALIVE, SkipReason.NOT_SETTLED, needs_admin=True,
         is_danger=True, icon="delete",
         summary="Permanently erase the body of a settled message, but keep the message's row.",
         text="The body is erased permanently; the message's row stays in the history. Use this for "
         "secrets that were sent by mistake. The body cannot be restored, but earlier backups still "
         "contain it.",
     ),
-    # The rest only undoes other actions.
-    Action.PLACE: ActionDefinition("Put back", "put back", frozenset({State.READY}), "dispatched"),
+    # The following only undo other actions.
+    Action.PLACE: ActionDefinition(
+        "Put back", "put back", frozenset({State.READY}), SkipReason.DISPATCHED
+    ),
     Action.TAKE_BACK: ActionDefinition(
-        "Take back", "taken back", frozenset({State.DELETED}), "not deleted", needs_body=True
+        "Take back", "taken back", frozenset({State.DELETED}), SkipReason.NOT_DELETED,
+        needs_body=True,
     ),
 }  # fmt: skip
 ON_ONE: Final = tuple(action for action, row in ACTIONS.items() if row.summary)

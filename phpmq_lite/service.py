@@ -209,7 +209,7 @@ class Service:
             self._upkeep.bounds = retention_bounds(result.settings)
         if self.handle.space is not None:
             self.handle.space.bounds = disk_space_bounds(result.settings)
-        self.handle.brake.bound_bytes = memory_bound(result.settings.limits.memory)
+        self.handle.memory_limiter.bound_bytes = memory_bound(result.settings.limits.memory)
         if self.handle.engine is not None:
             self.handle.engine.submit(partial(_set_limits, limits=broker_limits(result.settings)))
         logs.set_level(result.settings.log.level)
@@ -285,7 +285,7 @@ class Service:
             for address in self.admin:
                 self._announce(f"listening admin {address}")
             _warn_about_open_files(settings)
-            listeners = Listeners(settings.tcp, self._accept_phpmq, self.handle.gate)
+            listeners = Listeners(settings.tcp, self._accept_phpmq, self.handle.admission)
             await listeners.bind()
             stack.push_async_callback(listeners.close)
             self._add_tls_listener("tcp", listeners.tls)
@@ -340,7 +340,7 @@ class Service:
         from phpmq_lite.relay.standby import Relay
 
         settings, host, key = self.settings, socket.gethostname(), RelaySecret(*secret)
-        counters = self.handle.figures.relay
+        counters = self.handle.counters.relay
         self._relay = Relay(host, key, counters, settings.admin.base_path)
         self._relay_listener = RelayListener(
             settings.store.relay_listen, key, self.session, self.http_connection, counters
@@ -488,25 +488,25 @@ class Service:
         if self._relay is None:
             return self.session(kind, revision)
         own = partial(self.session, kind, revision)
-        return self._relay.accept(self.handle.gate, kind, revision, own)
+        return self._relay.accept(self.handle.admission, kind, revision, own)
 
     def _accept_http(
         self, connect: Callable[[], asyncio.Protocol], limits: "ConnectionLimits", kind: Kind
     ) -> asyncio.Protocol:
         if self._relay is None:
             return connect()
-        return self._relay.accept(limits.gate, kind, "http", connect, limits.name_of)
+        return self._relay.accept(limits.admission, kind, "http", connect, limits.name_of)
 
     async def _recover(
         self, folder: DataFolder, backend: Backend, starting: StartRecorder
     ) -> tuple[RecoveredState, Clock]:
         """Open and migrate the database and recover it; return the state and the clock."""
-        front, writer = self.handle, backend.writer
+        handle, writer = self.handle, backend.writer
         starting.note_error(folder.read_last_error())
-        await backend.open(starting, lambda step: front.set(step=step))
+        await backend.open(starting, lambda step: handle.set(step=step))
         if starting.report.migrations:
             _log.info("migrated", applied=starting.report.migrations)
-        front.set(step="recovering")
+        handle.set(step="recovering")
         clock = Clock(await writer.run(lambda store: store.counters()), read=backend.read_clocks)
         return await writer.run(partial(self._read_state, clock=clock)), clock
 
@@ -544,7 +544,7 @@ class Service:
         starting.note_recovered(stored, _now_ms())
         await writer.run(lambda store: starting.store(store))
         clock.take_disturbance()  # ignore the startup gap, which is stored below
-        doubt = clock.pending_decision_counters(core.state.next_number)
+        doubt = clock.pending_decision_counters(core.next_number)
         await writer.run(lambda store: _note_clock(store, clock, doubt))
         if doubt:
             _log.warning("clock_in_doubt", away_or_ahead_ms=clock.doubt_ms)
@@ -612,23 +612,23 @@ class Service:
         limits, handle = self.settings.limits, self.handle
         context = self._session_context = SessionContext(
             engine,
-            handle.gate,
-            handle.pressure,
-            handle.figures,
+            handle.admission,
+            handle.backpressure,
+            handle.counters,
             SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
         )
         slow_peers = SlowPeerLimits(
             limits.frame_timeout_s,
             limits.frame_rate_bytes,
             limits.write_timeout_s,
-            places=handle.gate.capacity,
+            places=handle.admission.capacity,
         )
-        return SessionMonitor(context.sessions, handle, slow_peers, handle.brake)
+        return SessionMonitor(context.sessions, handle, slow_peers, handle.memory_limiter)
 
     async def _maintain(self, engine: Engine, backend: Backend) -> None:
         """Back up and scrub a database of this machine, or else watch its server."""
         if isinstance(backend, SqliteBackend):
-            figures, database = self.handle.figures, self.settings.data / DATABASE
+            figures, database = self.handle.counters, self.settings.data / DATABASE
             maintenance = self._maintenance = Maintenance(
                 engine, figures, database, lambda: self.settings, __version__
             )
@@ -678,7 +678,7 @@ class Service:
 
 def _set_limits(core: Broker, limits: Limits) -> None:
     """Change all limits but those on windows and receipts, which are fixed at startup."""
-    core.limits = core.state.limits = limits
+    core.limits = core.limits = limits
 
 
 def has_admin(settings: Settings) -> bool:

@@ -189,20 +189,20 @@ class InsertAudit(NamedTuple):
 # Maximum sizes in bytes of the texts of an audit row, which are texts of requests: longer ones are
 # cut.  An index entry of PostgreSQL holds at most 2,704 bytes, and ``target`` is indexed.
 AUDIT_BYTES: Final = {
-    "actor": 512, "source": 512, "address": 512, "action": 512, "target": 1_024, "reason": 4_000,
-    "result": 512, "detail": 32_768, "request_id": 512,
-}  # fmt: skip
+    **dict.fromkeys(("actor", "source", "address", "action", "result", "request_id"), 512),
+    **{"target": 1_024, "reason": 4_000, "detail": 32_768},
+}
 
 
-def bounded_text(text: str, most: int) -> str:
-    """Return a text that takes at most ``most`` bytes; a longer one is cut, and ends with ``…``.
+def bounded_text(text: str, limit: int) -> str:
+    """Return a text that takes at most ``limit`` bytes; a longer one is cut, and ends with ``…``.
 
     Lone surrogates, which JSON may contain but no database can store, are escaped.
     """
     data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= most:
+    if len(data) <= limit:
         return data.decode()
-    room = most - len("…".encode())  # not in the slice: mypyc may evaluate its bounds twice
+    room = limit - len("…".encode())  # not in the slice: mypyc may evaluate its bounds twice
     return data[:room].decode("utf-8", "ignore") + "…"
 
 

@@ -85,6 +85,7 @@ OURS: Final[dict[str, set[str]]] = {
         "broker.operator",
         "broker.pipeline",
         "broker.queue",
+        "broker.reasons",
         "documentation",
         "insights_document",
         "queue_settings",

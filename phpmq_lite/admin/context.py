@@ -90,7 +90,7 @@ class EngineProtocol(Protocol):
         """Call ``look`` with each batch that is stored; return a function that ends these calls."""
 
     @property
-    def figures(self) -> ConnectionCounters:
+    def counters(self) -> ConnectionCounters:
         """Return the connection counters and the protocol inspector."""
 
 
@@ -141,7 +141,7 @@ class Context:
         self.docs = Documentation(docs_folder(), self.urls.docs)
         self.summaries = SummaryFile(self.settings.data)
         self.exports = ExportProcesses(
-            *self.readers.export_databases, passed=lambda: self.engine.figures.bytes_in
+            *self.readers.export_databases, passed=lambda: self.engine.counters.bytes_in
         )
 
     @property

@@ -92,20 +92,20 @@ async def _accept(
     async def secure(connection: socket.socket, host: str, protocol: asyncio.Protocol) -> None:
         """Reserve a place, perform the TLS handshake, and start handling requests."""
         name, place = limits.name_of(host), Handshake()
-        refusal = limits.gate.reserve(name, place)
+        refusal = limits.admission.reserve(name, place)
         if refusal is not None:
             connection.close()
             limits.log_refusal(name, refusal)
             return
         with ExitStack() as failure, suppress(OSError):  # SSLError and TimeoutError are subclasses
-            failure.callback(limits.gate.cancel_reservation, name, place)
+            failure.callback(limits.admission.cancel_reservation, name, place)
             head_s = limits.timeouts.head_s
             async with answering_plain(connection, _USE_HTTPS):
                 await loop.connect_accepted_socket(
                     lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=head_s
                 )
             failure.pop_all()
-            limits.gate.end_handshake(place)
+            limits.admission.end_handshake(place)
 
     listening.setblocking(False)
     async with asyncio.TaskGroup() as handshakes:

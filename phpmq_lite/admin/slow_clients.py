@@ -41,11 +41,11 @@ class ConnectionLimits:
 
     def __init__(
         self,
-        gate: Admission,
+        admission: Admission,
         trusted: Sequence[Network] = (),
         patience: SlowClientTimeouts | None = None,
     ) -> None:
-        self.gate = gate
+        self.admission = admission
         self.timeouts = patience or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # number of slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
@@ -58,8 +58,8 @@ class ConnectionLimits:
         """Create the limits from the settings."""
         limits = settings.limits
         total = max_http_connections(settings)
-        gate = Admission(total, limits.http_connections_per_address, total)
-        return cls(gate, settings.admin.trusted_proxies)
+        admission = Admission(total, limits.http_connections_per_address, total)
+        return cls(admission, settings.admin.trusted_proxies)
 
     def name_of(self, host: str | None) -> str | None:
         """Return the address to count, or None for a trusted proxy, which many clients share."""
@@ -82,7 +82,7 @@ class ConnectionLimits:
         Call ``end_work`` once for each counted request.
         """
         is_counted = has_room(
-            self._working[caller], self._working.total(), 1, self.gate.capacity * 4 // 5
+            self._working[caller], self._working.total(), 1, self.admission.capacity * 4 // 5
         )
         self._working[caller] += is_counted
         return is_counted
@@ -157,7 +157,7 @@ class LimitedConnection(asyncio.Protocol):
         prepare(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
         self._name = self._limits.name_of(peer[0] if isinstance(peer, tuple) else None)
-        refusal = self._limits.gate.admit(self._name, self) if self._is_counted else None
+        refusal = self._limits.admission.admit(self._name, self) if self._is_counted else None
         if refusal is not None:
             self._limits.log_refusal(self._name, refusal)
             self._transport.abort()
@@ -172,7 +172,7 @@ class LimitedConnection(asyncio.Protocol):
         if self._is_admitted:
             self._limits.open.discard(self)
             if self._is_counted:
-                self._limits.gate.leave(self._name, self)
+                self._limits.admission.leave(self._name, self)
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -221,11 +221,14 @@ class LimitedConnection(asyncio.Protocol):
         self._has_login = has_login
         if self._is_counted and not self._limits.begin_work(caller):
             raise Problem(
-                429, "too_many_requests",
+                429,
+                "too_many_requests",
                 f"Too many requests are running, most of them from {caller}. Repeat the request "
-                "later, or send fewer at a time.", field="limits.http_connections",
-                bound=f"{self._limits.gate.capacity} connections", headers={"Retry-After": "1"},
-            )  # fmt: skip
+                "later, or send fewer at a time.",
+                field="limits.http_connections",
+                bound=f"{self._limits.admission.capacity} connections",
+                headers={"Retry-After": "1"},
+            )
         self._caller = caller if self._is_counted else None
 
     def finish(self) -> None:
@@ -233,7 +236,7 @@ class LimitedConnection(asyncio.Protocol):
         if self._caller is not None:
             self._limits.end_work(self._caller)
             self._caller = None
-        self._limits.gate.rest(self)
+        self._limits.admission.rest(self)
         self._is_refused = self._request is not None and not self._request.content.is_eof()
         self._request = self._began_at = None
         self._bytes = 0

@@ -1,642 +1,210 @@
-"""The broker: one method per command; each method records its changes in the open batch.
+"""The broker's memory, and the changes that keep it consistent.
 
-How ``server/engine.py`` drives it::
+``Broker`` holds all queues, messages and connections, and the open batch.  Its methods change
+messages, counters and ready windows, and record in the batch what the transaction has to store.
+What decides on these changes are functions that take the broker: ``commands.py`` for clients,
+``operator/`` and ``pipeline/``, and ``batches.py`` for what time and loaded rows cause.  They share
+``transitions.py`` and ``dead_letters.py``, which have what can happen to a message.
 
-    core.begin(now, loaded)     add loaded rows; expire or return messages that are due
-    core.publish(…) …           commands, in arrival order
-    core.dispatch()             may be repeated; call ``update_clock`` before further commands
-    batch = core.finish()       dispatch again; then the writer stores the batch
+Nothing in this package blocks, reads the clock or touches a socket.  Clients are notified only
+after the batch is stored.
 
-Nothing here blocks, reads the clock or touches a socket.  Clients are notified only after the batch
-is stored.
+Values shared by a run of messages are looked up once, and counters are updated once at the end of
+the run: publishing, dispatching and acknowledging a message takes 2.2 instead of 4.1 µs
+(``benchmarks/profile_paths.py --path plain``).  If a run covers several queues, counters are
+updated wherever the queue changes: 8.1 instead of 13.6 µs if every message has a different queue
+(``--path confirmed --queues 1000``).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
-from hmac import compare_digest
-from typing import Any, Final
+from collections.abc import Sequence
+from itertools import chain, count, repeat
+from operator import attrgetter
+from os import urandom
+from struct import unpack
+from typing import Final
+from zlib import crc32
 
-from phpmq_lite.broker import dead_letters, dispatching, transitions, validation
 from phpmq_lite.broker.ack_timeouts import AckTimeouts
-from phpmq_lite.broker.dead_letters import ClientRecords, settle_dead_in_background
 from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
-from phpmq_lite.broker.ready_window import ReadyWindow
-from phpmq_lite.broker.registry import REMOVED_QUEUES
-from phpmq_lite.broker.state import BrokerState, QueueRun
-from phpmq_lite.errors import KEY_CONFLICT, RefusedError
+from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
+from phpmq_lite.broker.registry import REMOVED_QUEUES, QueueRegistry
+from phpmq_lite.broker.state_table import DISPATCHED, READY_AGAIN
+from phpmq_lite.broker.ttl import deadline_of
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
     ClockReading,
-    EnvelopeInspection,
     EnvelopeInspector,
     Limits,
-    LoadedRows,
     Message,
+    MessageSource,
+    OrderedSet,
     Peer,
-    Receipt,
     RecoveredState,
     Reply,
-    State,
-    ValidatedPublish,
-    checksum,
 )
 from phpmq_lite.queue_settings import QueueSettings, check_name
 from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 
-CHECKSUMS_MAX: Final = 10_000  # number of loaded checksums above which all are forgotten
+BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
+INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
+PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/sqlite/store.py
+PENDING_BYTES_MAX: Final = 32 << 20
+_TOKENS_AT_ONCE: Final = 512
+
+_seq_of: Final = attrgetter("seq")
+
+QueueRun = tuple[Queue, int]  # a queue and its number of consecutive messages
 
 
-def add_loaded(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
-    """Add loaded rows to memory; return the rows that this batch's commands requested by seq.
+class PendingDeadLetters(dict[int, tuple[Message, str]]):
+    """Messages waiting for a body or record, with their dead-letter reasons, keyed by seq.
 
-    Windows are extended first, before anything is appended to them.  Bodies come last; until then,
-    messages that cannot be dead-lettered without their body are skipped.
+    Their rows on disk are unchanged.  While this is full, no expired messages are requested,
+    because the same rows would be loaded again and again.
     """
-    state.transitioned.clear()
-    for queue_id, page, reaches_end in loaded.windows:
-        _extend_window(state, state.by_id[queue_id], page, reaches_end)
-    named = _loaded_by_seq(state, loaded) if loaded.by_seq else {}
-    for _, page, _ in loaded.pages:
-        _mark_claimed(state, page)
-    if loaded.has_due:
-        state.next_deadline_ms = loaded.next_deadline_ms
-        for row in loaded.due:
-            if state.pending.is_full:  # the remaining rows are requested again later
-                state.note_deadline(row.deadline_ms)
-                break
-            if row.seq not in state.pending:
-                state.transitioned.add(row.seq)
-                transitions.expire(state, state.messages.get(row.seq, row))
-    for give, page, is_last in loaded.pages:
-        give(page, is_last)
-    for give_rows, found in loaded.query_results:
-        give_rows(found)
-    for seq, body in loaded.bodies.items():
-        _add_body(state, seq, body, loaded.records.get(seq, ()))
-    return named
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0  # total size of the messages' bodies
+        self._waiting: dict[int, Connection] = {}  # seq -> connection whose later commands wait
 
-def _loaded_by_seq(state: BrokerState, loaded: LoadedRows) -> dict[int, Message | None]:
-    """Return the rows loaded by seq that are neither in memory nor used elsewhere in this batch."""
-    others = {row.seq for row in loaded.due}
-    for _, page, _ in loaded.pages:
-        others.update(row.seq for row in page)
-    others.update(state.pending)
-    named = {
-        seq: row
-        for seq, row in loaded.by_seq.items()
-        if seq not in state.messages and seq not in others
-    }
-    _mark_claimed(state, [row for row in named.values() if row is not None])
-    return named
+    @property
+    def is_full(self) -> bool:
+        """Return whether no more messages should expire for now."""
+        return len(self) >= PENDING_MAX or self.size >= PENDING_BYTES_MAX
 
+    def add(self, message: Message, reason: str) -> None:
+        """Add a message."""
+        self[message.seq] = (message, reason)
+        self.size += message.size
 
-def _mark_claimed(state: BrokerState, rows: list[Message]) -> None:
-    """Mark dispatched rows as held by a subscription if no connection holds them."""
-    for row in rows:
-        if row.state == State.DISPATCHED and not (
-            row.seq in state.messages or row.seq in state.pending
-        ):
-            row.holder = SUBSCRIPTION
+    def delays(self, connection: Connection, seq: int) -> bool:
+        """Return whether a message is pending; if so, hold back the connection's later commands."""
+        if seq not in self:
+            return False
+        self._waiting[seq] = connection
+        connection.pending.add(seq)
+        return True
 
-
-def _add_body(state: BrokerState, seq: int, body: bytes | None, written: ClientRecords) -> None:
-    if seq in state.pending:
-        if body is None or not settle_dead_in_background(state, seq, body, written):
-            dead_letters.settle_dead(state, *state.pending[seq], body, written=written)
-    elif (message := state.messages.get(seq)) is not None and message.holder is None:
-        queue = state.by_id[message.queue_id]
-        if body is None:  # never deliver a damaged message
-            dead_letters.settle_dead(state, message, "crc", None)
-        elif queue.window is not None:
-            queue.window.set_body(message, body)
-            state.needs_dispatch[queue.queue_id] = queue
-
-
-def _extend_window(
-    state: BrokerState, queue: Queue, page: list[Message], reaches_end: bool
-) -> None:
-    if queue.window is None:
-        return
-    page = [message for message in page if message.seq not in state.pending]
-    queue.window.extend(page, reaches_end)
-    for message in page:
-        state.messages[message.seq] = message
-    transitions.dead_letter_exhausted(state, page, queue)
-    state.needs_dispatch[queue.queue_id] = queue
-
-
-class CommandResult(IntEnum):
-    """Result of a command received on a connection."""
-
-    DONE = 0
-    LOAD = 1  # not executed; start the next batch with this command, once the message is loaded
-    PARK = 2  # not executed; repeat the command when the peer is resumed, once the queue has room
-    CLOSE = 3  # cannot be executed; close the connection
-    WAIT = 4  # executed, but stored in the next batch; hold back later commands until then
-    VALIDATE = 5  # not executed; call ``validate_in_background``, then repeat the command
-    DELAY = 6  # not executed; repeat the command after ``CREDIT_CHANGE_MS``
+    def remove(self, message: Message) -> Connection | None:
+        """Remove a message; return the connection that waited only for this message, or None."""
+        if self.pop(message.seq, None) is None:
+            return None
+        self.size -= message.size
+        connection = self._waiting.pop(message.seq, None)
+        if connection is None:
+            return None
+        connection.pending.discard(message.seq)
+        return None if connection.pending else connection
 
 
 class Broker:
-    """In-memory queues, consumers and messages, processed in batches.  Not thread-safe."""
+    """All queues, messages and connections in memory, and the open batch.  Not thread-safe."""
+
+    # CPython reads the attributes of an object slowly if there are more than 30 without slots.
+    __slots__ = (
+        "_next_audit", "_next_client", "_publishers", "_tokens", "ack_timeouts", "audit_counts",
+        "batch", "batch_limited", "batch_number", "bodies", "checksums", "connections",
+        "dispatch_pauses", "held", "held_bytes", "history_readers", "ignored", "inspector",
+        "limits", "loaded", "messages", "needs_dispatch", "next_deadline_ms", "next_number", "now",
+        "on_drained", "pending", "publish_keys", "queues", "queues_by_id", "refused", "registry",
+        "staging", "starved", "subscriptions", "transitioned",
+    )  # fmt: skip
 
     def __init__(
         self,
         stored: RecoveredState,
         limits: Limits,
         defaults: QueueSettings,
-        envelopes: EnvelopeInspector | None = None,
+        inspector: EnvelopeInspector | None = None,
     ) -> None:
         self.limits = limits
-        self.state = state = BrokerState(limits, defaults, envelopes)
-        for row in stored.queues:
-            state.registry.load(row)
-        for queue_id, source_id, count in stored.records:
-            state.by_id[queue_id].count_record(source_id, count)
-        state.registry.next_queue_id = max(
-            state.registry.next_queue_id, stored.counters.get("next_queue_id", 1)
-        )
-        state.next_number = stored.counters.get("next_number", 1)
-        state.next_deadline_ms = stored.next_deadline_ms
-        self._next_client = stored.counters.get("next_client", 1)
-        self._next_audit = stored.counters.get("next_audit", 1)
-        self.audit_counts: Counter[str] = Counter()  # number of audit rows since startup, by action
+        self.inspector = inspector  # None if contents are never inspected
+        counters = stored.counters
+        self.registry = QueueRegistry(limits, defaults, has_inspector=inspector is not None)
+        self.registry.load(stored)
+        self.queues = self.registry.queues
+        self.queues_by_id = self.registry.queues_by_id
+        # -- the open batch
+        self.now = ClockReading(0, 0)
+        self.batch = self.registry.batch
+        self.batch_number = 0
+        self.transitioned: set[int] = set()  # seqs of rows loaded last and changed since then
+        self.loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
+        # -- numbers
+        self.next_number = counters.get("next_number", 1)  # the next seq or position; one sequence
+        self._next_client = counters.get("next_client", 1)
+        self._next_audit = counters.get("next_audit", 1)
         self._publishers: dict[tuple[str, str], int] = {}  # (source, actor) -> client number
+        self._tokens: list[int] = []  # random numbers of 63 bits each
+        # -- messages
+        self.messages: dict[int, Message] = {}  # seq -> message held by a consumer or in a window
+        self.pending = PendingDeadLetters()
+        self.bodies = BodyCache()
+        self.held = 0
+        self.held_bytes = 0
+        self.next_deadline_ms = stored.next_deadline_ms  # no ready message expires before this
+        self.ack_timeouts = AckTimeouts()
         self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
         self.publish_keys.load(stored.receipts, stored.newest_key)
+        self.checksums: dict[int, int | None] = {}  # of messages whose keys were repeated, by seq
+        # -- connections
         self.connections: dict[int, Connection] = {}  # keyed by client number
-        self.ignored: Counter[str] = Counter()  # number of commands without effect, by reason
-        self.refused: Counter[str] = Counter()  # number of refused publish commands, by reason
-        self.batch_number = 0
-        self._on_drained: Reply | None = None  # called as soon as no messages are held
-        self._loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
-        self._checksums: dict[int, int | None] = {}  # of messages whose keys were repeated, by seq
-        self.ack_timeouts = AckTimeouts()
-        self.subscriptions = Subscriptions(state, stored.pipeline)
+        self.needs_dispatch: dict[int, Queue] = {}  # queues that may have messages and credit
+        self.starved: dict[int, Queue] = {}  # queues that other queues must leave room for
+        self.batch_limited = OrderedSet[Connection]()  # connections that reached limits.write_bytes
+        self.on_drained: Reply | None = None  # called as soon as no messages are held
+        # -- the pipeline
+        self.subscriptions = Subscriptions(stored.pipeline)
         self.staging = StagingArea(stored.pipeline)
         # name -> owner of each history reader, least recently active first
         self.history_readers: dict[str, str | None] = dict(stored.pipeline.readers)
+        # -- numbers of events since startup
+        self.audit_counts: Counter[str] = Counter()  # audit rows, by action
+        self.ignored: Counter[str] = Counter()  # commands without effect, by reason
+        self.refused: Counter[str] = Counter()  # refused publish commands, by reason
+        self.dispatch_pauses = 0  # number of times consumers reached the held limits
 
-    # -- opening and closing a batch
+    # -- the open batch
+
+    def open_batch(self, batch: Batch, now: ClockReading) -> None:
+        """Set ``batch`` as the open batch, which records changes."""
+        self.now = now
+        self.batch = self.registry.batch = batch
+        self.batch_number += 1
+        self.loaded = {}
+
+    def update_clock(self, now: ClockReading) -> None:
+        """Advance the clock of the open batch."""
+        self.now = now
+        self.batch.wall_ms = now.wall_ms
+
+    def reply(self, reply: Reply, value: object) -> None:
+        """Call ``reply`` with ``value`` once the open batch is stored."""
+        self.batch.replies.append((reply, value))
 
     @property
     def next_wake_ms(self) -> int | None:
         """Return the steady-clock time, in ms, of the next deadline or timeout, or None."""
-        deadline_ms = None if self.state.pending.is_full else self.state.next_deadline_ms
+        deadline_ms = None if self.pending.is_full else self.next_deadline_ms
         times = (deadline_ms, self.ack_timeouts.next_ms, self.staging.due_ms)
         return min([at for at in times if at is not None], default=None)
 
     @property
     def needs_batch(self) -> bool:
         """Return whether another batch should start immediately, even without new commands."""
-        return bool(self.state.batch_limited)
-
-    def begin(self, now: ClockReading, loaded: LoadedRows | None = None) -> Batch:
-        """Open a batch: add loaded rows, and request messages whose deadline has passed."""
-        state = self.state
-        batch = Batch(now.wall_ms, state.next_number)
-        state.open_batch(batch, now)
-        self.batch_number += 1
-        self._loaded = {}
-        if loaded is not None:
-            self._loaded = add_loaded(state, loaded)
-            if len(self._checksums) > CHECKSUMS_MAX:
-                self._checksums.clear()
-            self._checksums |= loaded.checksums
-        for connection in state.batch_limited:
-            self.wake_consumers(connection)
-        state.batch_limited.clear()
-        if (due_ms := state.next_deadline_ms) is not None and due_ms <= now.steady_ms:
-            batch.due_at = None if state.pending.is_full else now.steady_ms
-        if (drop_ms := self.staging.due_ms) is not None and drop_ms <= now.steady_ms:
-            self.staging.drop_old(state)
-        return batch
-
-    def update_clock(self, now: ClockReading) -> None:
-        """Advance the clock of the open batch."""
-        self.state.now = now
-        self.state.batch.wall_ms = now.wall_ms
-
-    def dispatch(self) -> None:
-        """Dispatch ready messages to consumers with credit.  May be called repeatedly in a batch.
-
-        Timed-out messages are returned only after all commands have run, because a queued
-        disconnect may return them first.
-        """
-        state = self.state
-        for message in self.ack_timeouts.take_overdue(
-            self.connections.values(), state.now.steady_ms
-        ):
-            transitions.return_message(state, message, "acknowledgement timeout", is_charged=True)
-        if self._on_drained is None and state.needs_dispatch:
-            dispatching.dispatch_ready(state, self.batch_number)
-
-    def finish(self) -> Batch:
-        """Dispatch, then close the batch and return it for storing."""
-        state = self.state
-        batch = state.batch
-        self.dispatch()
-        if self._on_drained is not None and not state.held:
-            batch.replies.append((self._on_drained, None))
-        if batch.dispatched:
-            self.ack_timeouts.watch(state.by_id, batch.dispatched, state.now.steady_ms)
-        if batch.due_at is not None and state.next_deadline_ms is not None:
-            batch.due_from = state.next_deadline_ms  # of one that returned in this batch, perhaps
-        if batch.keys:
-            batch.evicted_keys, batch.cut_keys = self.publish_keys.take_evicted()
-        if not batch.implies_next_number(state.next_number):
-            batch.counters["next_number"] = state.next_number
-        return batch
-
-    def continue_from(self, former: "Broker") -> None:
-        """Keep what is not stored: counters, numbers that were given, and whether publishing stops.
-
-        Call this before the first batch.
-        """
-        self.audit_counts, self.ignored, self.refused = (
-            former.audit_counts, former.ignored, former.refused,
-        )  # fmt: skip
-        self._next_client = former._next_client
-        self._next_audit = former._next_audit
-        registry, before = self.state.registry, former.state.registry
-        registry.next_queue_id = max(registry.next_queue_id, before.next_queue_id)
-        for queue_id, queue in registry.by_id.items():
-            if queue_id in before.by_id:
-                queue.counters = before.by_id[queue_id].counters
-        registry.stop_publishing(before.publishing_stop)
-
-    def drain(self, answer: Reply) -> None:
-        """Stop dispatching but keep running commands; call ``answer`` once no messages are held."""
-        self._on_drained = answer
-
-    # -- connections
-
-    def connect(self, peer: Peer, kind: str, address: str) -> Connection:
-        """Register a new connection and assign it the next client number."""
-        state = self.state
-        number = self._number_client()
-        connection = Connection(number, peer, kind, address, state.now.wall_ms)
-        self.connections[number] = connection
-        state.batch.opened_clients += (number, kind, address, state.now.wall_ms)
-        return connection
-
-    def _number_client(self) -> int:
-        number = self._next_client
-        self._next_client = number + 1
-        self.state.batch.counters["next_client"] = self._next_client
-        return number
-
-    def disconnect(
-        self,
-        connection: Connection,
-        framing: str | None,
-        revision: str | None,
-        reason: str,
-        *,
-        is_charged: bool = True,
-    ) -> None:
-        """Close a connection and return its messages, charging a delivery to the oldest one sent.
-
-        Nothing is charged if ``is_charged`` is false or the broker is stopping: no message is to
-        blame for an orderly shutdown, or for workers that stop along with the broker.
-        """
-        if not connection.is_open:
-            return
-        connection.is_open = False
-        del self.connections[connection.number]
-        consumers = list(connection.consumers.values())
-        oldest: Message | None = None
-        if is_charged and not self.is_draining:
-            first = (next(iter(consumer.held.values())) for consumer in consumers if consumer.held)
-            oldest = min(
-                (message for message in first if message.is_sent),
-                key=lambda message: message.held_since_ms,
-                default=None,
-            )
-        for consumer in consumers:
-            transitions.remove_consumer(self.state, consumer, "connection ended", charged=oldest)
-        if connection.parked is not None:
-            connection.parked.parked.discard(connection)
-        self.state.batch_limited.discard(connection)
-        self.state.batch.closed_clients.append(
-            (self.state.now.wall_ms, framing, revision, reason, connection.number)
-        )
-
-    def set_blocked(self, connection: Connection, *, is_blocked: bool) -> None:
-        """Stop dispatching to a connection whose write buffer is full, or resume dispatching."""
-        connection.is_blocked = is_blocked
-        if not is_blocked:
-            self.wake_consumers(connection)
-
-    def wake_consumers(self, connection: Connection) -> None:
-        """Resume dispatching to the consumers of a connection."""
-        for consumer in connection.consumers.values():
-            if not consumer.is_waiting:
-                consumer.is_waiting = True
-                consumer.queue.waiting_consumers.append(consumer)
-            self.state.needs_dispatch[consumer.queue.queue_id] = consumer.queue
-
-    def undo_dispatches(self, connection: Connection, messages: list[Message]) -> None:
-        """Undo dispatches of messages that were not sent because they expired during the commit."""
-        for message in messages if connection.is_open else ():
-            if message.holder is not None and message.holder.connection is connection:
-                transitions.undo_dispatch(self.state, message)
-
-    # -- commands from a connection
-
-    def publish(
-        self,
-        connection: Connection,
-        name: str,
-        body: bytes,
-        ttl_s: int | None,
-        key: bytes | None,
-        validated: ValidatedPublish | None = None,
-    ) -> CommandResult:
-        """Store a message; if it has a key, store it only once and send a receipt after the commit.
-
-        ``validated`` is the result of ``validate_in_background`` for this content.
-        """
-        state = self.state
-        queue = state.queues.get(name) or state.registry.get_or_create(name, connection.creator)
-        if queue is None:
-            state.registry.note_limited("publishes_refused", name)
-            return self._refuse(connection, name, key, "too many queues", None)
-        if key is not None:
-            seq = self.publish_keys.find(queue.queue_id, key, state.now.steady_ms)
-            if seq is not None:
-                return self._publish_again(connection, queue, key, seq, body)
-        if queue.is_bounded and (reason := queue.refusal()) is not None:
-            return self._refuse(connection, name, key, reason, queue)
-        inspection: EnvelopeInspection | None = None
-        if queue.validates:
-            inspection = validation.validate(state, queue, body, validated)
-            if inspection is None:
-                return CommandResult.VALIDATE
-            if (
-                inspection.reason is not None
-                and (full := state.registry.dead_letter_refusal(queue)) is not None
-            ):
-                return self._refuse(connection, name, key, full[1], full[0])
-        message = transitions.publish(state, queue, body, ttl_s, connection.number, inspection)
-        connection.published += 1
-        if key is not None:
-            state.batch.keys += self.publish_keys.add(
-                queue.queue_id, key, message.seq, state.now.steady_ms
-            )
-            self._receipts_for(connection).append(Receipt(name, (key,)))
-        return CommandResult.DONE
-
-    def _publish_again(
-        self, connection: Connection, queue: Queue, key: bytes, seq: int, body: bytes
-    ) -> CommandResult:
-        """Send the receipt for a known key again, or refuse the key if the body differs."""
-        state = self.state
-        stored = self._checksums.get(seq, 0)
-        if seq not in self._checksums:
-            message = state.messages.get(seq) or state.batch.find_created(seq)
-            if message is None:
-                state.batch.key_seqs.add(seq)
-                return CommandResult.LOAD
-            stored = message.crc
-        if stored is not None and stored != checksum(seq, body):
-            return self._refuse(connection, queue.name, key, KEY_CONFLICT, queue)
-        queue.counters.deduplicated += 1
-        self._receipts_for(connection).append(Receipt(queue.name, (key,)))
-        return CommandResult.DONE
-
-    def unchecked_queue(self, name: str) -> Queue | None:
-        """Return the queue if it exists and accepts messages without checks, or None."""
-        queue = self.state.queues.get(name)
-        return None if queue is None or queue.validates or queue.is_bounded else queue
-
-    def publish_run(
-        self,
-        connection: Connection,
-        parts: Sequence[QueueRun],
-        bodies: Sequence[bytes],
-        ttls: Sequence[int | None],
-        keys: Sequence[bytes] | None,
-    ) -> int:
-        """Store messages in order, at most one per key; queues come from ``unchecked_queue``.
-
-        Stops at the first message that ``publish`` must load rows for, and returns the number of
-        messages before it.
-        """
-        if keys is None or self._store_keys(connection, parts, keys):
-            transitions.publish_run(self.state, parts, bodies, ttls, connection.number)
-            connection.published += len(bodies)
-            return len(bodies)
-        names = [queue.name for queue, count in parts for _ in range(count)]
-        for at, (name, body, ttl_s, key) in enumerate(zip(names, bodies, ttls, keys, strict=True)):
-            if self.publish(connection, name, body, ttl_s, key) is not CommandResult.DONE:
-                return at
-        return len(bodies)
-
-    def _store_keys(
-        self, connection: Connection, parts: Sequence[QueueRun], keys: Sequence[bytes]
-    ) -> bool:
-        """Store the keys of new messages; return False and store none if a key is already known."""
-        given: list[tuple[int, Sequence[bytes]]] = []
-        receipts: list[Receipt] = []
-        at = 0
-        for queue, count in parts:
-            some = keys[at : at + count]
-            given.append((queue.queue_id, some))
-            receipts.append(Receipt(queue.name, some))
-            at += count
-        rows = self.publish_keys.add_new(given, self.state.next_number, self.state.now.steady_ms)
-        if rows:
-            self.state.batch.keys += rows
-            self._receipts_for(connection).extend(receipts)
-        return bool(rows)
-
-    def _receipts_for(self, connection: Connection) -> list[Receipt]:
-        return self.state.batch.sends.setdefault(connection, ([], []))[1]
-
-    def _refuse(
-        self, connection: Connection, name: str, key: bytes | None, reason: str,
-        queue: Queue | None,
-    ) -> CommandResult:  # fmt: skip
-        if key is None and queue is not None:
-            connection.parked = queue
-            queue.parked.add(connection)
-            return CommandResult.PARK
-        self.refused[reason] += 1
-        if queue is not None:
-            queue.counters.refused += 1
-        if key is None:
-            return CommandResult.CLOSE
-        self._receipts_for(connection).append(Receipt(name, (key,), reason))
-        return CommandResult.DONE
-
-    def validate_in_background(
-        self, name: str, body: bytes, give: Callable[[ValidatedPublish], None]
-    ) -> None:
-        """Validate content in the background after ``VALIDATE``; call ``give`` with the result."""
-        work = validation.background_validation(self.state, self.state.queues[name], body)
-        self.state.batch.background.append((work, give))
-
-    def force_publish(
-        self,
-        connection: Connection,
-        name: str,
-        body: bytes,
-        ttl_s: int | None,
-        validated: ValidatedPublish | None = None,
-    ) -> CommandResult:
-        """Store a message even in a full queue, because acknowledgements are waiting behind it.
-
-        Refuse it if the disk is full: other acknowledgements need the remaining space.
-        """
-        stop = self.state.registry.publishing_stop
-        if stop is not None and stop.is_bare:
-            return CommandResult.PARK
-        queue = self.state.registry.get_or_create(name, connection.creator)
-        if queue is None:
-            self.state.registry.note_limited("publishes_refused", name)
-            return self._refuse(connection, name, None, "too many queues", None)
-        inspection: EnvelopeInspection | None = None
-        if queue.validates:
-            inspection = validation.validate(self.state, queue, body, validated)
-            if inspection is None:
-                return CommandResult.VALIDATE
-        if connection.parked is not None:  # waiting for this queue or its dead-letter queue
-            connection.parked.parked.discard(connection)
-        connection.published += 1
-        transitions.publish(self.state, queue, body, ttl_s, connection.number, inspection)
-        return CommandResult.DONE
-
-    def consume(self, connection: Connection, name: str, count: int) -> CommandResult:
-        """Set the credit on a queue (0 pauses) and put back messages held under the old credit.
-
-        That happens at a limited rate, unless the connection acknowledges messages in between.
-        """
-        queue = self.state.registry.get_or_create(name, connection.creator)
-        if queue is None:
-            self.state.registry.note_limited("consumers_refused", name)
-            return CommandResult.CLOSE
-        former = connection.consumers.get(queue.queue_id)
-        if former is not None:
-            if former.held and not connection.may_replace_credit(self.state.now.steady_ms):
-                return CommandResult.DELAY
-            transitions.remove_consumer(
-                self.state, former, transitions.CREDIT_REPLACED, is_leaving=count == 0
-            )
-        if count == 0:
-            return CommandResult.DONE
-        consumer = Consumer(connection, queue, min(count, self.limits.credit))
-        connection.consumers[queue.queue_id] = queue.consumers[connection] = consumer
-        consumer.is_waiting = True
-        queue.waiting_consumers.append(consumer)
-        if queue.window is None:
-            queue.window = ReadyWindow(self.limits.window, self.state.bodies)
-        self.state.needs_dispatch[queue.queue_id] = queue
-        return CommandResult.DONE
-
-    def acknowledge(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
-        """Settle a message as acked unless another connection holds it."""
-        found = self._find(connection, name, message_id)
-        if isinstance(found, CommandResult):
-            return found
-        connection.acked += 1
-        transitions.acknowledge(self.state, found, self.state.by_id[found.queue_id])
-        return CommandResult.DONE
-
-    def acknowledge_run(self, connection: Connection, ends: Iterable[tuple[str, bytes]]) -> int:
-        """Acknowledge, in order, messages held by this connection, each identified by queue and id.
-
-        Stops at the first message that the connection does not hold, and returns the number of
-        messages acknowledged.  Pass the message at which it stopped to ``acknowledge``.
-        """
-        count = self.state.acknowledge_held(connection, ends)
-        connection.acked += count
-        return count
-
-    def requeue(
-        self, connection: Connection, name: str, message_id: bytes, ttl_s: int
-    ) -> CommandResult:
-        """Move a message to the end of its queue unless another connection holds it."""
-        found = self._find(connection, name, message_id)
-        if isinstance(found, CommandResult):
-            return found
-        transitions.requeue(self.state, found, ttl_s)
-        return self._done_or_wait(connection, found)
-
-    def dead_letter(self, connection: Connection, name: str, message_id: bytes) -> CommandResult:
-        """Dead-letter a message unless another connection holds it."""
-        found = self._find(connection, name, message_id)
-        if isinstance(found, CommandResult):
-            return found
-        dead_letters.dead_letter(self.state, found, "client")
-        return self._done_or_wait(connection, found)
-
-    def _done_or_wait(self, connection: Connection, message: Message) -> CommandResult:
-        is_pending = self.state.pending.delays(connection, message.seq)
-        return CommandResult.WAIT if is_pending else CommandResult.DONE
-
-    def _find(
-        self, connection: Connection, name: str, message_id: bytes
-    ) -> Message | CommandResult:
-        """Return the message that a command names, or the command's result if it cannot run."""
-        try:
-            seq = int(message_id[:16], 16)
-        except ValueError:
-            return self._ignore("unknown")
-        if len(message_id) != 32 or not 0 < seq < self.state.next_number:
-            return self._ignore("unknown")
-        if seq in self.state.pending:
-            return self._ignore("settled")
-        message = self.state.messages.get(seq)
-        if message is None:
-            if seq not in self._loaded:
-                self.state.batch.seqs.add(seq)
-                return CommandResult.LOAD
-            message = self._loaded[seq]
-        if message is None:
-            return self._ignore("settled")
-        if not compare_digest(message.message_id, message_id):
-            return self._ignore("unknown")
-        if self.state.by_id[message.queue_id].name != name:
-            return self._ignore("wrong_queue")
-        if message.holder is not None and message.holder.connection is not connection:
-            return self._ignore("foreign")
-        self._loaded.pop(seq, None)  # this batch changes the row, so reload it before its next use
-        return message
-
-    def _ignore(self, reason: str) -> CommandResult:
-        self.ignored[reason] += 1
-        return CommandResult.DONE
-
-    def preload(self, message_ids: list[bytes], keys: Sequence[tuple[str, bytes]] = ()) -> None:
-        """Request the rows for upcoming commands, so that one batch loads all of them.
-
-        ``keys`` are the queues and keys of publish commands; the others name a message.
-        """
-        for name, key in keys:
-            if (queue := self.state.queues.get(name)) is not None:
-                seq = self.publish_keys.find(queue.queue_id, key, self.state.now.steady_ms)
-                if seq is not None and seq not in self._checksums:
-                    self.state.batch.key_seqs.add(seq)
-        for message_id in message_ids:
-            try:
-                seq = int(message_id[:16], 16)
-            except ValueError:
-                continue
-            if 0 < seq < self.state.next_number and seq not in self.state.messages:
-                self.state.batch.seqs.add(seq)
-
-    # -- used by operator commands; see operator/queue_operations.py
+        return bool(self.batch_limited)
 
     @property
     def is_draining(self) -> bool:
         """Return whether the broker is stopping."""
-        return self._on_drained is not None
+        return self.on_drained is not None
 
     def check_not_draining(self) -> None:
         """Check that the broker is not stopping.
@@ -647,13 +215,108 @@ class Broker:
         if self.is_draining:
             raise RefusedError("draining", "the broker is stopping and no longer accepts messages")
 
+    def drain(self, answer: Reply) -> None:
+        """Stop dispatching but keep running commands; call ``answer`` once no messages are held."""
+        self.on_drained = answer
+
+    def continue_from(self, former: "Broker") -> None:
+        """Keep what is not stored: counters, numbers that were given, and whether publishing stops.
+
+        Call this before the first batch.
+        """
+        self.audit_counts, self.ignored = former.audit_counts, former.ignored
+        self.refused = former.refused
+        self._next_client = former._next_client
+        self._next_audit = former._next_audit
+        registry, former_registry = self.registry, former.registry
+        registry.next_queue_id = max(registry.next_queue_id, former_registry.next_queue_id)
+        for queue_id, queue in registry.queues_by_id.items():
+            if queue_id in former_registry.queues_by_id:
+                queue.counters = former_registry.queues_by_id[queue_id].counters
+        registry.stop_publishing(former_registry.publishing_stop)
+
+    # -- numbers
+
+    def take_number(self) -> int:
+        """Return the next seq or position; the counter is stored with the batch."""
+        number = self.next_number
+        self.next_number = number + 1
+        return number
+
+    def take_token(self) -> int:
+        """Return a random token of 63 bits."""
+        if not self._tokens:
+            self._draw_tokens(1)
+        return self._tokens.pop()
+
+    def _draw_tokens(self, number: int) -> None:
+        """Draw at least ``number`` tokens with a single system call."""
+        count = max(_TOKENS_AT_ONCE, number)
+        drawn = unpack(f">{count}Q", urandom(8 * count))
+        self._tokens += [token >> 1 for token in drawn]
+
+    def take_client_number(self) -> int:
+        """Return the next client number; the counter is stored with the batch."""
+        number = self._next_client
+        self._next_client = number + 1
+        self.batch.counters["next_client"] = self._next_client
+        return number
+
+    def client_number_of(self, entry: AuditEntry) -> int:
+        """Return the client number of a user without a connection; assign it on the first call."""
+        publisher = (entry.source, entry.actor)
+        number = self._publishers.get(publisher)
+        if number is None:
+            number = self._publishers[publisher] = self.take_client_number()
+            address = bounded_text(f"{entry.actor} ({entry.address})", AUDIT_BYTES["address"])
+            self.batch.opened_clients += (number, entry.source, address, self.now.wall_ms)
+        return number
+
+    def take_audit_number(self) -> int:
+        """Return the next audit-log sequence number; it is stored with the batch that uses it."""
+        number = self._next_audit
+        self._next_audit = number + 1
+        self.batch.counters["next_audit"] = self._next_audit
+        return number
+
+    # -- connections
+
+    def connect(self, peer: Peer, kind: str, address: str) -> Connection:
+        """Register a new connection and assign it the next client number."""
+        number = self.take_client_number()
+        connection = Connection(number, peer, kind, address, self.now.wall_ms)
+        self.connections[number] = connection
+        self.batch.opened_clients += (number, kind, address, self.now.wall_ms)
+        return connection
+
+    def set_blocked(self, connection: Connection, *, is_blocked: bool) -> None:
+        """Stop dispatching to a connection whose write buffer is full, or resume dispatching."""
+        connection.is_blocked = is_blocked
+        if not is_blocked:
+            self.wake_consumers(connection)
+
+    def wake_consumers(self, connection: Connection) -> None:
+        """Resume dispatching to the consumers of a connection."""
+        for consumer in connection.consumers.values():
+            self.wake_consumer(consumer)
+
+    def wake_consumer(self, consumer: Consumer) -> None:
+        """Resume dispatching to a consumer with free credit."""
+        queue = consumer.queue
+        if not consumer.is_waiting:
+            consumer.is_waiting = True
+            queue.waiting_consumers.append(consumer)
+        self.needs_dispatch[queue.queue_id] = queue
+
+    # -- queues
+
     def find_queue(self, name: str) -> Queue:
         """Return a queue by name.
 
         Raises:
             RefusedError: ``unknown_queue``.
         """
-        queue = self.state.queues.get(name)
+        queue = self.queues.get(name)
         if queue is None:
             raise RefusedError("unknown_queue", f"there is no queue {name!r}")
         return queue
@@ -664,12 +327,12 @@ class Broker:
         Raises:
             RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
         """
-        queue = self.state.queues.get(name)
+        queue = self.queues.get(name)
         if queue is None:
             if not create:
                 return self.find_queue(name)
             check_name(name)
-            if not self.state.registry.counts_with_origin(name):
+            if not self.registry.counts_with_origin(name):
                 self.check_queues(creator, 1)
         return queue
 
@@ -679,8 +342,8 @@ class Broker:
         Raises:
             RefusedError: ``too_many_queues``.
         """
-        if not self.state.registry.has_room(creator, more):
-            created, removed = self.state.registry.created, len(self.state.registry.removed)
+        if not self.registry.has_room(creator, more):
+            created, removed = self.registry.created, len(self.registry.removed)
             if removed >= REMOVED_QUEUES * self.limits.queues:
                 raise RefusedError(
                     "too_many_queues",
@@ -695,30 +358,283 @@ class Broker:
                 " empty queues or raise the limit.",
             )
 
-    def settings_changed(self, queue: Queue, changes: Mapping[str, Any]) -> None:
-        """Apply new settings to held messages, waiting publishers and waiting consumers."""
-        if "ack_timeout_s" in changes:
-            self.ack_timeouts.next_ms = self.state.now.steady_ms  # recheck all held messages
-        if "max_deliveries" in changes:
-            transitions.dead_letter_exhausted(self.state, queue.window or (), queue)
-        self.state.needs_dispatch[queue.queue_id] = queue
-        self.state.registry.settings_changed(queue, changes)
+    def remove_queue(self, queue: Queue) -> None:
+        """Remove an empty queue without consumers; its row is kept for the history."""
+        self.registry.remove(queue)
+        self.needs_dispatch.pop(queue.queue_id, None)
 
-    def client_number_of(self, entry: AuditEntry) -> int:
-        """Return the client number of a user without a connection; assign it on the first call."""
-        who = (entry.source, entry.actor)
-        number = self._publishers.get(who)
-        if number is None:
-            number = self._publishers[who] = self._number_client()
-            address = bounded_text(f"{entry.actor} ({entry.address})", AUDIT_BYTES["address"])
-            self.state.batch.opened_clients += (
-                number, entry.source, address, self.state.now.wall_ms,
-            )  # fmt: skip
-        return number
+    # -- bookkeeping
 
-    def take_audit_number(self) -> int:
-        """Return the next audit-log sequence number; it is stored with the batch that uses it."""
-        number = self._next_audit
-        self._next_audit = number + 1
-        self.state.batch.counters["next_audit"] = self._next_audit
-        return number
+    def record_event(self, message: Message, kind: str, detail: str | None = None) -> None:
+        """Record an event in a message's timeline."""
+        self.batch.events += (message.seq, self.now.wall_ms, str(kind), detail)
+
+    def note_deadline(self, deadline_ms: int | None) -> None:
+        """Schedule a wake-up for this deadline (steady ms), unless an earlier one is scheduled."""
+        if deadline_ms is not None and (
+            self.next_deadline_ms is None or deadline_ms < self.next_deadline_ms
+        ):
+            self.next_deadline_ms = deadline_ms
+
+    def set_ttl(self, message: Message, ttl_s: int) -> None:
+        """Set a message to expire in ``ttl_s`` seconds, or never if 0."""
+        message.ttl_s, message.deadline_ms = deadline_of(ttl_s, self.now.steady_ms)
+
+    def can_inspect_inline(self, size: int) -> bool:
+        """Return whether this batch may validate content of this size or create a record for it.
+
+        Either takes 0.1 s for 1 MiB, during which the event loop is blocked.
+        """
+        batch = self.batch
+        if size > BACKGROUND_BYTES or batch.inspected_bytes + size > INLINE_BYTES:
+            return False
+        batch.inspected_bytes += size
+        return True
+
+    def record_hold_time(self, message: Message, queue: Queue) -> None:
+        """Add the hold time of a message that is about to be settled to the queue's histogram."""
+        if message.last_dispatched_at is not None:
+            hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
+            hold[bucket(self.now.wall_ms - message.last_dispatched_at)] += 1
+
+    # -- create
+
+    def create_messages(
+        self,
+        runs: Sequence[QueueRun],
+        contents: Sequence[bytes],
+        ttls: Sequence[int | None],
+        publisher: int | None,
+    ) -> list[Message]:
+        """Create and record messages at the end of their queues without adding them to windows.
+
+        ``ttls`` are in seconds; 0 means no expiry, and None means the queue's default.
+        """
+        tokens = self._tokens
+        if len(tokens) < len(contents):
+            self._draw_tokens(len(contents))
+        batch = self.batch
+        wall_ms = self.now.wall_ms
+        queue_ids = chain.from_iterable([repeat(queue.queue_id, number) for queue, number in runs])
+        # The checksum is model.checksum, inlined.
+        created = [
+            Message(
+                seq, tokens.pop(), queue_id, seq, 0, None, None, wall_ms, None, None, 0,
+                0, len(body), crc32(body, crc32(seq.to_bytes(8, "big"))), publisher, None,
+            )
+            for seq, queue_id, body in zip(
+                count(self.next_number), queue_ids, contents, strict=False
+            )
+        ]  # fmt: skip
+        self.next_number += len(created)
+        queue_rows = batch.queue_rows
+        expires = any(ttls)
+        start = 0
+        for queue, number in runs:
+            end = start + number
+            default_s = queue.settings.default_ttl_s
+            if expires or default_s:
+                for message, own_s in zip(created[start:end], ttls[start:end], strict=True):
+                    ttl_s = default_s if own_s is None else own_s
+                    if ttl_s:
+                        self.set_ttl(message, ttl_s)
+                        self.note_deadline(message.deadline_ms)
+            total = len(contents[start]) if number == 1 else sum(map(len, contents[start:end]))
+            batch.created_bytes += total
+            row = queue_rows[queue.queue_id] = queue.row
+            row.live_count += number
+            row.live_bytes += total
+            queue.counters.published += number
+            start = end
+        batch.created += created
+        batch.bodies += contents
+        return created
+
+    def add_to_window(
+        self, queue: Queue, created: Sequence[Message], contents: Sequence[bytes]
+    ) -> None:
+        """Add as many of a queue's new messages to its ready window as fit."""
+        window = queue.window
+        if window is None:
+            return
+        room = self.free_body_bytes(window)
+        for message, body in zip(created, contents, strict=True):
+            if message.size <= room:
+                message.body = body
+                room -= message.size
+        added = window.add(created)
+        self.messages.update(zip(map(_seq_of, created), created[:added], strict=False))
+        self.needs_dispatch[queue.queue_id] = queue
+
+    # -- ready windows
+
+    def free_body_bytes(self, window: ReadyWindow) -> int:
+        """Return how many more bytes of bodies a window may cache."""
+        limits = self.limits
+        room = limits.window_bytes - window.body_bytes
+        total_room = limits.bodies_bytes - self.bodies.total_bytes
+        if total_room < room:
+            room = total_room
+        return room if room > 0 else 0
+
+    def trim_window(self, queue: Queue) -> None:
+        """Drop messages that exceed the window's limit after messages were returned to it."""
+        if queue.window is not None:
+            dropped = queue.window.trim()
+            if dropped:
+                self.cancel_page(queue, queue.window)
+                self.needs_dispatch[queue.queue_id] = queue
+            for message in dropped:
+                del self.messages[message.seq]
+
+    def cancel_page(self, queue: Queue, window: ReadyWindow) -> None:
+        """Cancel the request for a window's next page, because the window's end has moved."""
+        window.is_loading = False
+        batch = self.batch
+        batch.windows = [page for page in batch.windows if page.queue_id != queue.queue_id]
+
+    def close_window(self, queue: Queue) -> None:
+        """Drop the window of a queue that no longer has consumers."""
+        if queue.window is not None:
+            self.cancel_page(queue, queue.window)
+            queue.window.drop_bodies()
+            for message in queue.window:
+                del self.messages[message.seq]
+            queue.window = None
+
+    def make_ready(self, message: Message, queue: Queue) -> None:
+        """Return a message to its position, in the window or on disk."""
+        queue.claimed_to = min(queue.claimed_to, message.position - 1)
+        window = queue.window
+        is_in_window = window is not None and window.insert(message)
+        self._record_ready(message, is_in_window=is_in_window)
+        if is_in_window:
+            self.needs_dispatch[queue.queue_id] = queue
+
+    def make_ready_at_end(self, message: Message, queue: Queue) -> None:
+        """Move a message to the end of ``queue``, keeping its id."""
+        message.position = self.take_number()
+        message.queue_id = queue.queue_id
+        window = queue.window
+        is_in_window = window is not None and window.append(message)
+        self._record_ready(message, is_in_window=is_in_window)
+        if window is not None:
+            self.needs_dispatch[queue.queue_id] = queue
+
+    def _record_ready(self, message: Message, *, is_in_window: bool) -> None:
+        message.state = READY_AGAIN
+        message.is_sent = False
+        self.batch.changed[message.seq] = message
+        self.note_deadline(message.deadline_ms)
+        if is_in_window:
+            self.messages[message.seq] = message
+        else:
+            self.messages.pop(message.seq, None)
+
+    def detach(self, message: Message, queue: Queue) -> None:
+        """Remove a message from its holder or window."""
+        consumer = message.holder
+        if consumer is SUBSCRIPTION:
+            message.holder = None
+            queue.held -= 1
+            queue.held_bytes -= message.size
+            queue.claimed -= 1
+            queue.claimed_bytes -= message.size
+            self.batch.claims_removed.append(message.seq)
+        elif consumer is not None:
+            message.holder = None
+            size = message.size
+            if consumer.held.pop(message.message_id, None) is not None:
+                consumer.held_bytes -= size
+            self.held -= 1
+            self.held_bytes -= size
+            queue.held -= 1
+            queue.held_bytes -= size
+            if consumer.credit:
+                self.wake_consumer(consumer)
+            else:
+                self.needs_dispatch[queue.queue_id] = queue
+        elif queue.window is not None:
+            queue.window.discard(message)
+            self.needs_dispatch[queue.queue_id] = queue  # the first message may have changed
+
+    # -- dispatch
+
+    def dispatch_in_turn(self, messages: Sequence[Message], consumers: Sequence[Consumer]) -> None:
+        """Dispatch messages taken from a window to consumers with credit, in round-robin order.
+
+        All messages belong to one queue; the first message goes to the first consumer.
+        """
+        self.batch.dispatched += messages
+        if messages and len(consumers) == 1:
+            self._dispatch_to(consumers[0], messages)
+            return
+        for place, consumer in enumerate(consumers):
+            if part := messages[place :: len(consumers)]:
+                self._dispatch_to(consumer, part)
+
+    def _dispatch_to(self, consumer: Consumer, messages: Sequence[Message]) -> None:
+        queue, connection = consumer.queue, consumer.connection
+        wall_ms, steady_ms = self.now
+        number, held, total, redelivered = connection.number, consumer.held, 0, 0
+        if (wait := queue.wait_histogram) is None:
+            wait = queue.wait_histogram = [0] * BUCKETS
+        for message in messages:
+            message.state = DISPATCHED
+            message.holder = consumer
+            message.held_since_ms = steady_ms
+            message.consumer = number
+            message.deliveries += 1
+            message.last_dispatched_at = wall_ms
+            if message.first_dispatched_at is None:
+                message.first_dispatched_at = wall_ms
+                ms = wall_ms - message.published_at  # both histograms cost 0.17 µs per message
+                wait[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
+            else:
+                redelivered += 1
+            held[message.message_id] = message
+            total += message.size
+        count = len(messages)
+        connection.batch_bytes += total
+        consumer.held_bytes += total
+        self.held += count
+        self.held_bytes += total
+        queue.held += count
+        queue.held_bytes += total
+        queue.counters.dispatched += count
+        queue.counters.redelivered += redelivered
+        sends = self.batch.sends
+        entry = sends.get(connection)
+        if entry is None:
+            entry = sends[connection] = ([], [])
+        entry[0].extend(messages)
+
+    # -- settle
+
+    def settle(self, message: Message, outcome: int, reason: str | None) -> None:
+        """Move a message's row from the live table to the history.
+
+        ``message.state`` is unchanged, because a row created in this batch is inserted with it.
+        """
+        queue = self.queues_by_id[message.queue_id]
+        self.detach(message, queue)
+        self.messages.pop(message.seq, None)
+        self.batch.settled.setdefault((outcome, reason), []).append(message.seq)
+        self.subtract_counts(queue, 1, message.size)
+        if (source_id := message.source.queue_id) is not None:
+            queue.count_record(source_id, -1)
+
+    def set_source(self, record: Message, source: MessageSource) -> None:
+        """Record which message a new dead letter is about, and count it."""
+        record.source = source
+        if source.queue_id is not None:
+            self.queues_by_id[record.queue_id].count_record(source.queue_id, 1)
+
+    def subtract_counts(self, queue: Queue, count: int, size: int) -> None:
+        """Subtract messages, ``size`` bytes in total, from a queue's live counts."""
+        row = queue.row
+        row.live_count -= count
+        row.live_bytes -= size
+        self.batch.queue_rows[queue.queue_id] = row
+        if queue.parked:
+            self.registry.wake_publishers(queue)

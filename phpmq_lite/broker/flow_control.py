@@ -74,7 +74,7 @@ class FlowControl:
         Only a publisher that ``is_called``, because it has waited longest, may go ahead of the
         publishers that are still waiting.
         """
-        queue = self._core.state.queues.get(name)
+        queue = self._core.queues.get(name)
         if queue is None:
             return UNLIMITED
         if queue.queue_id in self._waiting_by_queue and not is_called:
@@ -90,7 +90,7 @@ class FlowControl:
         ``at_front`` puts the publisher first, because it was called but others had taken the room.
         """
         self.waiting_publishers += 1
-        line = self._waiting_by_queue.setdefault(self._core.state.queues[name].queue_id, deque())
+        line = self._waiting_by_queue.setdefault(self._core.queues[name].queue_id, deque())
         place = (command, min(count, MAX_PER_PUBLISHER))
         if at_front:
             line.appendleft(place)
@@ -103,7 +103,7 @@ class FlowControl:
         if not self._waiting_by_queue:
             return called
         for queue_id, line in tuple(self._waiting_by_queue.items()):
-            queue = self._core.state.by_id.get(queue_id)
+            queue = self._core.queues_by_id.get(queue_id)
             left = UNLIMITED if queue is None else self._available(queue)
             while line and left > 0:
                 command, count = line.popleft()

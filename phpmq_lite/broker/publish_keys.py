@@ -99,15 +99,15 @@ class PublishKeys:
         ``newest`` is the number of the newest key in the table, which may have expired.
         """
         self._number = newest
-        again = set[int]()  # queues of which a key was used again, so no older one is remembered
+        reused = set[int]()  # queues of which a key was used again, so no older one is remembered
         for row in rows:
             number, queue_id, seq, at_ms = row[:4]
             names = [b"%d:%b" % (queue_id, key) for _, key, _, _ in expand_run(row)]
             used = 0  # number of names that are not remembered
-            if queue_id in again:
+            if queue_id in reused:
                 used = len(names)
             elif not self._seen.keys().isdisjoint(names):
-                again.add(queue_id)
+                reused.add(queue_id)
                 used = max(at for at, name in enumerate(names, 1) if name in self._seen)
             if used == len(names):
                 self._evicted_rows.append(number)
@@ -149,7 +149,7 @@ class PublishKeys:
         return row
 
     def add_new(
-        self, given: Iterable[tuple[int, Sequence[bytes]]], seq: int, now_ms: int
+        self, keys_by_queue: Iterable[tuple[int, Sequence[bytes]]], seq: int, now_ms: int
     ) -> list[Any]:
         """Add keys for consecutive seqs starting at ``seq``, taking 0.4 instead of 0.9 µs a key.
 
@@ -161,7 +161,7 @@ class PublishKeys:
         names: list[bytes] = []
         rows: list[Any] = []
         number = self._number
-        for queue_id, keys in given:
+        for queue_id, keys in keys_by_queue:
             if len(keys) == 1:  # the usual case if there are many queues
                 key = keys[0]
                 names.append(b"%d:%b" % (queue_id, key))
@@ -171,8 +171,8 @@ class PublishKeys:
                 continue
             prefix = b"%d:" % queue_id
             names += [prefix + key for key in keys]
-            for size, some in groupby(keys, len):
-                joined = b"".join(some)
+            for size, run in groupby(keys, len):
+                joined = b"".join(run)
                 more = len(joined) // size
                 number += more
                 rows += (number, queue_id, seq, now_ms, size, joined)
@@ -190,7 +190,7 @@ class PublishKeys:
         ``STORED_FACTOR`` times as many keys as are remembered.
         """
         removed, self._evicted_rows = self._evicted_rows, []
-        rest: list[Any] = []
+        remaining: list[Any] = []
         for queue_id in self._wasteful:
             queue = self._queues.get(queue_id)
             if queue is None or not queue.wastes:
@@ -200,10 +200,10 @@ class PublishKeys:
             keys = [name[name.index(b":") + 1 :] for name in names]
             seq, at_ms = divmod(self._seen[names[0]], 1 << _TIME_BITS)
             removed.append(number)
-            rest += (number, queue_id, seq, at_ms, len(keys[0]), b"".join(keys))
+            remaining += (number, queue_id, seq, at_ms, len(keys[0]), b"".join(keys))
             queue.rows[0], queue.gone = number << _SIZE_BITS | len(keys), 0
         self._wasteful.clear()
-        return removed, rest
+        return removed, remaining
 
     def _store(self, names: list[bytes], rows: Sequence[Any], now_ms: int) -> None:
         """Add new keys, which ``rows``, a flat list of KeyRun, has too."""
@@ -222,9 +222,9 @@ class PublishKeys:
                 seen[names[at]] = entry
                 queue.names.append(names[at])
             else:
-                some = names[at:end]
-                seen.update(zip(some, count(entry, _STEP), strict=False))
-                queue.names.extend(some)
+                added = names[at:end]
+                seen.update(zip(added, count(entry, _STEP), strict=False))
+                queue.names.extend(added)
             at, before = end, number
         self._number = before
         self._until_copy -= at

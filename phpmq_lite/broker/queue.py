@@ -2,9 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
+from phpmq_lite.broker import reasons
 from phpmq_lite.broker.ready_window import ReadyWindow
+from phpmq_lite.broker.reasons import Refusal
 from phpmq_lite.model import Message, OrderedSet, Peer, QueueRow
 from phpmq_lite.queue_settings import (
     DEAD_LETTER_SUFFIX,
@@ -87,6 +90,13 @@ class Consumer:
         self.is_waiting = False  # True while in queue.waiting_consumers
 
 
+# Those of QueueCounters of which each event changes one.
+_counted_events: Final = attrgetter(
+    *("published", "deduplicated", "dispatched", "acked", "requeued", "returned", "forwarded"),
+    *("moved", "expired", "dead", "deleted", "restored", "refused"),
+)
+
+
 @dataclass(slots=True)
 class QueueCounters:
     """Event counts for one queue since the broker started."""
@@ -114,11 +124,7 @@ class QueueCounters:
     @property
     def activity(self) -> int:
         """Return a number that increases with every event on the queue."""
-        return (
-            self.published + self.deduplicated + self.dispatched + self.acked + self.requeued
-            + self.returned + self.forwarded + self.moved + self.expired + self.dead
-            + self.deleted + self.restored + self.refused
-        )  # fmt: skip
+        return sum(_counted_events(self))
 
     def count_source(self, source: str, number: int = 1) -> None:
         """Count messages published through the web UI (``ui``), API (``http``) or CLI (``cli``)."""
@@ -142,7 +148,7 @@ class Queue:
         self.inspects = False  # whether contents are inspected; set by QueueRegistry.configure
         self.validates = False  # whether invalid envelopes are dead-lettered immediately
         self.is_bounded = False  # whether the queue may refuse a message
-        self.stop_reason: str | None = None  # why the entire broker refuses messages
+        self.stop: Refusal | None = None  # why the entire broker refuses messages
         self.consumers: dict[Connection, Consumer] = {}
         self.waiting_consumers: deque[Consumer] = deque()  # consumers with free credit, in order
         self.window: ReadyWindow | None = None
@@ -152,9 +158,8 @@ class Queue:
         self.claimed = 0  # dispatched messages held by subscriptions
         self.claimed_bytes = 0
         self.publish_share: Any = None  # a QueueShare once publishers compete with consumers
-        self.parked = OrderedSet[
-            Connection
-        ]()  # publishers waiting for the queue to accept messages
+        # publishers waiting for the queue to accept messages
+        self.parked = OrderedSet[Connection]()
         self.counters = QueueCounters()
         self.dead_by_reason: dict[str, int] = {}  # counters.dead, broken down by reason
         self.records: dict[int, int] | None = None  # live dead letters by queue_id of their source
@@ -181,20 +186,20 @@ class Queue:
         self.records = self.records or {}
         self.records[source_id] = self.records.get(source_id, 0) + change
 
-    def refusal(self, number: int = 1, size: int = 1) -> str | None:
+    def refusal(self, number: int = 1, size: int = 1) -> Refusal | None:
         """Return why the queue currently refuses ``number`` messages of ``size`` bytes, or None.
 
         A single message may exceed the remaining bytes.
         """
         settings, row = self.settings, self.row
-        if self.stop_reason is not None:
-            return self.stop_reason
+        if self.stop is not None:
+            return self.stop
         if settings.publishing_paused:
-            return "paused"
+            return reasons.PAUSED
         if settings.max_messages and row.live_count + number > settings.max_messages:
-            return "queue full: messages"
+            return reasons.FULL_OF_MESSAGES
         if settings.max_bytes and row.live_bytes + size > settings.max_bytes:
-            return "queue full: bytes"
+            return reasons.FULL_OF_BYTES
         return None
 
 

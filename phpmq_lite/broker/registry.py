@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from phpmq_lite.broker.queue import Queue, effective_settings
-from phpmq_lite.model import Batch, Limits, QueueRow, has_room
+from phpmq_lite.broker.reasons import PublishBlock, Refusal, refusal_of_records
+from phpmq_lite.model import Batch, Limits, QueueRow, RecoveredState, has_room
 from phpmq_lite.queue_settings import (
     DEAD_LETTER_SUFFIX,
     QueueSettings,
@@ -22,29 +23,19 @@ REMOVED_QUEUES: Final = 10  # number of removed queues with rows, as a multiple 
 REMOVED: Final = "removed"  # settings key that marks the row of a removed queue
 
 
-class PublishBlock(NamedTuple):
-    """Why the broker refuses messages for all queues."""
-
-    code: str  # error code carried by RefusedError
-    reason: str  # fixed text for receipts and counters
-    detail: str  # human-readable text that includes the limits
-    is_bare: bool  # whether to refuse even messages that acknowledgements are waiting for
-
-
 class QueueRegistry:
     """All queues in memory.  Changes are recorded in ``batch``, the open batch."""
 
     def __init__(self, limits: Limits, defaults: QueueSettings, *, has_inspector: bool) -> None:
         self.batch = Batch(0)
         self.queues: dict[str, Queue] = {}
-        self.by_id: dict[int, Queue] = {}
+        self.queues_by_id: dict[int, Queue] = {}
         self.publishing_stop: PublishBlock | None = None
         self.removed: dict[str, QueueRow] = {}  # kept because the history refers to these rows
         self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
         self.next_queue_id = 1
-        self.limited: dict[
-            str, tuple[int, str]
-        ] = {}  # what limits.max_queues did: times, last name
+        # what limits.max_queues did: how often, and the last queue's name
+        self.limited: dict[str, tuple[int, str]] = {}
         self._limits = limits
         self._defaults = defaults
         self._has_inspector = has_inspector  # if False, contents are never inspected
@@ -83,22 +74,30 @@ class QueueRegistry:
             self.batch.configured.append(row)
         return self._add(row)
 
-    def load(self, row: QueueRow) -> None:
-        """Load a queue's stored row into memory; for a removed queue, keep only the row."""
-        if REMOVED in row.own:
-            self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
-            self.removed[row.name] = row
-        else:
-            self._add(row)
+    def load(self, stored: RecoveredState) -> None:
+        """Load the stored queues into memory; of a removed queue, keep only the row."""
+        self.next_queue_id = stored.counters.get("next_queue_id", 1)
+        for row in stored.queues:
+            if REMOVED in row.own:
+                self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
+                self.removed[row.name] = row
+            else:
+                self._add(row)
+        for queue_id, count, size in stored.pipeline.held:
+            if (queue := self.queues_by_id.get(queue_id)) is not None:
+                queue.held = queue.claimed = count
+                queue.held_bytes = queue.claimed_bytes = size
+        for queue_id, source_id, count in stored.records:
+            self.queues_by_id[queue_id].count_record(source_id, count)
 
     def _add(self, row: QueueRow) -> Queue:
         self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
         queue = Queue(row, self._defaults)
         stop = self.publishing_stop
-        queue.stop_reason = None if stop is None else stop.reason
+        queue.stop = None if stop is None else stop.refusal
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] += 1
-        self.queues[row.name] = self.by_id[row.queue_id] = queue
+        self.queues[row.name] = self.queues_by_id[row.queue_id] = queue
         self._count_own_dead_letter_queue(row.name, -1)
         self.configure(queue)
         return queue
@@ -110,7 +109,7 @@ class QueueRegistry:
         self.removed[row.name] = row
         self.batch.configured.append(row)
         self._count_own_dead_letter_queue(row.name, 1)
-        del self.queues[row.name], self.by_id[row.queue_id]
+        del self.queues[row.name], self.queues_by_id[row.queue_id]
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] -= 1
         self.batch.to_resume |= queue.parked  # publishers, when resumed, recreate the queue
@@ -247,14 +246,14 @@ class QueueRegistry:
 
     def dead_letter_refusal(
         self, queue: Queue, number: int = 1, size: int = 1
-    ) -> tuple[Queue, str] | None:
+    ) -> tuple[Queue, Refusal] | None:
         """Return the dead-letter queue and why that refuses a record, or None if it accepts one.
 
         Creates the dead-letter queue if it does not exist.
         """
         target = self.dead_letter_queue(queue)
-        reason = target.refusal(number, size)
-        return None if reason is None else (target, f"dead-letter queue {reason}")
+        refusal = target.refusal(number, size)
+        return None if refusal is None else (target, refusal_of_records(refusal))
 
     # -- waiting publishers
 
@@ -262,15 +261,9 @@ class QueueRegistry:
         """Refuse messages in all queues for lack of space, or accept them if ``stop`` is None."""
         self.publishing_stop = stop
         for queue in self.queues.values():
-            queue.stop_reason = None if stop is None else stop.reason
+            queue.stop = None if stop is None else stop.refusal
             _update_is_bounded(queue)
             self.wake_publishers(queue)
-
-    def refusal_code(self, reason: str) -> str:
-        """Return the RefusedError code for a reason from ``Queue.refusal``."""
-        if self.publishing_stop is not None:
-            return self.publishing_stop.code
-        return "paused" if reason.endswith("paused") else "queue_full"
 
     def wake_publishers(self, queue: Queue) -> None:
         """Wake publishers that wait for this queue, if it accepts messages again."""
@@ -282,6 +275,6 @@ class QueueRegistry:
 def _update_is_bounded(queue: Queue) -> None:
     """Set whether ``Queue.refusal`` must be called for each message; most queues do not need it."""
     settings = queue.settings
-    queue.is_bounded = queue.stop_reason is not None or bool(
+    queue.is_bounded = queue.stop is not None or bool(
         settings.publishing_paused or settings.max_messages or settings.max_bytes
     )

@@ -6,25 +6,22 @@ letter are in ``dead_letters.py``.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
+from phpmq_lite.broker import reasons
+from phpmq_lite.broker.broker import Broker, QueueRun
 from phpmq_lite.broker.dead_letters import dead_letter, settle_dead
 from phpmq_lite.broker.queue import Consumer, Queue
-from phpmq_lite.broker.state import BrokerState, QueueRun
-from phpmq_lite.broker.state_table import DELETED, EXPIRED, StateEvent
+from phpmq_lite.broker.state_table import ACKED, DELETED, EXPIRED, StateEvent
 from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
+from phpmq_lite.operator_actions import Action
 from phpmq_lite.writes import EraseBody
-
-MAX_DELIVERIES: Final = "max_deliveries"
-CREDIT_REPLACED: Final = "credit replaced"
-NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues prevented creation of the target queue
 
 # -- publish
 
 
 def publish(
-    state: BrokerState,
+    core: Broker,
     queue: Queue,
     body: bytes,
     ttl_s: int | None,
@@ -37,44 +34,44 @@ def publish(
     dead-lettered at once; the caller has checked with ``dead_letter_refusal`` that its record can
     be stored.
     """
-    created = state.create_messages(((queue, 1),), (body,), (ttl_s,), publisher)
+    created = core.create_messages(((queue, 1),), (body,), (ttl_s,), publisher)
     message = created[0]
     if queue.inspects:
-        inspection = index_content(state, message, queue, body, inspection)
+        inspection = index_content(core, message, queue, body, inspection)
     if inspection is not None and inspection.reason is not None and queue.validates:
-        made = inspection.record
-        content = None if made is None else made[1].replace(made[0], message.message_id, 1)
+        record = inspection.record
+        content = None if record is None else record[1].replace(record[0], message.message_id, 1)
         settle_dead(
-            state, message, inspection.reason, body, detail=inspection.detail, content=content
+            core, message, inspection.reason, body, detail=inspection.detail, content=content
         )
     else:
-        state.add_to_window(queue, created, (body,))
+        core.add_to_window(queue, created, (body,))
     return message
 
 
 def publish_run(
-    state: BrokerState,
+    core: Broker,
     runs: Sequence[QueueRun],
     bodies: Sequence[bytes],
     ttls: Sequence[int | None],
     publisher: int,
 ) -> None:
     """Store new messages like ``publish``, but only in queues that do not validate content."""
-    created = state.create_messages(runs, bodies, ttls, publisher)
+    created = core.create_messages(runs, bodies, ttls, publisher)
     at = 0
     for queue, count in runs:
         end = at + count
-        some, contents = created[at:end], bodies[at:end]
+        messages, contents = created[at:end], bodies[at:end]
         if queue.inspects:
-            for message, body in zip(some, contents, strict=True):
+            for message, body in zip(messages, contents, strict=True):
                 if queue.is_dead_letter_queue or body.startswith(b"{"):
-                    index_content(state, message, queue, body, None)
-        state.add_to_window(queue, some, contents)
+                    index_content(core, message, queue, body, None)
+        core.add_to_window(queue, messages, contents)
         at = end
 
 
 def restore(
-    state: BrokerState,
+    core: Broker,
     old: Message,
     body: bytes,
     queue: Queue,
@@ -82,118 +79,122 @@ def restore(
     deadline_ms: int | None,
 ) -> Message:
     """Store a deleted message as a new message at its old position in ``queue``."""
-    seq = state.take_number()
+    seq = core.take_number()
     message = Message(
-        seq, state.take_token(), queue.queue_id, old.position, int(State.READY), ttl_s, deadline_ms,
+        seq, core.take_token(), queue.queue_id, old.position, int(State.READY), ttl_s, deadline_ms,
         old.published_at, None, None, 0, 0, len(body), checksum(seq, body), old.publisher, None,
         old.indexed, old.source,
     )  # fmt: skip
-    batch = state.batch
+    batch = core.batch
     batch.created.append(message)
     batch.bodies.append(body)
     batch.created_bytes += len(body)
     queue.counters.restored += 1
-    state.note_deadline(deadline_ms)
-    state.record_event(old, "restore", message.message_id.decode())
-    state.record_event(message, "restore", old.message_id.decode())
-    _add_counts(state, message, queue)
+    core.note_deadline(deadline_ms)
+    core.record_event(old, Action.RESTORE, message.message_id.decode())
+    core.record_event(message, Action.RESTORE, old.message_id.decode())
+    _add_counts(core, message, queue)
     queue.claimed_to = min(queue.claimed_to, message.position - 1)
     window = queue.window
     if window is not None:
-        if len(body) <= state.free_body_bytes(window):
+        if len(body) <= core.free_body_bytes(window):
             message.body = body
         if window.insert(message):
-            state.messages[seq] = message
-        state.needs_dispatch[queue.queue_id] = queue
+            core.messages[seq] = message
+        core.needs_dispatch[queue.queue_id] = queue
     return message
 
 
 # -- return to the queue
 
 
-def return_message(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
-    """Return a held message to its old position, or dead-letter it after ``max_deliveries``."""
-    queue = state.by_id[message.queue_id]
-    state.detach(message, queue)
+def return_message(core: Broker, message: Message, cause: str | None, *, is_charged: bool) -> None:
+    """Return a held message to its old position, or dead-letter it after ``max_deliveries``.
+
+    Without a ``cause``, no event is recorded.
+    """
+    queue = core.queues_by_id[message.queue_id]
+    core.detach(message, queue)
     queue.counters.returned += 1
-    if detail != CREDIT_REPLACED:  # its consumer is there, and did not fail
-        state.record_event(message, StateEvent.RETURN, detail)
+    if cause is not None:
+        core.record_event(message, StateEvent.RETURN, cause)
     if is_charged:
         message.charged += 1
-        state.batch.changed[message.seq] = message  # in case it is settled in this batch
-    _give_back(state, message, queue)
+        core.batch.changed[message.seq] = message  # in case it is settled in this batch
+    _give_back(core, message, queue)
 
 
-def _give_back(state: BrokerState, message: Message, queue: Queue) -> None:
+def _give_back(core: Broker, message: Message, queue: Queue) -> None:
     """Return a message to its position, or dead-letter it after ``max_deliveries``."""
     if queue.is_used_up(message):
-        dead_letter(state, message, MAX_DELIVERIES)
+        dead_letter(core, message, reasons.MAX_DELIVERIES)
     else:
-        state.make_ready(message, queue)
+        core.make_ready(message, queue)
 
 
-def dead_letter_exhausted(state: BrokerState, messages: Iterable[Message], queue: Queue) -> None:
+def dead_letter_exhausted(core: Broker, messages: Iterable[Message], queue: Queue) -> None:
     """Dead-letter those ready messages that have reached ``max_deliveries``, which was lowered."""
     limit = queue.settings.max_deliveries
-    for message in [one for one in messages if 0 < limit <= one.charged]:
-        dead_letter(state, message, MAX_DELIVERIES)
+    for message in list(messages):
+        if 0 < limit <= message.charged:
+            dead_letter(core, message, reasons.MAX_DELIVERIES)
 
 
-def undo_dispatch(state: BrokerState, message: Message) -> None:
+def undo_dispatch(core: Broker, message: Message) -> None:
     """Undo a dispatch that was not sent because the message expired or its consumer left."""
-    queue = state.by_id[message.queue_id]
-    state.detach(message, queue)
+    queue = core.queues_by_id[message.queue_id]
+    core.detach(message, queue)
     message.deliveries -= 1
     if message.deliveries == 0:
         message.first_dispatched_at = message.last_dispatched_at = message.consumer = None
-    _give_back(state, message, queue)
+    _give_back(core, message, queue)
 
 
-def release(state: BrokerState, message: Message, detail: str) -> None:
+def release(core: Broker, message: Message, detail: str) -> None:
     """Return a held message to its position for an operator, without counting a failed delivery.
 
     Its former holder may still acknowledge it while no other consumer holds it.
     """
-    queue = state.by_id[message.queue_id]
-    state.detach(message, queue)
+    queue = core.queues_by_id[message.queue_id]
+    core.detach(message, queue)
     queue.counters.returned += 1
-    state.record_event(message, StateEvent.RELEASE, detail)
-    _give_back(state, message, queue)
+    core.record_event(message, StateEvent.RELEASE, detail)
+    _give_back(core, message, queue)
 
 
-def requeue(state: BrokerState, message: Message, ttl_s: int) -> None:
+def requeue(core: Broker, message: Message, ttl_s: int) -> None:
     """Move a message to the end of its queue, or dead-letter it after ``max_deliveries``."""
-    queue = state.by_id[message.queue_id]
+    queue = core.queues_by_id[message.queue_id]
     was_held = message.holder is not None
-    state.detach(message, queue)
+    core.detach(message, queue)
     queue.counters.requeued += 1
-    state.record_event(message, StateEvent.REQUEUE)
+    core.record_event(message, StateEvent.REQUEUE)
     if was_held:
         message.charged += 1
-        state.batch.changed[message.seq] = message  # in case it is settled in this batch
+        core.batch.changed[message.seq] = message  # in case it is settled in this batch
     if queue.is_used_up(message):
-        dead_letter(state, message, MAX_DELIVERIES)
+        dead_letter(core, message, reasons.MAX_DELIVERIES)
         return
-    state.set_ttl(message, ttl_s)
-    state.make_ready_at_end(message, queue)
+    core.set_ttl(message, ttl_s)
+    core.make_ready_at_end(message, queue)
 
 
-def requeue_uncharged(state: BrokerState, message: Message, ttl_s: int | None, detail: str) -> None:
+def requeue_uncharged(core: Broker, message: Message, ttl_s: int | None, detail: str) -> None:
     """Move a message to the end of its queue for an operator; keep the deadline if TTL is None."""
-    queue = state.by_id[message.queue_id]
-    state.detach(message, queue)
+    queue = core.queues_by_id[message.queue_id]
+    core.detach(message, queue)
     queue.counters.requeued += 1
     queue.counters.requeued_operator += 1
-    state.record_event(message, StateEvent.REQUEUE, detail)
+    core.record_event(message, StateEvent.REQUEUE, detail)
     if ttl_s is not None:
-        state.set_ttl(message, ttl_s)
-    state.make_ready_at_end(message, queue)
+        core.set_ttl(message, ttl_s)
+    core.make_ready_at_end(message, queue)
 
 
 def remove_consumer(
-    state: BrokerState,
+    core: Broker,
     consumer: Consumer,
-    detail: str,
+    cause: str | None,
     *,
     charged: Message | None = None,
     is_leaving: bool = True,
@@ -207,104 +208,103 @@ def remove_consumer(
     del queue.consumers[connection]
     consumer.credit = 0
     if is_leaving and not queue.consumers:
-        state.close_window(queue)
+        core.close_window(queue)
     for message in list(consumer.held.values()):
         if message.is_sent:
-            return_message(state, message, detail, is_charged=message is charged)
+            return_message(core, message, cause, is_charged=message is charged)
         else:
-            undo_dispatch(state, message)
+            undo_dispatch(core, message)
     if consumer.is_waiting:
         queue.waiting_consumers.remove(consumer)
-    state.trim_window(queue)
+    core.trim_window(queue)
 
 
 # -- to another queue
 
 
-def forward(state: BrokerState, message: Message, target: Queue) -> None:
+def forward(core: Broker, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue, with that queue's default TTL."""
-    _change_queue(state, message, target, StateEvent.FORWARD).counters.forwarded += 1
-    state.set_ttl(message, target.settings.default_ttl_s)
-    state.make_ready_at_end(message, target)
+    _change_queue(core, message, target, StateEvent.FORWARD).counters.forwarded += 1
+    core.set_ttl(message, target.settings.default_ttl_s)
+    core.make_ready_at_end(message, target)
 
 
-def move(state: BrokerState, message: Message, target: Queue) -> None:
+def move(core: Broker, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue, keeping its id and deadline."""
-    _change_queue(state, message, target, StateEvent.MOVE).counters.moved += 1
-    state.make_ready_at_end(message, target)
+    _change_queue(core, message, target, StateEvent.MOVE).counters.moved += 1
+    core.make_ready_at_end(message, target)
 
 
-def move_back(state: BrokerState, message: Message, target: Queue, position: int) -> None:
+def move_back(core: Broker, message: Message, target: Queue, position: int) -> None:
     """Move a ready message back to its earlier position, which no other message can have taken."""
-    _change_queue(state, message, target, StateEvent.PLACE)
+    _change_queue(core, message, target, StateEvent.PLACE)
     message.queue_id, message.position = target.queue_id, position
-    state.make_ready(message, target)
+    core.make_ready(message, target)
 
 
-def _change_queue(state: BrokerState, message: Message, target: Queue, event: StateEvent) -> Queue:
+def _change_queue(core: Broker, message: Message, target: Queue, event: StateEvent) -> Queue:
     """Move a ready message's counts from its queue to ``target``; return the old queue."""
-    queue = state.by_id[message.queue_id]
-    state.detach(message, queue)
-    state.subtract_counts(message, queue)
-    state.record_event(message, event, f"{queue.name} to {target.name}")
-    _add_counts(state, message, target)
+    queue = core.queues_by_id[message.queue_id]
+    core.detach(message, queue)
+    core.subtract_counts(queue, 1, message.size)
+    if (source_id := message.source.queue_id) is not None:
+        queue.count_record(source_id, -1)
+    core.record_event(message, event, f"{queue.name} to {target.name}")
+    _add_counts(core, message, target)
     return queue
 
 
-def _add_counts(state: BrokerState, message: Message, queue: Queue) -> None:
+def _add_counts(core: Broker, message: Message, queue: Queue) -> None:
     queue.row.live_count += 1
     queue.row.live_bytes += message.size
     if (source_id := message.source.queue_id) is not None:
         queue.count_record(source_id, 1)
-    state.batch.queue_rows[queue.queue_id] = queue.row
+    core.batch.queue_rows[queue.queue_id] = queue.row
 
 
 # -- settle
 
 
-def acknowledge(state: BrokerState, message: Message, queue: Queue) -> None:
-    """Settle a message as acked; ``acknowledge_held`` settles many at once."""
-    state.detach(message, queue)
-    state.messages.pop(message.seq, None)
-    state.record_hold_time(message, queue)
-    state.settle_acked([message.seq])
-    if (source_id := message.source.queue_id) is not None:
-        queue.count_record(source_id, -1)
-    state.count_acked(queue, 1, message.size)
+def acknowledge(core: Broker, message: Message) -> None:
+    """Settle a message as acked; ``commands.acknowledge_held`` settles many at once."""
+    queue = core.queues_by_id[message.queue_id]
+    core.record_hold_time(message, queue)
+    core.settle(message, ACKED, None)
+    queue.counters.acked += 1
 
 
-def delete(state: BrokerState, message: Message, reason: str) -> None:
+def delete(core: Broker, message: Message, reason: str) -> None:
     """Settle a message as deleted; the history keeps what is needed to restore it."""
-    state.by_id[message.queue_id].counters.deleted += 1
-    state.settle(message, DELETED, reason)
+    core.queues_by_id[message.queue_id].counters.deleted += 1
+    core.settle(message, DELETED, reason)
 
 
-def erase(state: BrokerState, message: Message, detail: str) -> None:
+def erase(core: Broker, message: Message, detail: str) -> None:
     """Permanently remove the body of a settled message, but keep its history row."""
-    state.batch.writes.append(EraseBody(message.seq))
-    state.record_event(message, "erase", detail)
+    core.batch.writes.append(EraseBody(message.seq))
+    core.record_event(message, Action.ERASE, detail)
 
 
-def expire(state: BrokerState, message: Message) -> None:
+def expire(core: Broker, message: Message) -> None:
     """Apply ``on_expire`` to a ready message whose deadline has passed.
 
     What is forwarded or dead-lettered counts only as that.
     """
-    queue = state.by_id[message.queue_id]
+    queue = core.queues_by_id[message.queue_id]
     on_expire = queue.settings.on_expire
     if on_expire == "dead_letter":
-        dead_letter(state, message, "expired")
+        dead_letter(core, message, reasons.EXPIRED)
         return
     if on_expire.startswith("forward:"):
         name = on_expire.removeprefix("forward:")
-        target = state.registry.get_or_create(name, queue.row.created_by)
+        target = core.registry.get_or_create(name, queue.row.created_by)
         if target is None:
-            state.registry.note_limited("dead_lettered_not_forwarded", name)
-            dead_letter(state, message, NOT_FORWARDED)
+            core.registry.note_limited("dead_lettered_not_forwarded", name)
+            dead_letter(core, message, reasons.NOT_FORWARDED)
             return
         if target is not queue:
-            forward(state, message, target)
+            forward(core, message, target)
             return
     queue.counters.expired += 1
     queue.counters.expired_never += not message.deliveries
-    state.settle(message, EXPIRED, None)
+    core.settle(message, EXPIRED, None)

@@ -1,15 +1,15 @@
 """Validation of content published to ``envelope`` queues, and indexing of message fields.
 
 Validation takes 0.1 s for 1 MiB, so large contents, and contents beyond what one batch may validate
-(``BrokerState.can_inspect_inline``), are validated in the background before their batch.
+(``Broker.can_inspect_inline``), are validated in the background before their batch.
 """
 
 from collections.abc import Callable
 from typing import Final
 
 from phpmq_lite.broker import dead_letters
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.model import (
     NOT_INDEXED,
     DeadLetterCause,
@@ -25,7 +25,7 @@ NO_ENVELOPE: Final = EnvelopeInspection(NOT_INDEXED)
 
 
 def validate(
-    state: BrokerState, queue: Queue, body: bytes, validated: ValidatedPublish | None = None
+    core: Broker, queue: Queue, body: bytes, validated: ValidatedPublish | None = None
 ) -> EnvelopeInspection | None:
     """Return the verdict on content, or None if it must be validated in the background.
 
@@ -33,27 +33,27 @@ def validate(
     """
     if validated is not None and validated.settings is queue.settings:
         return validated.inspection
-    if not state.can_inspect_inline(len(body)):
+    if not core.can_inspect_inline(len(body)):
         return None
-    inspector = state.inspector
+    inspector = core.inspector
     inspection = NO_ENVELOPE if inspector is None else inspector.validate(body, queue.settings)
     if inspection.reason is not None:
-        state.batch.inspected_bytes += len(body)  # counts twice: a record is created as well
+        core.batch.inspected_bytes += len(body)  # counts twice: a record is created as well
     return inspection
 
 
 def background_validation(
-    state: BrokerState, queue: Queue, body: bytes
+    core: Broker, queue: Queue, body: bytes
 ) -> Callable[[], ValidatedPublish]:
     """Return a function that validates content in a thread and creates a record if needed."""
-    name, settings, at_ms = queue.name, queue.settings, state.now.wall_ms
-    placeholder = placeholder_id(state)
-    return lambda: validate_with(state.inspector, name, settings, body, at_ms, placeholder)
+    name, settings, at_ms = queue.name, queue.settings, core.now.wall_ms
+    placeholder = placeholder_id(core)
+    return lambda: validate_with(core.inspector, name, settings, body, at_ms, placeholder)
 
 
-def placeholder_id(state: BrokerState) -> bytes:
+def placeholder_id(core: Broker) -> bytes:
     """Return a random id to use in a record until the message has its own."""
-    return b"%016x%016x" % (state.take_token(), state.take_token())
+    return b"%016x%016x" % (core.take_token(), core.take_token())
 
 
 def validate_with(
@@ -76,22 +76,22 @@ def validate_with(
 
 
 def index_content(
-    state: BrokerState,
+    core: Broker,
     message: Message,
     queue: Queue,
     body: bytes,
-    known: EnvelopeInspection | None,
+    inspected: EnvelopeInspection | None,
 ) -> EnvelopeInspection | None:
     """Set a new message's indexed fields; return the verdict on its content, or None.
 
-    ``known`` is the result of an earlier inspection of its content.
+    ``inspected`` is the result of an earlier inspection of its content.
     """
-    inspector = state.inspector
-    inspection = known
-    indexed = None if known is None else known.indexed
-    if known is None and inspector is not None:
+    inspector = core.inspector
+    inspection = inspected
+    indexed = None if inspected is None else inspected.indexed
+    if inspected is None and inspector is not None:
         if queue.is_dead_letter_queue:
-            dead_letters.link_record(state, message, body)
+            dead_letters.link_record(core, message, body)
         if queue.validates:
             inspection = inspector.validate(body, queue.settings)
             indexed = inspection.indexed
@@ -103,7 +103,7 @@ def index_content(
         and not queue.is_dead_letter_queue
         and len(body) <= INSPECTED_BYTES_MAX
     ):
-        dead_letters.link_record_of_consumer(state, message, body)
+        dead_letters.link_record_of_consumer(core, message, body)
     if indexed is not None:
         message.indexed = indexed
     return inspection

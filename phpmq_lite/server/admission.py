@@ -24,23 +24,20 @@ TOO_MANY_OF_ADDRESS: Final = "too many connections from this address"
 
 def max_connections(settings: Settings, files: int | None) -> int:
     """Return how many PHPMQ connections ``files`` descriptors allow; None means any number."""
-    wanted = settings.limits.connections
+    limit = settings.limits.connections
     if files is None:
-        return wanted
-    return max(1, min(wanted, (files - SPARE_FILES) // _files_per_connection(settings)))
+        return limit
+    return max(1, min(limit, (files - SPARE_FILES) // _files_per_connection(settings)))
 
 
 def max_http_connections(settings: Settings) -> int:
     """Return how many admin connections are possible in addition to all PHPMQ connections."""
-    wanted, files, each = (
-        settings.limits.http_connections,
-        open_files(),
-        _files_per_connection(settings),
-    )
+    limit, files = settings.limits.http_connections, open_files()
     if files is None:
-        return wanted
-    left = files - each * max_connections(settings, files) - SPARE_FILES // 2
-    return min(wanted, max(8, left // each))
+        return limit
+    each = _files_per_connection(settings)
+    remaining = files - each * max_connections(settings, files) - SPARE_FILES // 2
+    return min(limit, max(8, remaining // each))
 
 
 def _files_per_connection(settings: Settings) -> int:
@@ -121,8 +118,18 @@ class Admission:
     so that peers that reconnect at once do not close those whose request is on its way.
     """
 
-    __slots__ = ("_allow", "_counts", "_now_s", "_per_address", "_per_loopback", "_places",
-                 "_reserved", "_total", "given_up", "refused")  # fmt: skip
+    __slots__ = (
+        "_allow",
+        "_counts",
+        "_now_s",
+        "_per_address",
+        "_per_loopback",
+        "_places",
+        "_reserved",
+        "_total",
+        "given_up",
+        "refused",
+    )
 
     def __init__(
         self,
@@ -189,8 +196,8 @@ class Admission:
 
     def rest(self, place: Place) -> None:
         """Record that a connection has become idle just now."""
-        if (found := self._places.pop(place, None)) is not None:
-            self._places[place] = found[0], self._now_s()
+        if (entry := self._places.pop(place, None)) is not None:
+            self._places[place] = entry[0], self._now_s()
 
     def leave(self, address: str | None, place: Place | None = None) -> None:
         """Remove an admitted connection from the count, unless it was closed to make room."""

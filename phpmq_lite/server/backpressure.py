@@ -294,6 +294,12 @@ def idle_sessions(
     return sorted(silent, key=lambda session: session.last_read_at)
 
 
+def exclude_pause(session: TimedSession, seconds: float) -> None:
+    """Extend the frame timeout of a session that was not read because reading is paused."""
+    if session.paused and session.frame_began_at is not None:
+        session.frame_began_at += seconds
+
+
 def exclude_time(session: TimedSession, seconds: float) -> None:
     """Extend a session's timeouts by the time during which the process was suspended."""
     session.last_read_at += seconds

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
+from phpmq_lite.broker import batches, commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl
 from phpmq_lite.broker.queue import Connection
@@ -286,6 +287,11 @@ class Engine:
         if self._commit is not None:
             await self.yielded.wait()
 
+    def take_clock_doubt(self) -> tuple[int, int]:
+        """Return by how many ms the clock is in doubt, and since which message; end the doubt."""
+        away_ms, self.clock.doubt_ms = self.clock.doubt_ms, 0
+        return away_ms, self.clock.doubt_number
+
     def stop(self) -> None:
         """End ``run`` once all submitted commands are stored and answered."""
         self.is_stopping = True
@@ -328,9 +334,11 @@ class Engine:
         commit = self._commit
         if commit is None:
             return bool(
-                self.waiting or self._loaded is not None or self.core.needs_batch
+                self.waiting
+                or self._loaded is not None
+                or self.core.needs_batch
                 or (self._open is not None and not self._delays_commit)
-            )  # fmt: skip
+            )
         if commit.done.done():
             return True
         if not self._may_decide:
@@ -371,7 +379,7 @@ class Engine:
             self._handle_clock_change(now)
         batch = self._open
         if batch is None:
-            batch = self._open = core.begin(now, self._loaded)
+            batch = self._open = batches.begin(core, now, self._loaded)
             self._loaded = None
             self._ack_delay.start(self._loop.time())
             retried, self._retried = self._retried, []
@@ -383,7 +391,7 @@ class Engine:
             if self._is_full(batch):
                 break
             inbox.popleft()(core)
-        core.dispatch()
+        batches.dispatch(core)
         inbox += self.flow_control.take_ready()
         if batch.sends:
             self._send_stored(batch)
@@ -432,7 +440,7 @@ class Engine:
         """Pass the open batch to the writer, or return the batch if it has nothing to store."""
         if self._open is None:
             return None
-        batch = self.core.finish()
+        batch = batches.finish(self.core)
         self._open = None
         if not (batch.stores or batch.loads):
             if batch.sends:  # receipts for messages that were stored earlier
@@ -488,8 +496,8 @@ class Engine:
             reply(value)
         for connection in batch.to_resume:
             connection.peer.resume()
-        for work, use in batch.background:
-            self._background.run(work, use)
+        for work, on_result in batch.background:
+            self._background.run(work, on_result)
         self._run_maintenance(is_idle=False)  # needed even if everything was refused
 
     def _send(
@@ -501,7 +509,7 @@ class Engine:
     ) -> None:
         unsent = connection.peer.send(dispatches, receipts, now_ms)
         if unsent:
-            self.submit_first(lambda core: core.undo_dispatches(connection, unsent))
+            self.submit_first(lambda core: commands.undo_dispatches(core, connection, unsent))
 
     def _call_taps(self, batch: Batch) -> None:
         """Pass a batch to the taps; remove a tap that fails."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from phpmq_lite.broker.state import ACKED_KEY
+from phpmq_lite.broker.state_table import ACKED_KEY
 from phpmq_lite.model import Batch
 
 _ACK_DELAY_S: Final = 0.0009  # uvloop's timers are set in whole ms, so they fire after this delay
@@ -81,16 +81,16 @@ class BackgroundThread:
         self._submit = submit
         self._executor = ThreadPoolExecutor(1, "background")  # threads compete for the GIL
 
-    def run(self, work: Callable[[], Any], use: Callable[[Any], None]) -> None:
-        """Call ``work`` in the thread, then ``use`` with the result in a later batch."""
+    def run(self, work: Callable[[], Any], on_result: Callable[[Any], None]) -> None:
+        """Call ``work`` in the thread, then ``on_result`` with the result in a later batch."""
         self.pending += 1
         future = asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-        def take(_core: Any) -> None:
+        def finish(_core: Any) -> None:
             self.pending -= 1
-            use(future.result())  # a failure ends the engine
+            on_result(future.result())  # a failure ends the engine
 
-        future.add_done_callback(lambda _: self._submit(take))
+        future.add_done_callback(lambda _: self._submit(finish))
 
     def close(self) -> None:
         """Cancel work that has not started, because the process would wait for it at exit."""

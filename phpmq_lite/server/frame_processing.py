@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
-from phpmq_lite.broker.broker import Broker, CommandResult
+from phpmq_lite.broker import commands, reasons
+from phpmq_lite.broker.broker import Broker, QueueRun
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.queue import CREDIT_CHANGE_MS, Connection, Queue
-from phpmq_lite.broker.state import QueueRun
 from phpmq_lite.model import ValidatedPublish
 from phpmq_lite.protocol.frames import (
     Acknowledge,
@@ -136,7 +137,7 @@ class FrameProcessor:
     def process(self, core: Broker) -> None:
         """Pass frames to the core in order, until one must wait or the batch is full."""
         self._is_queued = False
-        frames, batch, connection = self._frames, core.state.batch, self._session.connection
+        frames, batch, connection = self._frames, core.batch, self._session.connection
         if connection is None or not connection.is_open:
             self.clear()
             self._session.on_processed(core)
@@ -204,7 +205,7 @@ class FrameProcessor:
             ahead = [*islice(self._frames, _PRELOADED)]
             ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
             keys = [(f.queue, f.key) for f in ahead if isinstance(f, Publish) and f.key is not None]
-            core.preload([end.message_id for end in ends], keys)
+            commands.preload(core, [end.message_id for end in ends], keys)
             self._process_in_next_batch()
             return True
         if result is CommandResult.WAIT:  # later dead letters may wait together with this one
@@ -217,7 +218,7 @@ class FrameProcessor:
             return True
         if result is CommandResult.VALIDATE and isinstance(frame, Publish):
             self._is_queued = True  # later frames wait for the validation
-            core.validate_in_background(frame.queue, frame.content, self._on_validated)
+            commands.validate_in_background(core, frame.queue, frame.content, self._on_validated)
             return True
         if result is CommandResult.DELAY:
             self._is_queued = True  # later frames wait, too
@@ -232,10 +233,10 @@ class FrameProcessor:
     def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
         """Park a publish until its queue accepts it; clients that also consume continue slowly."""
         if self._session.is_ending:  # the client is no longer waiting
-            core.refused["connection ended"] += 1
+            core.refused[reasons.CONNECTION_ENDED] += 1
         elif self._is_forced:
             piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
-            result = core.force_publish(connection, *piece)
+            result = commands.force_publish(core, connection, *piece)
             if result in (CommandResult.VALIDATE, CommandResult.CLOSE):
                 return self._must_stop(core, connection, frame, result)
             self._is_forced = False
@@ -276,43 +277,43 @@ def apply_frame(
     """Pass one frame to the core, with the result of validating its content, if available."""
     match frame:
         case Publish():
-            return core.publish(
-                connection, frame.queue, frame.content, frame.ttl_s, frame.key, validated
+            return commands.publish(
+                core, connection, frame.queue, frame.content, frame.ttl_s, frame.key, validated
             )
         case Acknowledge():
-            return core.acknowledge(connection, frame.queue, frame.message_id)
+            return commands.acknowledge_late(core, connection, frame.queue, frame.message_id)
         case Consume():
-            return core.consume(connection, frame.queue, frame.count)
+            return commands.consume(core, connection, frame.queue, frame.count)
         case Requeue():
-            return core.requeue(connection, frame.queue, frame.message_id, frame.ttl_s)
+            return commands.requeue(core, connection, frame.queue, frame.message_id, frame.ttl_s)
         case DeadLetter():
-            return core.dead_letter(connection, frame.queue, frame.message_id)
+            return commands.dead_letter(core, connection, frame.queue, frame.message_id)
 
 
 def apply_frames(
     core: Broker,
     connection: Connection,
     frames: deque[ClientFrame],
-    most: int,
+    limit: int,
     quota: PublishQuota,
 ) -> tuple[int, int]:
     """Remove the first frames that need no individual checks and pass them to the core as one run.
 
     A run consists of publish or acknowledgement frames, for any queues.  Return the number of
-    frames passed, which ``most`` and ``quota`` limit, and the total size of their contents.  Pass
+    frames passed, which ``limit`` and ``quota`` limit, and the total size of their contents.  Pass
     the next frame to ``apply_frame``.
     """
     first = frames[0]
     count = size = 0
     if type(first) is Acknowledge:
-        count = core.acknowledge_run(connection, _acknowledgements(frames, most))
+        count = commands.acknowledge_held(core, connection, _acknowledgements(frames, limit))
     elif type(first) is Publish and len(frames) > 1:  # a run of one publish gains nothing
-        runs, publishes = _publishes(core, frames, first, most, quota)
+        runs, publishes = _publishes(core, frames, first, limit, quota)
         if publishes:
             bodies = [frame.content for frame in publishes]
             keys = None if first.key is None else [frame.key or b"" for frame in publishes]
             ttls = [frame.ttl_s for frame in publishes]
-            count = core.publish_run(connection, runs, bodies, ttls, keys)
+            count = commands.publish_run(core, connection, runs, bodies, ttls, keys)
             if count < len(publishes):
                 for frame in publishes[count:]:
                     quota.use(frame.queue, -1)
@@ -330,46 +331,46 @@ def _publishes(
     core: Broker,
     frames: deque[ClientFrame],
     first: Publish,
-    most: int,
+    limit: int,
     quota: PublishQuota,
 ) -> tuple[list[QueueRun], list[Publish]]:
     """Return the first publish frames for unchecked queues, all with keys or all without.
 
     Their number is limited by ``quota`` and by the bytes of content that the batch accepts.
     """
-    found: list[Publish] = []
+    publishes: list[Publish] = []
     runs: list[QueueRun] = []
-    room = core.limits.batch_bytes - core.state.batch.created_bytes
+    room = core.limits.batch_bytes - core.batch.created_bytes
     queue: Queue | None = None
-    name, start, end = "", 0, 0  # the last run's queue, start and maximum end in ``found``
+    name, start, end = "", 0, 0  # the last run's queue, start and maximum end in ``publishes``
     has_key = first.key is not None
-    for frame in islice(frames, most):
-        if type(frame) is not Publish or (found and room <= 0):
+    for frame in islice(frames, limit):
+        if type(frame) is not Publish or (publishes and room <= 0):
             break
         if (frame.key is not None) is not has_key:
             break
         if frame.queue is not name:
             if queue is not None:
-                runs.append((queue, len(found) - start))
-                quota.use(name, len(found) - start)
-            name, start = frame.queue, len(found)
-            queue = core.unchecked_queue(name)
+                runs.append((queue, len(publishes) - start))
+                quota.use(name, len(publishes) - start)
+            name, start = frame.queue, len(publishes)
+            queue = commands.unchecked_queue(core, name)
             if queue is None:
                 break
             end = start + quota.available(name)
-        if len(found) >= end:
+        if len(publishes) >= end:
             break
         room -= len(frame.content)
-        found.append(frame)
-    if queue is not None and len(found) > start:
-        runs.append((queue, len(found) - start))
-        quota.use(name, len(found) - start)
-    return runs, found
+        publishes.append(frame)
+    if queue is not None and len(publishes) > start:
+        runs.append((queue, len(publishes) - start))
+        quota.use(name, len(publishes) - start)
+    return runs, publishes
 
 
-def _acknowledgements(frames: deque[ClientFrame], most: int) -> Iterator[tuple[str, bytes]]:
+def _acknowledgements(frames: deque[ClientFrame], limit: int) -> Iterator[tuple[str, bytes]]:
     """Yield the queue and id of each acknowledgement, until a frame of another type."""
-    for frame in islice(frames, most):
+    for frame in islice(frames, limit):
         if type(frame) is not Acknowledge:
             return
         yield frame.queue, frame.message_id

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from phpmq_lite import logs
 from phpmq_lite.broker.operator import message_actions
-from phpmq_lite.broker.registry import PublishBlock
+from phpmq_lite.broker.reasons import PublishBlock
 from phpmq_lite.errors import BatchRefusedError, DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
@@ -54,14 +54,14 @@ class ScrubRunner:
     def __init__(
         self,
         engine: Engine,
-        figures: ConnectionCounters,
+        counters: ConnectionCounters,
         database: Path,
         settings: Callable[[], Settings],
     ) -> None:
         self.state = ScrubState()
         self._is_working = False
         self._engine = engine
-        self._figures = figures
+        self._counters = counters
         self._folder = database.parent
         self._database = database
         self._scrub = Scrub(database)
@@ -79,9 +79,9 @@ class ScrubRunner:
     @property
     def tick_bytes(self) -> int:
         """Return how many bytes to read in the next tick: only a tenth while clients are busy."""
-        seen, self._bytes_in = self._bytes_in, self._figures.bytes_in
+        bytes_in_before, self._bytes_in = self._bytes_in, self._counters.bytes_in
         rate = self._settings().scrub.bytes_per_s * _TICK_S
-        return max(1, int(rate if self._bytes_in - seen < _BUSY_BYTES else rate / 10))
+        return max(1, int(rate if self._bytes_in - bytes_in_before < _BUSY_BYTES else rate / 10))
 
     async def start(self, ahead: Callable[[], Awaitable[None]]) -> None:
         """Wait for ``ahead``, then request a full scrub, including the structure check.
@@ -174,36 +174,39 @@ class ScrubRunner:
             self.state.tried_at = self._now_ms()
 
     async def _check_structure(self) -> None:
-        most = self._scrub.log_bytes + LOG_BYTES
+        limit_bytes = self._scrub.log_bytes + LOG_BYTES
         thread = self._begin(self._scrub.structure)
         while not (await asyncio.wait({thread}, timeout=_LOG_CHECK_S))[0]:
-            if self._scrub.log_bytes > most:
+            if self._scrub.log_bytes > limit_bytes:
                 self._scrub.interrupt()
         try:
-            found = thread.result()
+            problems = thread.result()
         except StorageError as error:
-            if self._scrub.log_bytes <= most:
+            if self._scrub.log_bytes <= limit_bytes:
                 raise
-            _log.warning("structure_not_checked", reason=f"more than {LOG_BYTES >> 20:,} MiB "
-                         "were written during the check", detail=str(error))  # fmt: skip
+            _log.warning(
+                "structure_not_checked",
+                reason=f"more than {LOG_BYTES >> 20:,} MiB were written during the check",
+                detail=str(error),
+            )
             return  # the check stays due, so the next round retries it
-        self.state.structure, self.state.structure_at = found, self._now_ms()
-        if found:
-            _log.error("structure_damaged", problems=found[:3])
+        self.state.structure, self.state.structure_at = problems, self._now_ms()
+        if problems:
+            _log.error("structure_damaged", problems=problems[:3])
 
     async def _check_bodies(self) -> None:
         """Continue an interrupted round, or begin a new one."""
         state = self.state
         if not state.is_under_way:
             state.now = ScrubRound(began_at=self._now_ms())
-        kept_at = asyncio.get_running_loop().time()
+        saved_at = asyncio.get_running_loop().time()
         while state.now.part < len(PARTS):
             await asyncio.sleep(_TICK_S)
             if self._is_cancelled:
                 return
             await self._check_slice(PARTS[state.now.part])
-            if asyncio.get_running_loop().time() - kept_at > _SAVE_EVERY_S:
-                kept_at = asyncio.get_running_loop().time()
+            if asyncio.get_running_loop().time() - saved_at > _SAVE_EVERY_S:
+                saved_at = asyncio.get_running_loop().time()
                 await self._save()
         state.now.ended_at = self._now_ms()
         state.last, state.now = state.now, ScrubRound()
@@ -214,18 +217,23 @@ class ScrubRunner:
     async def _check_slice(self, part: str) -> None:
         upto = self.state.now.upto
         work = partial(self._scrub.check, part, upto, self.tick_bytes)
-        found = await asyncio.shield(self._begin(work))
-        note(self.state, part, found)
-        if not found.bad:
+        result = await asyncio.shield(self._begin(work))
+        note(self.state, part, result)
+        if not result.bad:
             return
         dead = 0
         if part == "alive":
             with suppress(BatchRefusedError):  # the next round finds them again
                 dead = await self._engine.call(
-                    lambda core, ok: message_actions.dead_letter_damaged(core, ok, found.bad)
+                    lambda core, ok: message_actions.dead_letter_damaged(core, ok, result.bad)
                 )
-        _log.error("bodies_damaged", messages=part, seqs=found.bad[:10], count=len(found.bad),
-                   settled_as_dead=dead)  # fmt: skip
+        _log.error(
+            "bodies_damaged",
+            messages=part,
+            seqs=result.bad[:10],
+            count=len(result.bad),
+            settled_as_dead=dead,
+        )
 
     def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         self._thread = thread = asyncio.ensure_future(asyncio.to_thread(work))
@@ -273,9 +281,11 @@ class StandbyMonitor:
     def _read(self, *, asks_target: bool) -> StandbyState:
         before = self.state
         state = read_standby(
-            self._data, before.replicated if before else None, asks_target=asks_target,
+            self._data,
+            before.replicated if before else None,
+            asks_target=asks_target,
             goes_on=lambda: not self._is_stopped,
-        )  # fmt: skip
+        )
         if before is None or state.problem != before.problem:
             log = _log.warning if state.problem else _log.info
             log("standby", problem=state.problem or None, lag_s=round(state.lag_s, 1))
@@ -296,7 +306,7 @@ class Maintenance:
     def __init__(
         self,
         engine: Engine,
-        figures: ConnectionCounters,
+        counters: ConnectionCounters,
         database: Path,
         settings: Callable[[], Settings],
         version: str,
@@ -311,7 +321,7 @@ class Maintenance:
             tell=_log_backup,
             check_files=engine.check_files,
         )
-        self.scrub = ScrubRunner(engine, figures, database, settings)
+        self.scrub = ScrubRunner(engine, counters, database, settings)
         self.standby: StandbyMonitor | None = None
         if is_configured(database.parent):
             self.standby = StandbyMonitor(database.parent, lambda: settings().storage.free_bytes)
@@ -339,8 +349,8 @@ async def _run_again(name: str, run: Callable[[], Awaitable[None]]) -> None:
 
 def _log_backup(result: Backup | StorageError) -> None:
     if isinstance(result, Backup):
-        made = result.manifest
-        _log.info("backup_made", id=made.id, bytes=made.bytes, took_ms=made.took_ms)
+        manifest = result.manifest
+        _log.info("backup_made", id=manifest.id, bytes=manifest.bytes, took_ms=manifest.took_ms)
         return
     cause = result.__cause__
     is_usual = isinstance(cause, OSError | sqlite3.Error)  # no traceback is worth logging
@@ -360,10 +370,10 @@ class DiskSpaceMonitor:
         self._trouble: str | None = None
         loop = asyncio.get_running_loop()
 
-        def tell() -> None:
+        def on_change() -> None:
             loop.call_soon_threadsafe(self._apply_change)
 
-        space.on_change = tell
+        space.on_change = on_change
 
     def attach(self, engine: Engine) -> None:
         """Apply the current state and all later changes to this engine."""
@@ -392,4 +402,4 @@ class DiskSpaceMonitor:
             is_bare = (shortage.code, shortage.reason) == DISK_FULL
             block = PublishBlock(shortage.code, shortage.reason, shortage.detail, is_bare)
         if self._engine is not None:
-            self._engine.submit(lambda core: core.state.registry.stop_publishing(block))
+            self._engine.submit(lambda core: core.registry.stop_publishing(block))

@@ -72,11 +72,11 @@ class RollupSum:
     @classmethod
     def from_point(cls, point: Point) -> "RollupSum":
         """Create a sum from the unpacked values of a point."""
-        made = cls(point.counts)
-        made.gauges = list(point.gauges)
-        made.wait = None if point.wait is None else unpack(point.wait)
-        made.hold = None if point.hold is None else unpack(point.hold)
-        return made
+        total = cls(point.counts)
+        total.gauges = list(point.gauges)
+        total.wait = None if point.wait is None else unpack(point.wait)
+        total.hold = None if point.hold is None else unpack(point.hold)
+        return total
 
     def point(self, at_s: int, span_s: int) -> Point:
         """Return the values as a point, with packed histograms."""
@@ -98,10 +98,10 @@ class RollupSum:
         self.hold = _sum_histograms(self.hold, other.hold)
 
 
-def _sum_histograms(one: list[int] | None, other: list[int] | None) -> list[int] | None:
-    if one is None or other is None:
-        return one if other is None else other  # lists are never changed in place
-    return histogram.add(one, other)
+def _sum_histograms(first: list[int] | None, second: list[int] | None) -> list[int] | None:
+    if first is None or second is None:
+        return first if second is None else second  # lists are never changed in place
+    return histogram.add(first, second)
 
 
 class Series:
@@ -180,8 +180,8 @@ class Rollups:
     def recently_refused(self, refused: Mapping[str, int]) -> dict[str, int]:
         """Return the number of publish commands refused in the last hour, by reason."""
         before = self._refused[0][1] if self._refused else {}
-        lately = {reason: count - before.get(reason, 0) for reason, count in refused.items()}
-        return {reason: count for reason, count in lately.items() if count > 0}
+        growth = {reason: count - before.get(reason, 0) for reason, count in refused.items()}
+        return {reason: count for reason, count in growth.items() if count > 0}
 
     # -- start
 
@@ -245,17 +245,17 @@ class Rollups:
             self.ready_queues.append(queue_id)
             if is_records:
                 self.dead_letter_queues.add(queue_id)
-        happened = self._changes(queue, counts, before)
-        happened.gauges = [live - held, held, row.live_bytes, 0]
-        self._add_to_group(ALL, happened, 0 if is_records else live - held)
+        activity = self._changes(queue, counts, before)
+        activity.gauges = [live - held, held, row.live_bytes, 0]
+        self._add_to_group(ALL, activity, 0 if is_records else live - held)
         if is_records:
-            self._add_to_group(DEAD_LETTERS, happened, live - held)
-        self._activity[queue_id] = self._activity.get(queue_id, 1) + sum(happened.counts)
+            self._add_to_group(DEAD_LETTERS, activity, live - held)
+        self._activity[queue_id] = self._activity.get(queue_id, 1) + sum(activity.counts)
         if queue_id in self._own_queues or len(self._own_queues) < QUEUES_MAX:
             self._own_queues.add(queue_id)
-            self._append(self._slot, queue_id, happened)
+            self._append(self._slot, queue_id, activity)
         else:
-            self._add_to_group(OTHERS, happened, live - held)
+            self._add_to_group(OTHERS, activity, live - held)
         return True
 
     def _last_counts(self, queue: Queue) -> tuple[int, ...]:
@@ -271,18 +271,18 @@ class Rollups:
         queue_id = queue.queue_id
         if counts == before:
             return RollupSum()
-        happened = RollupSum(tuple(map(sub, counts, before)))
+        activity = RollupSum(tuple(map(sub, counts, before)))
         self._before[queue_id] = queue.counters, counts
-        happened.wait = _histogram_growth(self._waits, queue_id, queue.wait_histogram)
-        happened.hold = _histogram_growth(self._holds, queue_id, queue.hold_histogram)
-        return happened
+        activity.wait = _histogram_growth(self._waits, queue_id, queue.wait_histogram)
+        activity.hold = _histogram_growth(self._holds, queue_id, queue.hold_histogram)
+        return activity
 
-    def _add_to_group(self, number: int, happened: RollupSum, ready: int) -> None:
+    def _add_to_group(self, number: int, activity: RollupSum, ready: int) -> None:
         """Add the activity of one queue to a sum over several queues."""
-        whole = self._slot.setdefault(number, RollupSum())
-        whole.add(happened)
-        _, held, size, _ = happened.gauges
-        gauges = whole.gauges
+        total = self._slot.setdefault(number, RollupSum())
+        total.add(activity)
+        _, held, size, _ = activity.gauges
+        gauges = total.gauges
         gauges[0] += ready
         gauges[1] += held
         gauges[2] += size
@@ -294,9 +294,9 @@ class Rollups:
         self._set_ages(slot, now_s)
         self._slot, self._slot_s = {}, now_s // SLOT_S * SLOT_S
         self.charts.clear()
-        for count, (queue_id, happened) in enumerate(slot.items(), 1):
-            self._series.setdefault(queue_id, Series()).add(happened.point(slot_s, span_s))
-            self._append(self._minute, queue_id, happened)
+        for count, (queue_id, activity) in enumerate(slot.items(), 1):
+            self._series.setdefault(queue_id, Series()).add(activity.point(slot_s, span_s))
+            self._append(self._minute, queue_id, activity)
             if not count % _CHANGED_AT_ONCE:
                 yield []
         self._series = {
@@ -325,23 +325,25 @@ class Rollups:
         minute_s, minute = self.minute_s, self._minute
         self._minute, self.minute_s = {}, now_s // MINUTE_S * MINUTE_S
         yield from self._rows(minute, minute_s, MINUTE_S)
-        for count, (queue_id, happened) in enumerate(minute.items(), 1):
-            self._append(self._quarter, queue_id, happened)
+        for count, (queue_id, activity) in enumerate(minute.items(), 1):
+            self._append(self._quarter, queue_id, activity)
             if not count % _CHANGED_AT_ONCE:
                 yield []
         quarter_s = minute_s // QUARTER_S * QUARTER_S
         if now_s // QUARTER_S * QUARTER_S != quarter_s:
             quarter, self._quarter = self._quarter, {}
             yield from self._rows(quarter, quarter_s, QUARTER_S)
-        yield [TrimRollups(span, now_s - kept, _REMOVED_AT_ONCE) for span, kept in KEPT_S.items()]
+        yield [
+            TrimRollups(span, now_s - kept_s, _REMOVED_AT_ONCE) for span, kept_s in KEPT_S.items()
+        ]
         self._choose_own()
 
     def _rows(self, sums: Mapping[int, RollupSum], at_s: int, span_s: int) -> Iterator[Writes]:
         items = list(sums.items())
         for at in range(0, len(items), _CHANGED_AT_ONCE):
             yield [
-                PutRollup(*happened.point(at_s, span_s), queue_id)
-                for queue_id, happened in items[at : at + _CHANGED_AT_ONCE]
+                PutRollup(*activity.point(at_s, span_s), queue_id)
+                for queue_id, activity in items[at : at + _CHANGED_AT_ONCE]
             ]
 
     def _choose_own(self) -> None:
@@ -430,17 +432,17 @@ class RollupSampler:
 
     async def sample(self) -> None:
         """Sample all queues, and store each completed time span."""
-        rollups, state = self._rollups, self._engine.core.state
+        rollups, core = self._rollups, self._engine.core
         await self._collect()
         now_s = self._now_ms() // 1_000
         await self._run_slices(rollups.close(now_s))
         if not now_s % MINUTE_S // SLOT_S:
-            rollups.record_refused(now_s, self._engine.core.refused)
-            rollups.forget(state.by_id)
+            rollups.record_refused(now_s, core.refused)
+            rollups.forget(core.queues_by_id)
 
     async def _collect(self) -> None:
         rollups = self._rollups
-        await self._run_slices(rollups.collect(list(self._engine.core.state.by_id.values())))
+        await self._run_slices(rollups.collect(list(self._engine.core.queues_by_id.values())))
         with suppress(StorageError):  # on failure, keep the previous ages
             rollups.ages = await self._read_ages(rollups.ready_queues)
 
@@ -468,15 +470,15 @@ class RollupSampler:
         def finish(core: Broker, answer: Reply) -> None:
             for writes in self._last_slices(core):
                 _store(core, writes)
-            core.state.batch.replies.append((answer, None))
+            core.reply(answer, None)
 
         await self._engine.call(finish)
 
     def _last_slices(self, core: Broker) -> Iterator[Writes]:
         yield from self._work  # the rest of a cancelled sample
-        yield from self._rollups.collect(list(core.state.by_id.values()))
+        yield from self._rollups.collect(list(core.queues_by_id.values()))
         yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)
 
 
 def _store(core: Broker, writes: Iterable[Write]) -> None:
-    core.state.batch.writes += writes
+    core.batch.writes += writes

@@ -10,6 +10,7 @@ import select
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from phpmq_lite.broker import commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.broker.ttl import remaining_ttl_s
@@ -42,9 +43,9 @@ class SessionContext:
     """State shared by all sessions of a broker."""
 
     engine: Engine
-    gate: Admission
-    pressure: ReadBackpressure
-    figures: ConnectionCounters
+    admission: Admission
+    backpressure: ReadBackpressure
+    counters: ConnectionCounters
     limits: SessionLimits
     sessions: "OrderedSet[Session]" = field(default_factory=OrderedSet)
     _emptied: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,9 +92,9 @@ class Session(asyncio.Protocol):
         self._shared = shared
         self._engine = shared.engine
         self._limits = shared.limits
-        self._pressure = shared.pressure
-        self._figures = shared.figures
-        self._host: str | None = None  # address counted by the gate
+        self._backpressure = shared.backpressure
+        self._counters = shared.counters
+        self._host: str | None = None  # address counted by the admission
         self._descriptor: int | None = None  # for writing data directly
         self._loop = asyncio.get_running_loop()
         self._end_reason: str | None = None
@@ -113,20 +114,20 @@ class Session(asyncio.Protocol):
         relayed = transport.get_extra_info("relay")
         self.relay = "" if relayed is None else relayed.relay
         self.certificate = certificate_subject(transport)
-        refusal = self._shared.gate.admit(self._host, self)
+        refusal = self._shared.admission.admit(self._host, self)
         if refusal is not None:
             self._refuse(refusal)
             return
         self._shared.sessions.add(self)
         self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self.last_read_at = self._loop.time()
-        self._figures.clients_opened += 1
+        self._counters.clients_opened += 1
         self._engine.submit(self._connect)
 
     def _refuse(self, reason: str) -> None:
         self._is_ended = True
         self._end_reason = reason
-        self._figures.closed[reason] += 1
+        self._counters.closed[reason] += 1
         if not is_quiet("connection_refused"):
             _log.warning("connection_refused", address=self.address, reason=reason)
         self.transport.abort()
@@ -136,7 +137,7 @@ class Session(asyncio.Protocol):
         """Process the frames that this read completes."""
         size = len(data)
         self.bytes_in += size
-        self._figures.bytes_in += size
+        self._counters.bytes_in += size
         self.last_read_at = self._loop.time()
         side = self.side
         frames = side.receive(data)
@@ -161,7 +162,7 @@ class Session(asyncio.Protocol):
         if self not in self._shared.sessions:
             return  # the session was never admitted
         self._shared.remove(self)
-        self._shared.gate.leave(self._host, self)
+        self._shared.admission.leave(self._host, self)
         self.finish("closed by the peer" if exc is None else "connection reset")
         if self._is_ended:
             self._break_cycles()
@@ -194,7 +195,7 @@ class Session(asyncio.Protocol):
         if parts:
             data = b"".join(parts)
             self.bytes_out += len(data)
-            self._figures.bytes_out += len(data)
+            self._counters.bytes_out += len(data)
             if dispatches and self.first_dispatch_at is None:
                 self.first_dispatch_at = self._loop.time()
             write_data(self.transport, self._descriptor, data)
@@ -202,7 +203,7 @@ class Session(asyncio.Protocol):
                 self.pause_reading("receipts")  # the peer is not reading its receipts
             if self.has_eof and dispatches:
                 self.finish("closed by the peer")
-        self._figures.late += len(expired)
+        self._counters.late += len(expired)
         return expired
 
     @property
@@ -275,7 +276,7 @@ class Session(asyncio.Protocol):
             self.transport.pause_reading()
         if reason not in self.paused:
             self.paused.add(reason)
-            self._figures.paused[reason] += 1
+            self._counters.paused[reason] += 1
 
     def resume_reading(self, reason: str) -> None:
         """Remove a pause reason; reading resumes once no reasons remain."""
@@ -297,7 +298,7 @@ class Session(asyncio.Protocol):
 
     def _report_memory(self) -> None:
         held_bytes = 0 if self._is_ended else self.frames.content_bytes + self.side.partial_bytes
-        self._pressure.report(self, held_bytes)
+        self._backpressure.report(self, held_bytes)
 
     def _set_guard_timer(self) -> None:
         if self._guard_timer is not None:
@@ -316,13 +317,18 @@ class Session(asyncio.Protocol):
     def _end_on_error(self, error: RemoteProtocolError, data: bytes = b"") -> None:
         if self._end_reason is not None:
             return
-        self._figures.protocol_errors[error.code] += 1
+        self._counters.protocol_errors[error.code] += 1
         client = None if self.connection is None else self.connection.number
         read_at = self.bytes_in - len(data)
-        self._figures.inspector.record_error(error, client, self.address, data, read_at)
+        self._counters.inspector.record_error(error, client, self.address, data, read_at)
         if not is_quiet("protocol_error"):
-            _log.warning("protocol_error", address=self.address, code=error.code,
-                         detail=error.detail, at_byte=error.offset)  # fmt: skip
+            _log.warning(
+                "protocol_error",
+                address=self.address,
+                code=error.code,
+                detail=error.detail,
+                at_byte=error.offset,
+            )
         self.finish(f"protocol error: {error.code}")
 
     # -- in a batch
@@ -383,16 +389,20 @@ class Session(asyncio.Protocol):
             return
         self._is_ended = True
         reason = self._end_reason or "closed"
-        self._figures.closed[reason] += 1
+        self._counters.closed[reason] += 1
         self._report_memory()
         connection = self.connection
         if connection is not None:
             hint_at_revision(connection, self.side, self.address, self.first_dispatch_at)
-            core.disconnect(
-                connection, self.side.framing, self.side.revision, reason,
+            commands.disconnect(
+                core,
+                connection,
+                self.side.framing,
+                self.side.revision,
+                reason,
                 is_charged=self._is_charged,
-            )  # fmt: skip
-        core.state.batch.replies.append((self._close_transport, None))
+            )
+        core.reply(self._close_transport, None)
 
     def _close_transport(self, _: Any) -> None:
         """Close the transport, after the batch's receipts have been written."""

@@ -5,13 +5,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Final, Protocol
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
-from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Reply
 from phpmq_lite.queue_settings import QueueSettings, home_of
@@ -131,12 +131,12 @@ class BrokerStatus:
     queue_count: int = 0
     publish_keys: int = 0  # number of remembered keys
     evicted_keys: int = 0  # number of keys forgotten because there were too many
-    figures: ConnectionCounters = field(default_factory=ConnectionCounters)
+    counters: ConnectionCounters = field(default_factory=ConnectionCounters)
     # The following continue to count.
     commits: CommitCounters = field(default_factory=CommitCounters)
-    pressure: ReadBackpressure = field(default_factory=lambda: ReadBackpressure(0))
-    gate: Admission = field(default_factory=lambda: Admission(0, 0, 0))
-    brake: MemoryLimiter = field(default_factory=lambda: MemoryLimiter(0))
+    backpressure: ReadBackpressure = field(default_factory=lambda: ReadBackpressure(0))
+    admission: Admission = field(default_factory=lambda: Admission(0, 0, 0))
+    memory_limiter: MemoryLimiter = field(default_factory=lambda: MemoryLimiter(0))
 
     @property
     def is_relaying(self) -> bool:
@@ -199,10 +199,10 @@ class BrokerHandle:
     """The admin's view of the broker; usable before the engine exists."""
 
     def __init__(self, settings: Settings) -> None:
-        self.figures = ConnectionCounters()
-        self.pressure = ReadBackpressure(settings.limits.unstored_total)
-        self.gate = Admission.from_settings(settings)
-        self.brake = MemoryLimiter(memory_bound(settings.limits.memory))
+        self.counters = ConnectionCounters()
+        self.backpressure = ReadBackpressure(settings.limits.unstored_total)
+        self.admission = Admission.from_settings(settings)
+        self.memory_limiter = MemoryLimiter(memory_bound(settings.limits.memory))
         self.rates = Rates()
         self.engine: Engine | None = None
         self.space: DiskSpace | None = None
@@ -238,13 +238,10 @@ class BrokerHandle:
         """
 
         def decide(core: Broker, reply: Reply) -> None:
-            clock = None if self.engine is None else self.engine.clock
-            if clock is None or not clock.doubt_ms:
+            away_ms, number = (0, 0) if self.engine is None else self.engine.take_clock_doubt()
+            if not away_ms:
                 raise RefusedError("no_doubt", "no decision about the clock is pending")
-            away_ms, clock.doubt_ms = clock.doubt_ms, 0
-            queue_operations.decide_clock(
-                core, reply, entry, away_ms, clock.doubt_number, is_right=is_right
-            )
+            queue_operations.decide_clock(core, reply, entry, away_ms, number, is_right=is_right)
 
         await self.run(decide)
 
@@ -255,16 +252,16 @@ class BrokerHandle:
         else:
             await self.engine.pause()
 
-    def tap(self, look: Tap) -> Callable[[], None]:
-        """Call ``look`` with each stored batch; return a function that removes the tap.
+    def tap(self, on_batch: Tap) -> Callable[[], None]:
+        """Call ``on_batch`` with each stored batch; return a function that removes the tap.
 
-        ``look`` is called between commit and replies, so it must be fast and must not raise.
+        ``on_batch`` is called between commit and replies, so it must be fast and must not raise.
         """
         engine = self.engine
         if engine is None:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
-        engine.taps.add(look)
-        return lambda: engine.taps.discard(look)
+        engine.taps.add(on_batch)
+        return lambda: engine.taps.discard(on_batch)
 
     @property
     def oldest_batch_s(self) -> float:
@@ -277,12 +274,12 @@ class BrokerHandle:
 
         ``is_wanted`` selects queues by name; other queues cost almost nothing.
         """
-        queues = tuple(status for some in self.queue_slices(is_wanted=is_wanted) for status in some)
+        queues = tuple(chain.from_iterable(self.queue_slices(is_wanted=is_wanted)))
         return replace(self.summary(), queues=queues)
 
     def summary(self) -> BrokerStatus:
         """Return the statistics other than those of the queues, in O(clients) time."""
-        engine, space, figures = self.engine, self.space, self.figures
+        engine, space, counters = self.engine, self.space, self.counters
         problem, oldest_s = None if space is None else space.write_problem, self.oldest_batch_s
         if oldest_s >= LATE_S:
             problem = problem or f"a batch has waited {oldest_s:,.0f} s for the database's answer"
@@ -290,33 +287,33 @@ class BrokerHandle:
             self._base,
             store=self.store(),
             loop_lag_ms=self.loop_lag_ms,
-            figures=replace(
-                figures,
-                closed=figures.closed.copy(),
-                paused=figures.paused.copy(),
-                protocol_errors=figures.protocol_errors.copy(),
+            counters=replace(
+                counters,
+                closed=counters.closed.copy(),
+                paused=counters.paused.copy(),
+                protocol_errors=counters.protocol_errors.copy(),
             ),
             shortage=None if space is None else space.shortage,
             write_problem=problem,
             oldest_batch_s=oldest_s,
             has_ballast=space is not None and space.has_ballast,
-            pressure=self.pressure,
-            gate=self.gate,
-            brake=self.brake,
+            backpressure=self.backpressure,
+            admission=self.admission,
+            memory_limiter=self.memory_limiter,
         )
         if engine is None:
             return base
-        core, state, clock = engine.core, engine.core.state, engine.clock
+        core, clock = engine.core, engine.clock
         connections = core.connections.values()
-        held = (c.held_bytes for one in connections for c in one.consumers.values())
-        unsent = (one.peer.unsent_bytes for one in connections if isinstance(one.peer, Session))
+        held = (consumer.held_bytes for c in connections for consumer in c.consumers.values())
+        unsent = (c.peer.unsent_bytes for c in connections if isinstance(c.peer, Session))
         return replace(
             base,
             clients=tuple(_client(connection) for connection in connections),
-            held=state.held,
-            held_bytes=state.held_bytes,
-            window_messages=sum(len(q.window) for q in state.queues.values() if q.window),
-            body_cache_bytes=state.bodies.total_bytes,
+            held=core.held,
+            held_bytes=core.held_bytes,
+            window_messages=sum(len(q.window) for q in core.queues.values() if q.window),
+            body_cache_bytes=core.bodies.total_bytes,
             inbox=engine.waiting,
             commits=engine.commits,
             acks_ignored=dict(core.ignored),
@@ -329,8 +326,8 @@ class BrokerHandle:
             clock_steady_ms=clock.now().steady_ms,
             consumer_bytes=max(held, default=0),
             unsent_bytes=max(unsent, default=0),
-            held_times=state.dispatch_pauses,
-            queue_count=len(state.queues),
+            held_times=core.dispatch_pauses,
+            queue_count=len(core.queues),
             publish_keys=len(core.publish_keys),
             evicted_keys=core.publish_keys.evicted,
         )
@@ -345,21 +342,20 @@ class BrokerHandle:
         engine = self.engine
         if engine is None:
             return
-        state = engine.core.state
-        queues = list(state.queues.values())
+        core = engine.core
+        queues = list(core.queues.values())
         if is_wanted is not None:
             queues = [queue for queue in queues if is_wanted(queue.name)]
         at_s = asyncio.get_running_loop().time()
         for at in range(0, len(queues), size):
-            some = queues[at : at + size]
-            yield [self._queue(queue, state, at_s) for queue in some]
-        if len(self._idle) > 2 * len(state.queues):
+            yield [self._queue(queue, core, at_s) for queue in queues[at : at + size]]
+        if len(self._idle) > 2 * len(core.queues):
             self._idle.clear()  # many queues were removed
 
-    def _queue(self, queue: Queue, state: BrokerState, at_s: float) -> QueueStatus:
+    def _queue(self, queue: Queue, core: Broker, at_s: float) -> QueueStatus:
         """Return a queue's statistics, reusing the previous object if the queue was idle."""
-        dead_letter_name = state.registry.dead_letter_name(queue)
-        dead = state.registry.count_records(queue)
+        dead_letter_name = core.registry.dead_letter_name(queue)
+        dead = core.registry.count_records(queue)
         rates = self.rates.of(queue, at_s)
         turns, row = queue.counters.activity, queue.row
         if queue.consumers or rates is not NO_RATES:
@@ -428,7 +424,7 @@ def _client(connection: Connection) -> ClientStatus:
     reasons = set(session.paused)
     if session.is_parked:
         queue = connection.parked
-        reasons.add("disk" if queue is not None and queue.stop_reason else "queue")
+        reasons.add("disk" if queue is not None and queue.stop else "queue")
     return replace(
         status,
         framing=session.side.framing,

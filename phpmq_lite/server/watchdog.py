@@ -13,6 +13,7 @@ from phpmq_lite.server.backpressure import (
     UNANSWERED,
     MemoryLimiter,
     SlowPeerLimits,
+    exclude_pause,
     exclude_time,
     idle_sessions,
     is_unanswered,
@@ -35,19 +36,18 @@ class SessionMonitor:
     def __init__(
         self,
         sessions: Collection[Session],
-        front: BrokerHandle,
+        handle: BrokerHandle,
         limits: SlowPeerLimits,
-        brake: MemoryLimiter | None = None,
+        memory_limiter: MemoryLimiter | None = None,
     ) -> None:
         self._sessions = sessions
-        self._front = front
+        self._handle = handle
         self._limits = limits
-        self._brake = brake
+        self._memory_limiter = memory_limiter
         self._checks = 0
         self._report_at_s = LATE_S  # the age of a batch at which the next line is logged
-        self._limited: dict[
-            str, tuple[int, int]
-        ] = {}  # what was logged of each, and at which check
+        # by event of ``QueueRegistry.limited``: what was logged last, and at which check
+        self._limited: dict[str, tuple[int, int]] = {}
 
     async def run(self) -> None:
         """Check all sessions once a second."""
@@ -56,7 +56,7 @@ class SessionMonitor:
             due_s = loop.time() + _INTERVAL_S
             await asyncio.sleep(_INTERVAL_S)
             late_s = max(0.0, loop.time() - due_s)
-            self._front.loop_lag_ms = late_s * 1_000
+            self._handle.loop_lag_ms = late_s * 1_000
             if late_s * 1_000 > GAP_MS:
                 for session in self._sessions:
                     exclude_time(session, late_s)
@@ -69,9 +69,7 @@ class SessionMonitor:
             session.note_writing(now_s)
             if session.connection is not None:
                 session.acks.sample(session.connection.acked, _INTERVAL_S)
-            if session.paused and session.frame_began_at is not None:
-                # The frame timeout is suspended while reading from the session is paused.
-                session.frame_began_at += _INTERVAL_S
+            exclude_pause(session, _INTERVAL_S)
             reason = overdue_reason(session, now_s, self._limits)
             if not self._checks % _DEAD_CHECKS and is_unanswered(session.transport):
                 reason = UNANSWERED
@@ -79,32 +77,37 @@ class SessionMonitor:
                 session.abort(reason)
         self._report_late_batch()
         self._report_queue_limit()
-        if self._brake is not None:
-            self._brake.check(self._sessions, resident_bytes())
-        self._front.figures.inspector.end_idle(now_s)
-        crowd = len(self._sessions) - self._limits.places * 4 // 5
-        if crowd > 0:
-            for session in idle_sessions(self._sessions, now_s, self._limits)[:crowd]:
+        if self._memory_limiter is not None:
+            self._memory_limiter.check(self._sessions, resident_bytes())
+        self._handle.counters.inspector.end_idle(now_s)
+        excess = len(self._sessions) - self._limits.places * 4 // 5
+        if excess > 0:
+            for session in idle_sessions(self._sessions, now_s, self._limits)[:excess]:
                 session.end(SILENT)
-        if self._front.engine is not None:
-            self._front.rates.sample(self._front.engine.core.state.by_id, now_s)
+        if self._handle.engine is not None:
+            self._handle.rates.sample(self._handle.engine.core.queues_by_id, now_s)
 
     def _report_queue_limit(self) -> None:
         """Log what the limit of queues has caused, each kind at most once a minute."""
-        if self._front.engine is None:
+        if self._handle.engine is None:
             return
-        state = self._front.engine.core.state
-        for event, (times, name) in state.registry.limited.items():
+        core = self._handle.engine.core
+        for event, (times, name) in core.registry.limited.items():
             logged, check = self._limited.get(event, (0, -_LIMIT_CHECKS))
             if times != logged and self._checks >= check + _LIMIT_CHECKS:
                 self._limited[event] = times, self._checks
-                _log.warning(event, count=times - (logged if logged < times else 0), queue=name,
-                             limit=state.limits.queues, setting="limits.max_queues",
-                             remedy="remove empty queues, or raise the limit")  # fmt: skip
+                _log.warning(
+                    event,
+                    count=times - (logged if logged < times else 0),
+                    queue=name,
+                    limit=core.limits.queues,
+                    setting="limits.max_queues",
+                    remedy="remove empty queues, or raise the limit",
+                )
 
     def _report_late_batch(self) -> None:
         """Log that a batch has no answer, each time its age has doubled, and the answer."""
-        age_s = self._front.oldest_batch_s
+        age_s = self._handle.oldest_batch_s
         if age_s >= self._report_at_s:
             self._report_at_s = 2 * age_s
             _log.error("batch_not_answered", oldest_batch_s=round(age_s, 1))

@@ -39,7 +39,7 @@ _BY_TYPE: Final = {  # https://docs.pydantic.dev/latest/errors/validation_errors
     "literal_error": "must be {expected}",
     "enum": "must be {expected}",
 }
-_SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed, )|^(Input|[A-Z]\w+) should ")
+_SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed)|^(Input|[A-Z]\w+) should ")
 
 
 def describe_error(name: str, detail: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ async def test_a_thousand_visits_leave_every_table_unchanged(tmp_path: Path) -> 
                 assert response.status == 201  # committed after the disconnect
             while "audit_counted" not in dict(everything(data)["counter"]):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)  # maintenance counts the row of this publish
-            before, next_number = everything(data), engine.core.state.next_number
+            before, next_number = everything(data), engine.core.next_number
             assert len(before["message"]) > 70
             assert len(before["history"]) > 2
             for path in itertools.islice(itertools.cycle(paths(message_id)), VISITS):
@@ -96,4 +96,4 @@ async def test_a_thousand_visits_leave_every_table_unchanged(tmp_path: Path) -> 
         assert max(statuses) < 500
         assert 200 in statuses
         assert everything(data) == before
-        assert engine.core.state.next_number == next_number
+        assert engine.core.next_number == next_number

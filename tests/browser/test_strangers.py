@@ -202,13 +202,13 @@ async def as_socket(page: Any, base: str) -> object:
 async def test_browser_requests_to_the_tcp_port_store_nothing(
     broker: RunningBroker, evil: Any, attack: Attack, host: str, figure: Callable[[str], None]
 ) -> None:
-    before = broker.service.handle.figures.clients_opened
+    before = broker.service.handle.counters.clients_opened
     async with asyncio.timeout(30):
         await attack(evil, f"http://{host}:{broker.port}/")
     count = await stored(broker)
     figure(f"Chromium to the TCP port, {attack.__name__} to {host}: {count} messages stored")
     assert count == 0
-    assert broker.service.handle.figures.clients_opened > before  # the attack reached the port
+    assert broker.service.handle.counters.clients_opened > before  # the attack reached the port
 
 
 async def test_frame_as_method_of_rebound_page_is_not_stored(

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.broker import transitions
+from phpmq_lite.broker import commands, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Message
@@ -49,33 +49,35 @@ class Scene:
     def requeue(self) -> None:
         self.rig.advance(1)
         message_id = self.first.message_id
-        self.rig.run(lambda: self.core.requeue(self.consumer, "orders", message_id, 2 * TTL_S))
+        self.rig.run(
+            lambda: commands.requeue(self.core, self.consumer, "orders", message_id, 2 * TTL_S)
+        )
 
     def disconnect(self) -> None:
-        self.rig.run(lambda: self.core.disconnect(self.consumer, None, None, "closed"))
+        self.rig.run(lambda: commands.disconnect(self.core, self.consumer, None, None, "closed"))
 
     def time_out(self) -> None:
         self.rig.advance(Settings().queues.ack_timeout_s)
         self.rig.run()
 
     def consume_again(self) -> None:
-        self.rig.run(lambda: self.core.consume(self.consumer, "orders", 0))
+        self.rig.run(lambda: commands.consume(self.core, self.consumer, "orders", 0))
 
     def release(self) -> None:
-        self.rig.run(lambda: transitions.release(self.core.state, self.first, ""))
+        self.rig.run(lambda: transitions.release(self.core, self.first, ""))
 
     def requeue_by_operator(self) -> None:
-        self.rig.run(lambda: transitions.requeue_uncharged(self.core.state, self.first, None, ""))
+        self.rig.run(lambda: transitions.requeue_uncharged(self.core, self.first, None, ""))
 
     def move(self) -> None:
         target = self.rig.queue("elsewhere")
         self.consume_again()
-        self.rig.run(lambda: transitions.move(self.core.state, self.first, target))
+        self.rig.run(lambda: transitions.move(self.core, self.first, target))
 
     def forward(self) -> None:
         target = self.rig.queue("elsewhere")
         self.consume_again()
-        self.rig.run(lambda: transitions.forward(self.core.state, self.first, target))
+        self.rig.run(lambda: transitions.forward(self.core, self.first, target))
 
 
 def place_after(happens: Callable[[Scene], None]) -> tuple[str, str]:

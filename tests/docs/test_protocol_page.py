@@ -118,7 +118,8 @@ def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
     refusals = set()
     for own in settings:
         row = QueueRow(1, "orders", 0, dict(own), live_count=1, live_bytes=1)
-        refusals.add(Queue(row, QueueSettings()).refusal())
+        refusal = Queue(row, QueueSettings()).refusal()
+        refusals.add(None if refusal is None else refusal.reason)
     shut = {disk_space.DISK_LOW[1], disk_space.DISK_FULL[1], disk_space.DATABASE_FULL[1]}
     told = quoted(rows("| reason | what to do |"))
     others = {"too many queues", "dead-letter queue …", KEY_CONFLICT}

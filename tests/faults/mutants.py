@@ -22,9 +22,9 @@ import pytest
 from phpmq_lite import service
 from phpmq_lite.broker import broker, transitions
 from phpmq_lite.broker.ack_timeouts import AckTimeouts
+from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import Connection, Queue
-from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
 from phpmq_lite.installation import build_kind
@@ -178,8 +178,8 @@ def _charge_all() -> None:
     """Charge all messages that a lost connection held."""
     return_message = transitions.return_message
 
-    def charge(state: BrokerState, message: Message, detail: str, *, is_charged: bool) -> None:
-        return_message(state, message, detail, is_charged=True)
+    def charge(core: Broker, message: Message, cause: str | None, *, is_charged: bool) -> None:
+        return_message(core, message, cause, is_charged=True)
 
     setattr(transitions, "return_message", charge)  # noqa: B010 - a function is not assigned to
 
@@ -324,7 +324,7 @@ _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
     "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
     "KeepsItsTransactions": _set(backend, "SqliteReaders", KeepsItsTransactions),
-    "ReturnsToTheEnd": _set(BrokerState, "make_ready", BrokerState.make_ready_at_end),
+    "ReturnsToTheEnd": _set(Broker, "make_ready", Broker.make_ready_at_end),
     "StaysHalfAlive": _stay_half_alive,
     # on a disk, see test_power.py and test_writer_process.py
     "KeepsItsSeals": _keep_seals,

@@ -2,7 +2,9 @@
 
 import pytest
 
-from phpmq_lite.broker.broker import Broker, CommandResult
+from phpmq_lite.broker import commands
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.broker.queue import Connection
@@ -38,11 +40,11 @@ def test_queues_count_for_their_creators_after_a_restart(make: MakeDriver) -> No
     driver = make(Limits(queues=4))
     driver.publish(b"a", queue="mails")
     run_operation(driver, "create_queue", "late")
-    created = +driver.core.state.registry.created
+    created = +driver.core.registry.created
     assert sum(created.values()) == 2
     assert len(created) == 2
     driver.kill_and_restart()
-    assert +driver.core.state.registry.created == created
+    assert +driver.core.registry.created == created
 
 
 def test_acknowledgement_from_before_a_restart_still_counts(driver: Driver) -> None:
@@ -129,8 +131,8 @@ def publish_run(client: Client, queue: str, keys: list[bytes]) -> None:
     """Publish messages whose bodies are their keys in one piece, as a session does."""
 
     def run(core: Broker, me: Connection) -> CommandResult:
-        parts = [(core.state.queues[queue], len(keys))]
-        assert core.publish_run(me, parts, keys, [None] * len(keys), keys) == len(keys)
+        parts = [(core.queues[queue], len(keys))]
+        assert commands.publish_run(core, me, parts, keys, [None] * len(keys), keys) == len(keys)
         return CommandResult.DONE
 
     client._give("publish_run", queue, keys, action=run)
@@ -152,7 +154,7 @@ def test_table_has_the_keys_that_queues_remember_when_a_neighbour_has_too_many(
 
     def known() -> dict[str, list[bytes]]:
         core, now_ms = driver.core, driver.clock.now().steady_ms
-        ids = {queue: core.state.queues[queue].queue_id for queue in sent}
+        ids = {queue: core.queues[queue].queue_id for queue in sent}
         return {
             queue: [key for key in keys if core.publish_keys.find(ids[queue], key, now_ms)]
             for queue, keys in sent.items()
@@ -245,7 +247,7 @@ def test_number_of_dead_letters_by_source_survives_a_restart(driver: Driver) -> 
         driver.step()
     driver.publish(b"no record", queue="failed")
     for _ in range(2):
-        registry = driver.core.state.registry
+        registry = driver.core.registry
         counts = {name: registry.count_records(registry.queues[name]) for name in registry.queues}
         assert counts == {"orders": 2, "mails": 1, "failed": 0}
         driver.kill_and_restart()
@@ -260,16 +262,16 @@ def test_settings_of_a_queue_survive_a_restart(driver: Driver) -> None:
     driver.ask("configure", "orders", changes)
     driver.ask("pause", "orders", "delivery", True)
     driver.step()
-    own = driver.core.state.queues["orders"].row.own
+    own = driver.core.queues["orders"].row.own
     assert own == changes | {"delivery_paused": True}
     driver.kill_and_restart()
-    queue = driver.core.state.queues["orders"]
+    queue = driver.core.queues["orders"]
     assert queue.row.own == own
     assert (queue.settings.max_deliveries, queue.settings.delivery_paused) == (7, True)
     driver.ask("configure", "orders", dict.fromkeys(own))
     driver.step()
     driver.kill_and_restart()
-    assert driver.core.state.queues["orders"].settings == QueueSettings()
+    assert driver.core.queues["orders"].settings == QueueSettings()
 
 
 def test_connections_are_closed_in_their_rows_at_the_next_start(driver: Driver) -> None:

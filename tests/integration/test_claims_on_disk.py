@@ -46,7 +46,7 @@ def publish(driver: Driver, *numbers: int, ttl_s: int = 0) -> None:
 
 def figures(driver: Driver) -> tuple[int, int]:
     """Return how many messages are ready and dispatched, as the core counts them."""
-    queue = driver.core.state.queues["orders"]
+    queue = driver.core.queues["orders"]
     return queue.row.live_count - queue.held, queue.held
 
 
@@ -267,7 +267,7 @@ def test_kill_in_the_middle_leaves_nothing_half_done(driver: Driver, verb: str, 
     driver.kill_and_restart()
     held = len(claimed(driver))
     assert driver.rows("SELECT count(*) FROM message WHERE state = 1") == [(held,)]
-    assert driver.core.state.queues["orders"].held == held
+    assert driver.core.queues["orders"].held == held
     if verb == "claim":
         hi = claim(driver, 6, after=0) if turns else claim(driver, 6)
         assert [number for number, _ in claimed(driver)] == list(range(1, hi + 1))

@@ -122,7 +122,7 @@ async def test_message_returned_right_after_the_decision_is_counted_once(
     await driver.settle()
     ((before_ms,),) = driver.rows("SELECT deadline_ms FROM message")
     entry = AuditEntry("local", "cli", "", "clock.decide")
-    number = driver.core.state.next_number
+    number = driver.core.next_number
     driver.engine.submit(
         lambda core: queue_operations.decide_clock(
             core, lambda _: None, entry, 10_000, number, is_right=True

@@ -22,28 +22,28 @@ def entry(action: str) -> AuditEntry:
 
 async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
-        front = running.service.handle
+        handle = running.service.handle
         seen: list[Batch] = []
-        remove = front.tap(seen.append)
+        remove = handle.tap(seen.append)
         other: list[Batch] = []
-        front.tap(other.append)()  # looked for a moment
+        handle.tap(other.append)()  # looked for a moment
 
         def publish(core: Broker, reply: Callable[[tuple[list[str], int]], None]) -> None:
             publishing.publish(core, lambda ids: reply((ids, len(seen))), entry("message.publish"),
                                "orders", [(b"a", None)])  # fmt: skip
 
-        (message_id,), tapped = await front.run(publish)
+        (message_id,), tapped = await handle.run(publish)
         assert tapped == 1
         assert [m.message_id.decode() for m in seen[0].created] == [message_id]
         assert seen[0].bodies == [b"a"]
-        outcome = await front.run(
+        outcome = await handle.run(
             act_on_messages, entry("message.delete"), Action.DELETE, [1], ActionOptions()
         )
         assert (outcome.done, len(seen), other) == ([1], 2, [])
         remove()
-        await front.run(queue_operations.record_only, entry("x"))
+        await handle.run(queue_operations.record_only, entry("x"))
         assert len(seen) == 2
-        status = front.status()
+        status = handle.status()
         commits = status.commits
         assert sum(commits.seconds_counts) == sum(commits.batch_counts) == commits.count - 1
         assert (commits.batch_sum, commits.seconds_sum > 0) == (2, True)
@@ -52,16 +52,16 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
 
 async def test_tap_that_fails_does_not_stop_the_broker(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
-        front = running.service.handle
+        handle = running.service.handle
         seen: list[Batch] = []
 
         def fail(batch: Batch) -> None:
             seen.append(batch)
             raise ValueError("a defect of whoever looks")
 
-        front.tap(fail)
+        handle.tap(fail)
         for _ in "ab":
-            await front.run(queue_operations.record_only, entry("x"))
+            await handle.run(queue_operations.record_only, entry("x"))
         assert len(seen) == 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.state import BACKGROUND_BYTES
+from phpmq_lite.broker.broker import BACKGROUND_BYTES
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from tests.support.envelope_cases import body
@@ -182,7 +182,7 @@ def test_record_of_a_worker_stays_the_only_one_over_kill_9(tmp_path: Path) -> No
 def live(site: HttpSite, queue: str) -> int:
     engine = site.broker.service.handle.engine
     assert engine is not None
-    queues = engine.core.state.queues
+    queues = engine.core.queues
     return queues[queue].row.live_count if queue in queues else 0
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker.broker import CommandResult
+from phpmq_lite.broker import batches, commands
+from phpmq_lite.broker.broker import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator.message_actions import ActionOptions
-from phpmq_lite.broker.state import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Limits
@@ -83,7 +84,7 @@ def most_in_a_turn(driver: Driver) -> int:
 
 def live(driver: Driver) -> dict[str, int]:
     """Return the number of live messages per queue, without empty queues."""
-    queues = driver.core.state.queues.values()
+    queues = driver.core.queues.values()
     return {queue.name: queue.row.live_count for queue in queues if queue.row.live_count}
 
 
@@ -146,16 +147,19 @@ def test_forced_publish_of_a_large_message_is_validated_first(make: Make) -> Non
     driver.step()
     large, connection = padded(100_000), client.connection
     core = driver.core
-    core.begin(driver.clock.now())
-    assert core.publish(connection, "orders", large, None, None) is CommandResult.PARK
-    assert core.force_publish(connection, "orders", large, None) is CommandResult.VALIDATE
+    batches.begin(core, driver.clock.now())
+    assert commands.publish(core, connection, "orders", large, None, None) is CommandResult.PARK
+    assert commands.force_publish(core, connection, "orders", large, None) is CommandResult.VALIDATE
     judged: list[Any] = []
-    core.validate_in_background("orders", large, judged.append)
-    [(work, give)] = core.finish().background
+    commands.validate_in_background(core, "orders", large, judged.append)
+    [(work, give)] = batches.finish(core).background
     give(work())
-    core.begin(driver.clock.now())
-    assert core.force_publish(connection, "orders", large, None, judged[0]) is CommandResult.DONE
-    assert len(core.finish().created) == 1
+    batches.begin(core, driver.clock.now())
+    assert (
+        commands.force_publish(core, connection, "orders", large, None, judged[0])
+        is CommandResult.DONE
+    )
+    assert len(batches.finish(core).created) == 1
 
 
 # -- pending dead letters
@@ -179,13 +183,13 @@ def test_batches_stop_while_dead_letters_are_pending(make: Make, number: int, si
         driver._aside = []
         turns += 1
         assert turns < 10, "batch follows batch"
-        dying = driver.core.state.pending
+        dying = driver.core.pending
         assert len(dying) <= PENDING_MAX
         assert dying.size <= PENDING_BYTES_MAX + size
     driver._aside = held
     driver.step()
     assert live(driver) == {"orders.dlq": number}
-    assert (driver.core.state.pending, driver.core.state.pending.size) == ({}, 0)
+    assert (driver.core.pending, driver.core.pending.size) == ({}, 0)
 
 
 # -- the order of a connection
@@ -396,7 +400,7 @@ def test_dead_letter_queue_validates_nothing(driver: Driver) -> None:
     create(driver, "orders.dlq", payload_policy="envelope")
     driver.publish(padded(1_000), queue="orders.dlq")
     assert counted(driver) == 0
-    assert driver.core.state.queues["orders.dlq"].settings.payload_policy == "observe"
+    assert driver.core.queues["orders.dlq"].settings.payload_policy == "observe"
 
 
 @pytest.mark.parametrize(
@@ -431,7 +435,7 @@ def test_list_validated_in_background_creates_no_queue(make: Make) -> None:
     driver._aside = held
     driver.step()
     assert isinstance(asked.answer, RefusedError)
-    assert "orders" not in driver.core.state.queues
+    assert "orders" not in driver.core.queues
 
 
 def test_reason_of_a_client_has_no_control_characters() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.broker.broker import BACKGROUND_BYTES
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.operator.publishing import Published
-from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import State
@@ -328,7 +328,7 @@ def test_named_dead_letter_queue_is_one_after_a_restart_too(make: MakeDriver) ->
     driver.step()
     driver.publish(b"{}", queue="orders.failed")
     driver.kill_and_restart()
-    failed = driver.core.state.queues["orders.failed"]
+    failed = driver.core.queues["orders.failed"]
     assert (failed.is_dead_letter_queue, failed.settings.max_deliveries) == (True, 0)
     worker, held = dispatched(driver)
     worker.dead_letter("orders", held.message_id)

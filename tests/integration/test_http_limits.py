@@ -335,7 +335,7 @@ async def test_silent_connections_keep_nobody_out(broker: RunningBroker, connect
     assert await silent[0].rest() == b""
     limits = await limits_of(broker)
     assert len(limits.open) <= 5
-    assert not limits.gate.refused
+    assert not limits.admission.refused
 
 
 @pytest.mark.parametrize(
@@ -394,8 +394,8 @@ async def test_control_socket_accepts_connections_at_the_limit(
     assert b"200" in await control.ask()
     control.writer.close()
     limits = await limits_of(broker)
-    await wait_until(lambda: len(limits.open) == limits.gate.connections)
-    assert 4 <= limits.gate.connections <= 5
+    await wait_until(lambda: len(limits.open) == limits.admission.connections)
+    assert 4 <= limits.admission.connections <= 5
 
 
 async def test_slow_clients_are_disconnected_and_counted_by_reason(

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.broker import batches as broker_batches
+from phpmq_lite.broker import commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import ClockReading, Limits, LoadedRows
@@ -30,7 +32,7 @@ class Batches:
         self.core = Broker(store.recover(ClockReading(0, 0), 0, 10), Limits(), QueueSettings())
         self.clock = FakeClock()
         self.loaded: LoadedRows | None = None
-        self.core.begin(self.clock.now())
+        broker_batches.begin(self.core, self.clock.now())
         self.publisher = self.connect()
         self.worker = self.connect()
 
@@ -39,33 +41,33 @@ class Batches:
 
     def end(self) -> None:
         """Commit the batch; the next one starts 7 ms later."""
-        batch = self.core.finish()
+        batch = broker_batches.finish(self.core)
         self.store.begin(batch_statements(batch) if batch.stores else [])
         self.loaded = self.store.end(batch)
         self.clock.advance(0.007)
-        self.core.begin(self.clock.now(), self.loaded)
+        broker_batches.begin(self.core, self.clock.now(), self.loaded)
 
     def advance(self) -> None:
         """Advance the clock by 7 ms, in the same batch unless batches are split."""
         if self.is_split:
             self.end()
             return
-        self.core.dispatch()
+        broker_batches.dispatch(self.core)
         self.clock.advance(0.007)
         self.core.update_clock(self.clock.now())
 
     def consume(self, credit: int) -> None:
-        self.core.consume(self.worker, "orders", credit)
+        commands.consume(self.core, self.worker, "orders", credit)
 
     def acknowledge(self, *seqs: int) -> None:
         for seq in seqs:
-            message = self.core.state.messages[seq]
-            self.core.acknowledge(self.worker, "orders", message.message_id)
+            message = self.core.messages[seq]
+            commands.acknowledge_late(self.core, self.worker, "orders", message.message_id)
 
 
 def once(batches: Batches) -> None:
     for ttl_s in (0, 60, 0):
-        batches.core.publish(batches.publisher, "orders", b"body", ttl_s, None)
+        commands.publish(batches.core, batches.publisher, "orders", b"body", ttl_s, None)
     batches.end()
     batches.consume(10)
     batches.end()  # the page is loaded
@@ -77,7 +79,7 @@ def once(batches: Batches) -> None:
 def again(batches: Batches) -> None:
     """Dispatch one message again, together with a new one."""
     once(batches)
-    batches.core.publish(batches.publisher, "orders", b"other", 0, None)
+    commands.publish(batches.core, batches.publisher, "orders", b"other", 0, None)
     batches.end()
     batches.consume(0)
     batches.end()
@@ -98,7 +100,7 @@ def run(folder: Path, story: Callable[[Batches], None], *, is_split: bool) -> li
         story(batches)
         batches.end()
         assert store.execute("SELECT count(*) FROM message WHERE state = 1").fetchone() == (
-            batches.core.state.held,
+            batches.core.held,
         )
         rows: list[Any] = store.execute(HISTORY).fetchall()
         return rows
@@ -107,13 +109,13 @@ def run(folder: Path, story: Callable[[Batches], None], *, is_split: bool) -> li
 def in_two_steps(batches: Batches) -> None:
     """Settle two messages held since an earlier batch, then two dispatched in this one."""
     for _ in range(4):
-        batches.core.publish(batches.publisher, "orders", b"body", 0, None)
+        commands.publish(batches.core, batches.publisher, "orders", b"body", 0, None)
     batches.end()
     batches.consume(2)
     batches.end()  # the page is loaded
     batches.end()
     batches.acknowledge(1, 2)
-    batches.core.dispatch()
+    broker_batches.dispatch(batches.core)
     batches.acknowledge(3, 4)
     batches.end()
 

@@ -62,11 +62,11 @@ def test_lone_commit_writes_one_page_of_each_table_and_no_counter(driver: Driver
 
 def test_kill_leaves_correct_counts_and_reuses_no_number(driver: Driver) -> None:
     one_by_one(driver, 10)
-    number = driver.core.state.next_number
+    number = driver.core.next_number
     assert driver.rows("SELECT value FROM counter WHERE name = 'next_number'") == []
     driver.kill_and_restart()
-    row = driver.core.state.queues["orders"].row
-    assert driver.core.state.next_number == number
+    row = driver.core.queues["orders"].row
+    assert driver.core.next_number == number
     assert (row.live_count, row.live_bytes) == (1, 256)
 
 
@@ -75,9 +75,9 @@ def test_number_of_a_requeue_is_not_reused(driver: Driver) -> None:
     client = driver.clients[0]
     client.requeue("orders", client.got.pop().message_id)
     driver.turn()
-    number = driver.core.state.next_number
+    number = driver.core.next_number
     driver.kill_and_restart()
-    assert (number, driver.core.state.next_number) == (3, 3)
+    assert (number, driver.core.next_number) == (3, 3)
 
 
 def test_counts_are_stored_only_if_they_change(driver: Driver) -> None:

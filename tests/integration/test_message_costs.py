@@ -171,8 +171,8 @@ class Meter:
 
     def _counts(self) -> Cost:
         self.driver.writer.batches.clear()
-        state = self.driver.core.state
-        state.open_batch(Batch(0), state.now)  # frees the previous batch
+        core = self.driver.core
+        core.open_batch(Batch(0), core.now)  # frees the previous batch
         writes = self._producer.transport.writes + self._consumer.transport.writes
         changes = self.driver.store.connection.total_changes
         blocks = sys.getallocatedblocks()

@@ -173,7 +173,7 @@ def test_removed_queue_is_kept_while_the_history_refers_to_it(make: MakeDriver) 
     for name in ("orders", "empty"):
         assert ask(driver, "remove_queue", name) is True
     driver.kill_and_restart()
-    assert driver.core.state.queues == {}
+    assert driver.core.queues == {}
     assert driver.rows("SELECT queue_id, name FROM queue") == [(1, "orders")]
     assert isinstance(ask(driver, "purge", "orders"), RefusedError)
     driver.publish(b"b", queue="other")
@@ -182,7 +182,7 @@ def test_removed_queue_is_kept_while_the_history_refers_to_it(make: MakeDriver) 
         (1, "orders", "{}"), (3, "other", "{}"),  # 2 is not reused
     ]  # fmt: skip
     driver.kill_and_restart()
-    assert sorted(driver.core.state.queues) == ["orders", "other"]
+    assert sorted(driver.core.queues) == ["orders", "other"]
 
 
 def test_audit_numbers_continue_after_a_restart(make: MakeDriver) -> None:

@@ -416,7 +416,7 @@ async def test_endless_uploads_do_not_block_others(
     monkeypatch.setattr(staging, "_SLOT_S", 0.05)
     async with program(home, OPERATOR, "b-*") as other:
         slow = [asyncio.create_task(stage(other, f"s{at}", _endless())) for at in range(8)]
-        await wait_until(lambda: context_of(home).connection_limits.gate.connections >= 8)
+        await wait_until(lambda: context_of(home).connection_limits.admission.connections >= 8)
         assert (await stage(spark, "t", stream(("orders", "a", None))))[0] == 200
         for task in slow:
             task.cancel()

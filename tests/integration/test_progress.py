@@ -145,7 +145,7 @@ async def test_slow_consumer_is_disconnected_only_when_it_stops_reading(tmp_path
 async def test_consumer_that_does_not_read_is_disconnected(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
         reader, _session = await choked_consumer(running)
-        closed = running.service.handle.figures.closed
+        closed = running.service.handle.counters.closed
         await reader.idle_until(lambda: closed[NOT_READ] == 1)
         reader.socket.close()
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from phpmq_lite import connect_blocking
-from phpmq_lite.broker.broker import CommandResult
+from phpmq_lite.broker import commands
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.errors import ClientError
 from phpmq_lite.model import Limits
 from tests.support.core_rig import CoreRig
@@ -57,8 +58,8 @@ def test_client_learns_that_a_forced_publish_was_refused() -> None:
     """Acknowledgements wait after it; it was dropped without a word."""
     rig = CoreRig(Limits(queues=1))
     one = rig.connect()
-    rig.run(lambda: rig.core.publish(one, "orders", b"a", None, b"1"))
+    rig.run(lambda: commands.publish(rig.core, one, "orders", b"a", None, b"1"))
     rig.begin()
-    assert rig.core.force_publish(one, "new", b"b", None) is CommandResult.CLOSE
+    assert commands.force_publish(rig.core, one, "new", b"b", None) is CommandResult.CLOSE
     rig.finish()
     assert rig.core.refused["too many queues"] == 1

@@ -45,7 +45,7 @@ async def test_records_of_a_batch_are_in_the_order_of_the_messages(
         assert engine is not None
 
         def is_dead() -> bool:
-            queue = engine.core.state.queues.get("orders.dlq")
+            queue = engine.core.queues.get("orders.dlq")
             return queue is not None and queue.row.live_count == len(BODIES)
 
         await wait_until(is_dead)

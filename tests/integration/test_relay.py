@@ -61,10 +61,10 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 async def test_client_publishes_and_consumes_through_a_standby(tmp_path: Path, listen: str) -> None:
     async with relayed_brokers(tmp_path, listen) as brokers:
         await as_client(brokers.port, exchange)
-        counters, gate = brokers.relay.counters, brokers.standby.service.handle.gate
+        counters, gate = brokers.relay.counters, brokers.standby.service.handle.admission
         assert gate is not None
         await wait_until(lambda: not (counters.open or brokers.listener.counters.open))
-        assert brokers.standby.service.handle.figures.clients_opened == 0
+        assert brokers.standby.service.handle.counters.clients_opened == 0
         assert counters.opened == brokers.listener.counters.opened == 1
         assert counters.bytes_in > 0 < counters.bytes_out
         assert (counters.refused, brokers.listener.counters.refused) == ({}, {})
@@ -315,7 +315,7 @@ async def test_allow_list_applies_to_the_address_of_the_client(tmp_path: Path, s
             await in_thread(client.barrier)
         with await in_thread(lambda: connect_from("127.0.0.3", brokers.port)) as client:
             await in_thread(lambda: assert_closed_without_reply(client))
-        gate = getattr(brokers, side).service.handle.gate
+        gate = getattr(brokers, side).service.handle.admission
         assert gate.refused == {NOT_ALLOWED: 1}
 
 
@@ -414,7 +414,7 @@ async def test_fallback_serves_pages_while_no_broker_is_active(tmp_path: Path) -
                 assert (await me.get("/queues")).status == 200
         context = brokers.standby.service._context
         assert context is not None
-        await wait_until(lambda: not context.connection_limits.gate.connections)
+        await wait_until(lambda: not context.connection_limits.admission.connections)
 
 
 async def test_http_connection_without_a_request_is_closed(
@@ -580,7 +580,7 @@ async def test_relayed_connection_is_not_relayed_again(tmp_path: Path) -> None:
     async with relayed_brokers(tmp_path) as brokers:
         again = Relay("broker-3", SECRET, RelayCounters())
         again.set_active(EPOCH, brokers.listener.address)
-        gate = brokers.standby.service.handle.gate
+        gate = brokers.standby.service.handle.admission
         assert gate is not None
         between = RelayListener(
             PLAIN, SECRET,

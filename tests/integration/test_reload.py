@@ -69,7 +69,7 @@ async def test_reload_and_a_lost_listener_charge_nothing(tmp_path: Path) -> None
         await asyncio.to_thread(peer.barrier)
         engine = running.service.handle.engine
         assert engine is not None
-        [held] = engine.core.state.messages.values()
+        [held] = engine.core.messages.values()
         assert (held.deliveries, held.charged, held.is_sent) == (1, 0, True)
         peer.close()
 

@@ -39,7 +39,7 @@ async def ack(site: HttpSite, queue: str, count: int) -> None:
 def totals(site: HttpSite, queue: str) -> Any:
     engine = site.broker.service.handle.engine
     assert engine is not None
-    return engine.core.state.queues[queue].counters
+    return engine.core.queues[queue].counters
 
 
 def rolled_up(data: Path, queue_id: int, span_s: int = MINUTE_S) -> tuple[int, ...]:

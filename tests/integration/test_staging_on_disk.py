@@ -446,7 +446,7 @@ def test_removed_queue_is_created_again(make: MakeDriver) -> None:
     run_operation(driver, "remove_queue", "orders")
     driver.kill_and_restart()
     assert publish(driver, 1, "t") == StagedPublishResult(1, False, 0)
-    assert (stored_bodies(driver), driver.core.state.queues["orders"].row.live_count) == ([b"a"], 1)
+    assert (stored_bodies(driver), driver.core.queues["orders"].row.live_count) == ([b"a"], 1)
 
 
 def test_removed_queue_above_the_limit_refuses_the_publish(make: MakeDriver) -> None:
@@ -463,7 +463,7 @@ def test_too_many_queues_are_refused_as_a_whole(make: MakeDriver) -> None:
     rows = [(name, b"x", None) for name in ("a", "b", "c")]
     assert run_operation(driver, "stage", "t", rows, after=0, is_whole=True) == "too_many_queues"
     assert stage(driver, "t", b"x", queue="") == "bad_name"
-    assert driver.core.state.queues == {}
+    assert driver.core.queues == {}
 
 
 def test_ttl_counts_from_the_publish(make: MakeDriver) -> None:
@@ -510,7 +510,7 @@ def test_invalid_envelopes_are_dead_lettered_at_once(make: MakeDriver) -> None:
     )
     assert len(records) == 3
     assert all(b"%016x%016x" % tuple(place) in record for record, *place in records)
-    assert driver.core.state.queues["orders"].counters.published == 4
+    assert driver.core.queues["orders"].counters.published == 4
 
 
 @NEEDS_SOURCES

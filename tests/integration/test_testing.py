@@ -32,7 +32,7 @@ async def test_publisher_does_not_wait_for_the_memory_of_the_tests(
     resident = 64 << 30
     monkeypatch.setattr(watchdog, "resident_bytes", lambda: resident)
     async with running_service(tmp_path) as running:
-        brake = running.service.handle.brake
+        brake = running.service.handle.memory_limiter
         async with connect(running.host, running.port) as client:
             while brake.resident_bytes != resident:
                 await client.publish_confirmed("orders", b"1")

@@ -79,7 +79,7 @@ def test_batch_is_atomic(make: MakeDriver) -> None:
     assert driver.states() == [(1, 0, 0)]
     assert driver.rows("SELECT name FROM queue") == [("orders",)]
     assert driver.rows("SELECT seq FROM body") == [(1,)]
-    assert driver.core.state.next_number == 2
+    assert driver.core.next_number == 2
 
 
 def test_rollback_leaves_no_gap_in_the_history(make: MakeDriver) -> None:

@@ -68,8 +68,8 @@ class Acts:
                          if isinstance(getattr(r.on_rows, "__self__", None), MessageAction)
                 ]  # fmt: skip
                 for act in found:
-                    if act._entry is question.entry:
-                        self.under_way.append(UnderWay(question, act, list(act._asked)))
+                    if act.entry is question.entry:
+                        self.under_way.append(UnderWay(question, act, list(act._requested)))
             case "publish":
                 self._publish(question)
             case "remove_queue":
@@ -153,7 +153,7 @@ class Acts:
         self, under_way: UnderWay, turn: Cycle, touched: set[int], *, is_over: bool
     ) -> None:
         outcome = under_way.act.outcome
-        left = [] if is_over else list(under_way.act._asked)
+        left = [] if is_over else list(under_way.act._requested)
         handled = [seq for seq in under_way.asked if seq not in left]
         done = outcome.done[under_way.seen :]
         under_way.asked, under_way.seen = left, len(outcome.done)
@@ -180,8 +180,9 @@ class Acts:
         """Compare the reasons, except those that depend on the order."""
         known = under_way.expected.total() + under_way.unclear + len(outcome.done)
         under_way.expected["gone"] += len(seqs) - known  # never asked for
-        assert +(under_way.expected - outcome.skipped) == Counter()
-        assert (outcome.skipped - under_way.expected).total() == under_way.unclear
+        skipped = Counter[str](outcome.skipped)
+        assert +(under_way.expected - skipped) == Counter()
+        assert (skipped - under_way.expected).total() == under_way.unclear
 
     def _reason(self, action: Action, seq: int, options: ActionOptions) -> tuple[str | None, bool]:
         """Return the reason to skip, or None to act; and whether that is certain."""

@@ -59,22 +59,22 @@ def _assert_history_agrees(model: Model, driver: Driver) -> None:
 
 def assert_memory_agrees(model: Model, driver: Driver) -> None:
     """Compare the core's memory with the model, and its sums with their parts."""
-    state = driver.core.state
-    assert state.pending.keys() == {m.seq for m in model.alive.values() if m.dying is not None}
+    core = driver.core
+    assert core.pending.keys() == {m.seq for m in model.alive.values() if m.dying is not None}
     in_memory = {m.seq for m in model.alive.values() if m.holder is not None}
-    for queue in state.queues.values():
+    for queue in core.queues.values():
         alive = model.of_queue(queue.name)
         on_disk = driver.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue.name)
         assert on_disk == [(len(alive), sum(len(m.body) for m in alive))]
         assert on_disk == [(queue.row.live_count, queue.row.live_bytes)]
         in_memory |= _assert_window_is_a_prefix(model, queue)
         _assert_consumers_agree(model, queue)
-    assert state.messages.keys() == in_memory
-    assert state.held == sum(queue.held for queue in state.queues.values())
-    assert state.held_bytes == sum(queue.held_bytes for queue in state.queues.values())
-    assert state.held <= state.limits.held + state.limits.held // 4
-    windows = [queue.window for queue in state.queues.values() if queue.window is not None]
-    assert state.bodies.total_bytes == sum(window.body_bytes for window in windows)
+    assert core.messages.keys() == in_memory
+    assert core.held == sum(queue.held for queue in core.queues.values())
+    assert core.held_bytes == sum(queue.held_bytes for queue in core.queues.values())
+    assert core.held <= core.limits.held + core.limits.held // 4
+    windows = [queue.window for queue in core.queues.values() if queue.window is not None]
+    assert core.bodies.total_bytes == sum(window.body_bytes for window in windows)
 
 
 def _assert_window_is_a_prefix(model: Model, queue: Queue) -> set[int]:

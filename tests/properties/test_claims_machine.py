@@ -143,12 +143,12 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         rows = self.rows()
         assert list(rows.items()) == list(expected.items())
         held = sum(state for state, _, _ in rows.values())
-        queue = self.driver.core.state.queues.get("orders")
+        queue = self.driver.core.queues.get("orders")
         if queue is None:
             return
         assert (queue.row.live_count, queue.held) == (len(rows), held)
         assert queue.held_bytes == sum(len(m.body) for m in self.alive if m.place != "ready")
-        assert self.driver.core.state.held == sum(m.place == "worker" for m in self.alive)
+        assert self.driver.core.held == sum(m.place == "worker" for m in self.alive)
         [(behind,)] = self.driver.rows(
             "SELECT count(*) FROM message WHERE state = 0 AND position <= ?", queue.claimed_to
         )

@@ -255,7 +255,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
     def memory_is_what_is_on_disk_where_nothing_is_open(self) -> None:
         house = self.house
         if house.is_stored:
-            for m in house.core.state.messages.values():
+            for m in house.core.messages.values():
                 row = (m.state, m.position, m.deliveries, m.charged, m.consumer,
                        m.first_dispatched_at, m.last_dispatched_at)  # fmt: skip
                 assert house.rows(ROW, m.seq) == [row]
@@ -280,7 +280,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
             await house.settle()
 
     def assert_nothing_is_lost(self) -> None:
-        house, state = self.house, self.house.core.state
+        house, core = self.house, self.house.core
         assert house.rows("SELECT seq FROM message") == []
         assert Counter(row[0] for row in house.rows("SELECT content FROM body")) == self.published
         settled = house.rows("SELECT seq, outcome, content FROM history JOIN body USING (seq)")
@@ -291,13 +291,13 @@ class PipelineOfBatches(RuleBasedStateMachine):
         assert {content for _, outcome, content in settled if outcome != State.ACKED} <= self.mortal
         assert {outcome for _, outcome, _ in settled} <= {State.ACKED, State.EXPIRED}
         assert {key for _, key, _, _ in house.receipts()} == self.keys
-        assert (state.held, state.held_bytes, state.messages, state.bodies.total_bytes) == (
+        assert (core.held, core.held_bytes, core.messages, core.bodies.total_bytes) == (
             0,
             0,
             {},
             0,
         )
-        for queue in state.queues.values():
+        for queue in core.queues.values():
             assert (queue.held, queue.held_bytes) == (0, 0)
             assert (queue.row.live_count, queue.row.live_bytes) == (0, 0)
         assert house.rows("SELECT DISTINCT live_count, live_bytes FROM queue") in ([], [(0, 0)])

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from phpmq_lite.broker.broker import BACKGROUND_BYTES
 from phpmq_lite.broker.operator.message_actions import ActionOptions
-from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.model import State
 from phpmq_lite.operator_actions import Action
@@ -83,7 +83,7 @@ class Envelopes(RuleBasedStateMachine):
     def set_policy(self, policy: str) -> None:
         self.driver.ask("configure", "orders", {"payload_policy": policy})
         self._step()
-        self.policy, self.policy_since = policy, self.driver.core.state.next_number
+        self.policy, self.policy_since = policy, self.driver.core.next_number
 
     @rule(name=st.sampled_from([None, "errors"]))
     def set_dead_letter_queue(self, name: str | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phpmq_lite.broker import commands
 from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.broker.queue import Connection
@@ -42,17 +43,17 @@ class Twin:
         self.publisher, self.one, self.two = (self.rig.connect() for _ in range(3))
         core = self.rig.core
         for name in QUEUES:
-            self.rig.run(partial(core.publish, self.publisher, name, b"first", 0, None))
-        core.state.queues["bounded"].settings.max_messages = 3
-        self.rig.run(lambda: core.consume(self.one, "plain", 4))
-        self.rig.run(lambda: core.consume(self.two, "plain", 2))
-        self.rig.run(lambda: core.consume(self.two, "other", 3))
+            self.rig.run(partial(commands.publish, core, self.publisher, name, b"first", 0, None))
+        core.queues["bounded"].settings.max_messages = 3
+        self.rig.run(lambda: commands.consume(core, self.one, "plain", 4))
+        self.rig.run(lambda: commands.consume(core, self.two, "plain", 2))
+        self.rig.run(lambda: commands.consume(core, self.two, "other", 3))
         self.rig.run(loaded=LoadedRows(windows=[(1, [], True), (2, [], True)]))
 
-    def frames_of(self, commands: list[Any]) -> list[tuple[Connection, ClientFrame]]:
+    def frames_of(self, steps: list[Any]) -> list[tuple[Connection, ClientFrame]]:
         """Return the frames; an acknowledgement names a held message, or none."""
         found: list[tuple[Connection, ClientFrame]] = []
-        for command in commands:
+        for command in steps:
             if isinstance(command, Publish):
                 found.append((self.publisher, command))
                 continue
@@ -64,9 +65,9 @@ class Twin:
             found.append((connection, end))
         return found
 
-    def run(self, commands: list[Any]) -> Batch:
+    def run(self, steps: list[Any]) -> Batch:
         """Run a batch; consecutive commands of a connection are applied together."""
-        given = self.frames_of(commands)
+        given = self.frames_of(steps)
         core, batch = self.rig.core, self.rig.begin()
         while given:
             connection = given[0][0]
@@ -83,7 +84,7 @@ class Twin:
 
     def seen(self, batch: Batch) -> dict[str, Any]:
         """Return the rows, frames and counts of a batch; tokens are random."""
-        state = self.rig.core.state
+        core = self.rig.core
         return {
             "born": [
                 (m.seq, m.position, m.queue_id, m.state, m.ttl_s, m.deadline_ms, m.size, m.crc,
@@ -96,7 +97,7 @@ class Twin:
             ],
             "settled": batch.settled,
             "dispatched": [(m.seq, m.consumer) for m in batch.dispatched],
-            "sums": (batch.created_bytes, batch.counters, state.held_bytes),
+            "sums": (batch.created_bytes, batch.counters, core.held_bytes),
             "rows": [(key, r.live_count, r.live_bytes) for key, r in batch.queue_rows.items()],
             "sent": {
                 c.number: (
@@ -105,15 +106,15 @@ class Twin:
                 )
                 for c, (messages, receipts) in batch.sends.items()
             },
-            "totals": [asdict(queue.counters) for queue in state.queues.values()],
+            "totals": [asdict(queue.counters) for queue in core.queues.values()],
             "clients": [(c.published, c.acked) for c in self.rig.core.connections.values()],
-            "known": sorted(state.messages),
-            "due": state.next_deadline_ms,
+            "known": sorted(core.messages),
+            "due": core.next_deadline_ms,
         }  # fmt: skip
 
 
 @given(batches)
 def test_runs_do_what_their_commands_do_one_by_one(given: list[list[Any]]) -> None:
     runs, ones = Twin(in_runs=True), Twin(in_runs=False)
-    for commands in given:
-        assert runs.seen(runs.run(commands)) == ones.seen(ones.run(commands))
+    for steps in given:
+        assert runs.seen(runs.run(steps)) == ones.seen(ones.run(steps))

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from phpmq_lite.broker.broker import Broker, CommandResult
+from phpmq_lite.broker import batches, commands
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
@@ -88,9 +90,11 @@ class Client:
         validated: list[ValidatedPublish] = []  # of a large body, as in server/session.py
 
         def publish(core: Broker, me: Connection) -> CommandResult:
-            result = core.publish(me, queue, body, ttl_s, key, validated[-1] if validated else None)
+            result = commands.publish(
+                core, me, queue, body, ttl_s, key, validated[-1] if validated else None
+            )
             if result is CommandResult.VALIDATE:
-                core.validate_in_background(queue, body, validated.append)
+                commands.validate_in_background(core, queue, body, validated.append)
                 return CommandResult.LOAD
             return result
 
@@ -110,7 +114,7 @@ class Client:
 
     def disconnect(self) -> "Command":
         def leave(core: Broker, me: Connection) -> CommandResult:
-            core.disconnect(me, "compact", "ttl", "closed by the peer")
+            commands.disconnect(core, me, "compact", "ttl", "closed by the peer")
             return CommandResult.DONE
 
         self.is_leaving, self.is_parked = True, False
@@ -124,10 +128,11 @@ class Client:
         return self._give("choke", is_blocked, action=choke)
 
     def _give(self, verb: str, *arguments: Any, action: Action | None = None) -> "Command":
-        """Queue a command; without an ``action`` it calls the method of the core of this name."""
+        """Queue a command; without an ``action`` it calls the function of ``commands``."""
+        function = "acknowledge_late" if verb == "acknowledge" else verb
 
         def call(core: Broker, me: Connection) -> CommandResult:
-            result: CommandResult = getattr(core, verb)(me, *arguments)
+            result: CommandResult = getattr(commands, function)(core, me, *arguments)
             return result
 
         command = Command(self, action or call, verb, arguments)
@@ -204,11 +209,11 @@ class BatchSnapshot:
 
     @classmethod
     def at(cls, core: Broker) -> "BatchSnapshot":
-        batch = core.state.batch
+        batch = core.batch
         return cls(
             {seq: (State(o), why) for (o, why), seqs in batch.settled.items() for seq in seqs},
             {seq: (m.queue_id, m.position) for seq, m in batch.changed.items()},
-            frozenset(core.state.pending),
+            frozenset(core.pending),
         )
 
 
@@ -320,7 +325,7 @@ class Driver:
     def decide(self) -> Cycle:
         """Run the first half of a cycle, before the commit."""
         core, now = self.core, self.clock.now()
-        core.begin(now, self._loaded)
+        batches.begin(core, now, self._loaded)
         self._loaded = None
         begun = BatchSnapshot.at(core)
         opened, self._opening = self._opening, []
@@ -331,9 +336,9 @@ class Driver:
             give(work())
         late, self._late = self._late, []
         for connection, messages in late:
-            core.undo_dispatches(connection, messages)
+            commands.undo_dispatches(core, connection, messages)
         done = self._run(core)
-        batch = core.finish()
+        batch = batches.finish(core)
         return Cycle(
             now,
             batch,
@@ -369,7 +374,7 @@ class Driver:
 
     def _try(self, core: Broker, command: Command) -> None:
         client = command.client
-        command.number = core.state.next_number
+        command.number = core.next_number
         command.result = command.action(core, client.connection)
         client.is_parked = command.result is CommandResult.PARK and not client.is_leaving
         client.is_refused = client.is_refused or command.result is CommandResult.CLOSE
@@ -381,7 +386,7 @@ class Driver:
             assert not question.is_answered, "answered twice"
             question.answer = value
 
-        question.number = core.state.next_number
+        question.number = core.next_number
         try:
             question.ask(core, answer)
         except RefusedError as error:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from phpmq_lite.broker.broker import Broker, CommandResult
+from phpmq_lite.broker import batches, commands
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator import message_actions, publishing, queue_operations
 from phpmq_lite.broker.pipeline import claims, history_readers, staging
 from phpmq_lite.broker.queue import Connection, Queue
@@ -93,7 +95,7 @@ class CoreRig:
 
     def begin(self, loaded: LoadedRows | None = None) -> Batch:
         now = ClockReading(self.steady_ms + WALL_MS - STEADY_MS, self.steady_ms)
-        self.batch = self.core.begin(now, loaded)
+        self.batch = batches.begin(self.core, now, loaded)
         return self.batch
 
     def finish(self) -> Batch:
@@ -101,7 +103,7 @@ class CoreRig:
 
         Sent messages keep their bodies, by which tests identify them.
         """
-        batch = self.core.finish()
+        batch = batches.finish(self.core)
         for messages, _ in batch.sends.values():
             for message in messages:
                 message.is_sent = True
@@ -165,7 +167,7 @@ class CoreRig:
 
     def consume(self, connection: Connection, credit: int, queue: str = "orders") -> Batch:
         """Grant credit, and load an empty page if the core asks for one."""
-        batch = self.run(lambda: self.core.consume(connection, queue, credit))
+        batch = self.run(lambda: commands.consume(self.core, connection, queue, credit))
         if not batch.windows:
             return batch
         return self.run(loaded=LoadedRows(windows=[(r.queue_id, [], True) for r in batch.windows]))
@@ -173,7 +175,7 @@ class CoreRig:
     # -- queues
 
     def queue(self, name: str = "orders") -> Queue:
-        return self.core.state.queues[name]
+        return self.core.queues[name]
 
     def window(self, name: str = "orders") -> ReadyWindow:
         """Return the window of a queue with a consumer."""
@@ -209,7 +211,10 @@ class CoreRig:
         publisher = by or self.connect()
         self.begin()
         for body in bodies:
-            assert self.core.publish(publisher, queue, body, ttl_s, None) is CommandResult.DONE
+            assert (
+                commands.publish(self.core, publisher, queue, body, ttl_s, None)
+                is CommandResult.DONE
+            )
         return self.finish()
 
     def dispatch(

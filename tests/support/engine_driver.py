@@ -177,7 +177,7 @@ class EngineClient:
         self.driver.got.append(frame)
         seq = int(frame.message_id[:16], 16)
         assert self.driver.on_disk(seq) == (frame.message_id, frame.queue, frame.content)
-        message = self.driver.core.state.messages[seq]
+        message = self.driver.core.messages[seq]
         assert message.holder.connection is self.session.connection, "it holds another's message"
         if message.deliveries == 1 and self.driver.dispatches(seq) == 1:
             assert seq > self.first_seqs.get(frame.queue, 0), "dispatches out of order"
@@ -291,7 +291,7 @@ class EngineDriver:
 
     def dispatches(self, seq: int) -> int:
         """Return how often a message was dispatched, including dispatches that were not sent."""
-        batches = [*self.writer.batches, self.core.state.batch]
+        batches = [*self.writer.batches, self.core.batch]
         unique = {id(batch): batch for batch in batches}.values()
         return sum(message.seq == seq for batch in unique for message in batch.dispatched)
 
@@ -309,7 +309,7 @@ class EngineDriver:
         return found
 
     def message(self, seq: int) -> Message:
-        return self.core.state.messages[seq]
+        return self.core.messages[seq]
 
 
 def disable_timers(patch: pytest.MonkeyPatch, linger_s: float = 0.0) -> None:

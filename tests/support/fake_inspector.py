@@ -77,7 +77,7 @@ def indexed_fields(given: Message) -> tuple[Any, ...]:
 
 
 def inspection_count(rig: CoreRig) -> int:
-    envelopes = rig.core.state.inspector
+    envelopes = rig.core.inspector
     assert isinstance(envelopes, FakeInspector)
     return envelopes.looks
 

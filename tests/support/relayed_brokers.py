@@ -56,12 +56,12 @@ async def relayed_brokers(
         prepared_service(folder / "standby", **(standby or {})) as second,
     ):
         service = first.service
-        counters = service.handle.figures.relay
+        counters = service.handle.counters.relay
         listener = RelayListener(listen, SECRET, service.session, service.http_connection, counters)
         listener.epoch = EPOCH
         await listener.bind()
         await listener.open()
-        relay = Relay("broker-2", secret, second.service.handle.figures.relay)
+        relay = Relay("broker-2", secret, second.service.handle.counters.relay)
         relay.set_active(EPOCH, listener.address)
         second.service._relay = relay
         try:

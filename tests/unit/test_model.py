@@ -1,10 +1,12 @@
 """Dispatching, its limits, purges and redrives."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import pytest
 
+from phpmq_lite.broker import commands
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
@@ -54,7 +56,7 @@ def test_consumer_without_credit_is_skipped_until_it_acknowledges(rig: CoreRig) 
     assert bodies(sent_messages(batch, one)) == [b"a"]
     assert bodies(sent_messages(batch, two)) == [b"b", b"c", b"d"]
     first = sent_messages(batch, one)[0]
-    batch = rig.run(lambda: rig.core.acknowledge(one, "orders", first.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, one, "orders", first.message_id))
     assert bodies(sent_messages(batch, one)) == [b"e"]
 
 
@@ -78,7 +80,7 @@ def test_consumer_gets_a_limited_number_of_bytes_but_always_one_message(limits: 
     batch = rig.publish(b"x" * 30, b"y")
     assert bodies(sent_messages(batch, worker)) == [b"x" * 30]
     big = sent_messages(batch, worker)[0]
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", big.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", big.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"y"]
     assert bodies(sent_messages(rig.publish(b"z" * 9, b"z" * 10), worker)) == [b"z" * 9]
 
@@ -89,8 +91,7 @@ def test_broker_holds_no_more_messages_than_its_limit() -> None:
     held = sent_messages(rig.publish(*ABC), one)
     assert bodies(held) == [b"a", b"b"]
     assert sent_messages(rig.publish(b"m", queue="mails"), two) == []
-    batch = rig.run(*(
-        lambda m=m: rig.core.acknowledge(one, "orders", m.message_id) for m in held))  # fmt: skip
+    batch = acknowledged(rig, one, "orders", held)
     assert bodies(sent_messages(batch, one) + sent_messages(batch, two)) == [b"c", b"m"]
 
 
@@ -111,8 +112,8 @@ def test_write_limit_covers_all_queues_of_a_connection() -> None:
     rig.consume(worker, 10, "mails")
     publisher = rig.connect()
     batch = rig.run(
-        lambda: rig.core.publish(publisher, "orders", b"1234", None, None),
-        lambda: rig.core.publish(publisher, "mails", b"5678", None, None),
+        lambda: commands.publish(rig.core, publisher, "orders", b"1234", None, None),
+        lambda: commands.publish(rig.core, publisher, "mails", b"5678", None, None),
     )
     assert bodies(sent_messages(batch, worker)) == [b"1234"]
     assert bodies(sent_messages(rig.run(), worker)) == [b"5678"]
@@ -148,7 +149,7 @@ def test_message_is_not_dispatched_at_its_deadline(rig: CoreRig) -> None:
     rig.publish(b"late", ttl_s=1)
     rig.publish(b"good", ttl_s=2)
     rig.advance(1)
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"good"]
     assert list(outcomes(batch)) == [(2, None), (3, None)]
 
@@ -158,7 +159,7 @@ def test_message_is_dispatched_a_millisecond_before_its_deadline(rig: CoreRig) -
     held = sent_messages(rig.publish(b"held"), worker)[0]
     rig.publish(b"good", ttl_s=1)
     rig.steady_ms += 999
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"good"]
 
 
@@ -178,7 +179,7 @@ def test_expired_message_is_dispatched_from_its_target_in_the_same_batch(
     rig.advance(1)
     batch = rig.run(
         lambda: rig.core.wake_consumers(patient),  # then the target is served first
-        lambda: rig.core.acknowledge(worker, source, held.message_id),
+        lambda: commands.acknowledge_late(rig.core, worker, source, held.message_id),
     )
     assert bodies(sent_messages(batch, patient)) == [b"late"]
 
@@ -189,7 +190,7 @@ def test_expired_message_is_dispatched_from_its_target_in_the_same_batch(
 def test_queue_with_a_consumer_requests_its_first_page() -> None:
     rig = CoreRig(Limits(window=5, window_bytes=100))
     worker = rig.connect()
-    request = rig.run(lambda: rig.core.consume(worker, "orders", 3)).windows[0]
+    request = rig.run(lambda: commands.consume(rig.core, worker, "orders", 3)).windows[0]
     assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
     page = [message(n, body=b"%d" % n) for n in range(1, 6)]
     batch = rig.run(loaded=LoadedRows(windows=[(1, page, False)]))
@@ -200,14 +201,14 @@ def test_queue_with_a_consumer_requests_its_first_page() -> None:
 def test_queue_requests_one_page_at_a_time() -> None:
     rig = CoreRig(Limits(window=2))
     worker = rig.connect()
-    rig.run(lambda: rig.core.consume(worker, "orders", 3))
-    assert rig.core.state.needs_dispatch == {}
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 3))
+    assert rig.core.needs_dispatch == {}
     assert rig.publish(b"a").windows == []
 
 
 def test_message_without_a_body_waits_for_it_in_order(rig: CoreRig) -> None:
     worker = rig.connect()
-    rig.run(lambda: rig.core.consume(worker, "orders", 10))
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 10))
     page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
     batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
     assert bodies(sent_messages(batch, worker)) == [b"1"]
@@ -219,7 +220,7 @@ def test_message_without_a_body_waits_for_it_in_order(rig: CoreRig) -> None:
 def test_bodies_are_requested_within_the_bytes_of_the_window() -> None:
     rig = CoreRig(Limits(window_bytes=25))
     worker = rig.connect()
-    rig.run(lambda: rig.core.consume(worker, "orders", 10))
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 10))
     page = [message(n, size=10) for n in range(1, 9)]
     batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
     assert batch.body_seqs == {1, 2, 3}
@@ -228,7 +229,7 @@ def test_bodies_are_requested_within_the_bytes_of_the_window() -> None:
 def test_body_larger_than_the_cache_is_loaded() -> None:
     rig = CoreRig(Limits(window_bytes=5, bodies_bytes=5))
     worker = rig.connect()
-    rig.run(lambda: rig.core.consume(worker, "orders", 10))
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 10))
     batch = rig.run(loaded=LoadedRows(windows=[(1, [message(1, size=50)], True)]))
     assert batch.body_seqs == {1}
 
@@ -240,7 +241,7 @@ def test_published_bodies_are_cached_within_the_bytes_of_the_window() -> None:
     rig.publish(b"12345", b"67890", b"x", b"")
     window = rig.window()
     assert bodies(list(window)) == [b"12345", b"67890", None, b""]
-    assert window.body_bytes == rig.core.state.bodies.total_bytes == 10
+    assert window.body_bytes == rig.core.bodies.total_bytes == 10
     assert sent_messages(rig.run(), worker) == []
 
 
@@ -250,9 +251,9 @@ def test_bodies_of_all_windows_stay_within_the_cache() -> None:
         rig.consumer(name, credit=1)
         rig.publish(b"held", queue=name)
         rig.publish(b"123456789", queue=name)
-    assert rig.core.state.bodies.total_bytes == 9
+    assert rig.core.bodies.total_bytes == 9
     worker = rig.connect()
-    request = rig.run(lambda: rig.core.consume(worker, "c", 1)).windows[0]
+    request = rig.run(lambda: commands.consume(rig.core, worker, "c", 1)).windows[0]
     assert request.body_bytes == 6
 
 
@@ -262,9 +263,9 @@ def test_reloaded_bodies_stay_within_the_cache() -> None:
     full = rig.consumer("full", credit=1)
     rig.publish(b"held", queue="full")
     rig.publish(*[b"x" * 9] * 11, queue="full")
-    assert rig.core.state.bodies.total_bytes == 99
+    assert rig.core.bodies.total_bytes == 99
     worker = rig.connect()
-    rig.run(lambda: rig.core.consume(worker, "orders", 100))
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 100))
     page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
     batch = rig.run(loaded=LoadedRows(windows=[(2, page, True)]))
     assert batch.body_seqs == {101}
@@ -274,10 +275,10 @@ def test_reloaded_bodies_stay_within_the_cache() -> None:
 def test_window_is_discarded_with_its_last_consumer(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     rig.publish(*ABC)
-    rig.run(lambda: rig.core.consume(worker, "orders", 0))
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 0))
     assert rig.queue().window is None
-    assert rig.core.state.messages == {}
-    assert rig.core.state.bodies.total_bytes == 0
+    assert rig.core.messages == {}
+    assert rig.core.bodies.total_bytes == 0
 
 
 def short_of_bytes(rig: CoreRig, ttl_s: int | None = None) -> tuple[Connection, Connection]:
@@ -294,7 +295,7 @@ def test_smaller_message_goes_to_a_consumer_too_full_for_the_first() -> None:
     one, two = short_of_bytes(rig)
     rig.publish(b"1234")
     [held] = two.consumers[1].held.values()
-    batch = rig.run(lambda: rig.core.acknowledge(two, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, two, "orders", held.message_id))
     assert bodies(sent_messages(batch, two)) == [b"12345"]
     assert bodies(sent_messages(batch, one)) == [b"1234"]
 
@@ -317,7 +318,9 @@ def test_smaller_message_is_sent_after_the_first_was_acknowledged() -> None:
     rig.publish(b"1234")
     first = next(iter(rig.window()))
     stranger = rig.connect()
-    batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", first.message_id))
+    batch = rig.run(
+        lambda: commands.acknowledge_late(rig.core, stranger, "orders", first.message_id)
+    )
     assert bodies(sent_messages(batch, one)) == [b"1234"]
 
 
@@ -329,10 +332,10 @@ def test_later_bodies_are_evicted_for_returned_messages() -> None:
     rig.publish(*[b"y" * 10] * 4)
     for one in held:
         one.body = None  # as after sending
-    batch = rig.run(lambda: rig.core.consume(worker, "orders", 4))
+    batch = rig.run(lambda: commands.consume(rig.core, worker, "orders", 4))
     assert batch.body_seqs == {1, 2, 3, 4}
     window = rig.window()
-    assert (window.body_bytes, rig.core.state.bodies.total_bytes) == (0, 0)
+    assert (window.body_bytes, rig.core.bodies.total_bytes) == (0, 0)
     loaded = LoadedRows(bodies={one.seq: b"x" * 10 for one in held})
     assert sent_messages(rig.run(loaded=loaded), worker) == held
 
@@ -344,9 +347,9 @@ def test_window_is_trimmed_when_messages_return() -> None:
         rig.publish(body)
     rig.publish(b"5", b"6", b"7")
     assert [m.position for m in rig.window()] == [5, 6, 7]
-    rig.run(lambda: rig.core.consume(one, "orders", 0))
+    rig.run(lambda: commands.consume(rig.core, one, "orders", 0))
     assert [m.position for m in rig.window()] == [1, 3, 4]
-    assert set(rig.core.state.messages) == {1, 2, 3, 4}
+    assert set(rig.core.messages) == {1, 2, 3, 4}
     assert [message.seq for message in two.consumers[1].held.values()] == [2]
 
 
@@ -358,7 +361,7 @@ def test_draining_broker_replies_when_nothing_is_held(rig: CoreRig) -> None:
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     rig.run(lambda: rig.core.drain(rig.answers.append))
     assert rig.answers == []
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert (list(outcomes(batch)), batch.sends) == ([(2, None)], {})
     assert rig.answers == [None]
 
@@ -366,7 +369,7 @@ def test_draining_broker_replies_when_nothing_is_held(rig: CoreRig) -> None:
 def test_draining_broker_stores_new_messages(rig: CoreRig) -> None:
     worker = rig.consumer()
     rig.run(lambda: rig.core.drain(rig.answers.append))
-    batch = rig.run(lambda: rig.core.publish(worker, "orders", b"a", None, b"k"))
+    batch = rig.run(lambda: commands.publish(rig.core, worker, "orders", b"a", None, b"k"))
     assert len(batch.created) == 1
     assert (sent_messages(batch, worker), sent_receipts(batch, worker)) == ([], [(b"k", None)])
 
@@ -379,7 +382,7 @@ def test_queues_take_turns_at_the_limit_of_held_messages() -> None:
     order = ["orders"]
     for _ in range(6):
         rig.begin()
-        rig.core.acknowledge(workers[order[-1]], order[-1], held.message_id)
+        commands.acknowledge_late(rig.core, workers[order[-1]], order[-1], held.message_id)
         [(connection, ([held], _))] = rig.finish().sends.items()
         order += [name for name, one in workers.items() if one is connection]
     assert order == ["orders", *["orders", "mails"] * 3]
@@ -387,8 +390,9 @@ def test_queues_take_turns_at_the_limit_of_held_messages() -> None:
 
 def acknowledged(rig: CoreRig, worker: Connection, name: str, held: list[Message]) -> Batch:
     """Acknowledge messages in one batch."""
-    return rig.run(*(
-        lambda m=m: rig.core.acknowledge(worker, name, m.message_id) for m in held))  # fmt: skip
+    return rig.run(
+        *(partial(commands.acknowledge_late, rig.core, worker, name, m.message_id) for m in held)
+    )
 
 
 def numbered(count: int) -> list[bytes]:
@@ -461,12 +465,12 @@ def test_first_message_of_a_queue_may_have_any_size() -> None:
 def test_claimed_messages_do_not_count_towards_the_share() -> None:
     rig = CoreRig(Limits(held=8))
     worker = rig.consumer("orders", credit=100)
-    queue = rig.core.state.queues["orders"]
+    queue = rig.core.queues["orders"]
     queue.held = queue.claimed = 1_000
     hung = rig.consumer("hung", credit=100)
     rig.publish(*numbered(20), queue="hung")
     assert sent_messages(rig.publish(b"a"), worker) != []
-    assert rig.core.state.held == 9
+    assert rig.core.held == 9
     assert hung.is_open
 
 
@@ -516,7 +520,7 @@ def test_purge_skips_dispatched_messages_by_default(rig: CoreRig) -> None:
     batch = rig.run(loaded=pages(purge(rig, with_dispatched=True), [row]))
     assert outcomes(batch) == {PURGED: [1]}
     assert rig.answers == [1, 1]
-    assert (rig.core.state.messages, rig.core.state.held) == ({}, 0)
+    assert (rig.core.messages, rig.core.held) == ({}, 0)
     assert held.holder is None
 
 
@@ -527,8 +531,8 @@ def test_purge_frees_the_credit_and_late_acknowledgements_are_ignored(rig: CoreR
     row.state = State.DISPATCHED
     rig.run(loaded=pages(purge(rig, with_dispatched=True), [row]))
     assert bodies(sent_messages(rig.publish(b"b"), worker)) == [b"b"]
-    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
-    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id),
+    rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
+    rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id),
              loaded=LoadedRows(by_seq={1: None}))  # fmt: skip
     assert rig.core.ignored == {"settled": 1}
 
@@ -588,7 +592,8 @@ def test_purged_message_is_not_acknowledged_too(rig: CoreRig) -> None:
     loaded = pages(purge(rig), [message(1)])
     loaded.by_seq = {1: message(1)}
     batch = rig.run(
-        lambda: rig.core.acknowledge(one, "orders", message(1).message_id), loaded=loaded
+        lambda: commands.acknowledge_late(rig.core, one, "orders", message(1).message_id),
+        loaded=loaded,
     )
     assert outcomes(batch) == {PURGED: [1]}
     assert batch.seqs == {1}
@@ -600,7 +605,7 @@ def test_purge_removes_messages_from_the_window(rig: CoreRig) -> None:
     rig.publish(b"a", b"b")
     rig.run(loaded=pages(purge(rig), [message(2)]))
     assert list(rig.window()) == []
-    assert rig.core.state.bodies.total_bytes == 0
+    assert rig.core.bodies.total_bytes == 0
     assert worker.consumers[1].held != {}
 
 
@@ -608,7 +613,7 @@ def test_purge_wakes_waiting_publishers(rig: CoreRig) -> None:
     one = rig.connect()
     rig.publish(b"a")
     rig.run(lambda: rig.configure("orders", {"max_messages": 1}))
-    rig.run(lambda: rig.core.publish(one, "orders", b"b", None, None))
+    rig.run(lambda: commands.publish(rig.core, one, "orders", b"b", None, None))
     assert rig.run(loaded=pages(purge(rig), [message(1)])).to_resume == {one}
 
 

@@ -163,12 +163,12 @@ class Call:
         entry = self.audit()
 
         def run(core: Broker, reply: Any) -> None:
-            known = [name for name in names if name in core.state.queues]
+            known = [name for name in names if name in core.queues]
             for name in known:
                 operation(core, ignore_reply, entry, name, *args)
             if not known:
                 raise RefusedError("unknown_queue", "the selected queues no longer exist")
-            core.state.batch.replies.append((reply, len(known)))
+            core.reply(reply, len(known))
 
         count: int = await self.context.engine.run(run)
         return count

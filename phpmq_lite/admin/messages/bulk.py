@@ -32,10 +32,11 @@ from phpmq_lite.admin.messages.actions import options_of
 from phpmq_lite.admin.messages.finding import find_selection
 from phpmq_lite.admin.messages.jobs import BulkJob, BulkJobState, BulkWork
 from phpmq_lite.admin.messages.selection_store import MESSAGES_MAX, MessageSelection
-from phpmq_lite.admin.messages.texts import describe_reason, describe_result, describe_skipped
+from phpmq_lite.admin.messages.texts import describe_result, describe_skipped
+from phpmq_lite.broker import reasons
 from phpmq_lite.broker.operator.message_actions import ACTION_SLICE, ActionOptions, act_on_messages
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.operator_actions import Action
+from phpmq_lite.operator_actions import Action, SkipReason
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
 
@@ -148,12 +149,14 @@ async def begin_job(
     token: str = "",
     target: str = "",
     audit: str = "",
+    delete_reason: str = reasons.DELETED,
 ) -> BulkJob:
     """Start a bulk job, and return it after its first slice.
 
     ``target`` and ``audit``, if not empty, replace the target and the action in the audit log.
+    ``delete_reason`` is what the history says of messages that it deletes.
     """
-    options = options_of(call, action, form)
+    options = replace(options_of(call, action, form), delete_reason=delete_reason)
     detail = _detail(action, form, len(seqs))
     entry = call.audit(target or description[:TARGET_MAX], form.reason, detail)
     entry.action = audit or entry.action
@@ -194,7 +197,9 @@ async def act_on_search(
     description = (
         f"the first {formats.format_number(len(seqs))} messages in {name}" if is_cut else name
     )
-    return await begin_job(call, action, form, seqs, description, target=name)
+    return await begin_job(
+        call, action, form, seqs, description, target=name, delete_reason=reasons.PURGED
+    )
 
 
 async def undo(call: Call, token: str) -> BulkJob:
@@ -206,7 +211,7 @@ async def undo(call: Call, token: str) -> BulkJob:
     undos = call.context.actions.undos
     record = undos.find(token, call.actor, call.now_ms)
     call.audit(record.target)
-    options = ActionOptions(queues=call.allowed)
+    options = ActionOptions(queues=call.allowed, delete_reason=reasons.UNDONE)
     job = await _start(
         call, BulkWork(record.action, options, record.seqs, record.target, undo=record)
     )
@@ -272,7 +277,7 @@ class RedrivePlan:
 
     targets: Counter[str]  # number of messages that would be published, by queue
     poisoned: Counter[str]  # number of messages that would be quarantined again, by reason
-    skipped: Counter[str]  # number of records that would be skipped, by reason
+    skipped: Counter[SkipReason]  # number of records that would be skipped, by reason
 
 
 async def plan_redrive(
@@ -389,9 +394,7 @@ async def show_job(call: Call) -> web.Response:
         if isinstance(job, BulkJob)
         else {"job": None, "row": job, "total": job_total(job), "number": call.path("job")}
     )
-    return await call.render(
-        "bulk.html", jobs=[], back=back, reason_of_many=describe_reason, **values
-    )
+    return await call.render("bulk.html", jobs=[], back=back, **values)
 
 
 @endpoints.action("/bulk/{job}/cancel", "bulk-cancel", Role.OPERATOR, "bulk.cancel", api="POST")

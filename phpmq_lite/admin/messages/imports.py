@@ -262,7 +262,7 @@ def _publish(
     """
     count = 0
     for name, messages in runs:
-        queue = core.state.registry.get_or_create(name, entry.actor)
+        queue = core.registry.get_or_create(name, entry.actor)
         if queue is None or queue.validates:
             if not count:
                 publishing.publish(core, partial(_counted, reply), entry, name, messages)
@@ -275,7 +275,7 @@ def _publish(
                 raise
             break
         count += len(messages)
-    core.state.batch.replies.append((reply, count))
+    core.reply(reply, count)
 
 
 def _counted(reply: Reply, result: Any) -> None:

@@ -14,7 +14,7 @@ from phpmq_lite.admin.messages.undo import UndoRecord, UndoStore, make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.operator_actions import Action
+from phpmq_lite.operator_actions import Action, SkipReason
 
 SLICE: Final = 100  # messages per slice; with 500, five jobs delayed other batches by 60 ms
 RUNNING_MAX: Final = 4  # jobs per user; twice that in total, because a job can hold 1,000,000 seqs
@@ -58,7 +58,7 @@ class BulkJob:
     total: int  # number of selected messages
     handled: int = 0  # number of messages changed or skipped so far
     done: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[SkipReason] = field(default_factory=Counter)
     state: BulkJobState = BulkJobState.RUNNING
     ended_at: int | None = None
     error: str | None = None

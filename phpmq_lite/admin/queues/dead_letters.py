@@ -210,4 +210,5 @@ async def _plan(call: Call, name: str, query: SearchQuery, body: RedriveInput) -
     records = await context.search.freeze(query, queues=None, limit=limit)
     options = ActionOptions(ttl_s=body.ttl_s, target=body.target, queues=call.allowed)
     plan = await bulk.plan_redrive(context, call.audit(name), records.seqs, options)
-    return RedrivePlanView(targets=plan.targets, quarantined=plan.poisoned, skipped=plan.skipped)
+    skipped = {str(reason): count for reason, count in plan.skipped.items()}
+    return RedrivePlanView(targets=plan.targets, quarantined=plan.poisoned, skipped=skipped)

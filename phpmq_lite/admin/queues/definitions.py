@@ -62,7 +62,7 @@ async def export_definitions(call: Call) -> DefinitionsView:
     """Export queue settings, labels, views and templates."""
 
     def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
-        rows = sorted((queue.row for queue in core.state.queues.values()), key=lambda row: row.name)
+        rows = sorted((queue.row for queue in core.queues.values()), key=lambda row: row.name)
         reply({row.name: dict(row.own) for row in rows})
 
     own = await call.context.engine.run(read)  # all settings at once, between two batches
@@ -106,11 +106,11 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
     queue_operations.check_rows(rows)  # check all rows before the batch changes anything
 
     def run(core: Broker, reply: Reply) -> None:
-        core.check_queues(entry.actor, len(queues.keys() - core.state.queues.keys()))
+        core.check_queues(entry.actor, len(queues.keys() - core.queues.keys()))
         _check_cycles(core, queues)
         for name, settings in queues.items():
             queue_operations.create_queue(core, ignore_reply, entry, name)
-            changes = dict.fromkeys(core.state.queues[name].row.own) | settings
+            changes = dict.fromkeys(core.queues[name].row.own) | settings
             queue_operations.configure(core, ignore_reply, entry, name, changes, has_no_cycles=True)
         queue_operations.write(core, reply, entry, rows)
 
@@ -120,13 +120,13 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
 
 def _check_cycles(core: Broker, queues: dict[str, dict[str, Any]]) -> None:
     """Reject settings that would make dead-letter queues or ``on_expire`` form a cycle."""
-    named = {
-        name: queue.settings.dead_letter_queue for name, queue in core.state.queues.items()
-    } | {name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()}
+    named = {name: queue.settings.dead_letter_queue for name, queue in core.queues.items()} | {
+        name: settings.get("dead_letter_queue") or "" for name, settings in queues.items()
+    }
     for name, settings in queues.items():
         if target := settings.get("dead_letter_queue"):
             check_no_cycle(name, target, named.get)
-    registry = core.state.registry
+    registry = core.registry
     imported = {
         name: settings.get("on_expire") or registry.default_on_expire(name)
         for name, settings in queues.items()

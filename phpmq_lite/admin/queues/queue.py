@@ -309,9 +309,9 @@ def check_etag(call: Call, name: str) -> Callable[[Broker], None]:
     condition = call.request.headers.get("If-Match")
 
     def check(core: Broker) -> None:
-        if condition is None or condition.strip() == "*" or name not in core.state.queues:
+        if condition is None or condition.strip() == "*" or name not in core.queues:
             return
-        current = settings_etag(asdict(core.state.queues[name].settings))
+        current = settings_etag(asdict(core.queues[name].settings))
         if current not in {tag.strip() for tag in condition.split(",")}:
             raise RefusedError(
                 "stale", f"the settings of {name!r} have changed; the current ETag is {current}"

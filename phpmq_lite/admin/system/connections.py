@@ -145,7 +145,7 @@ async def take_snapshot(call: Call, client: int, *, is_watching: bool) -> Connec
             _add_held(snapshot, core, connection, allowed)
             snapshot.pid = _unix_pid(connection)
         if is_watching:
-            snapshot.recorder = watch_client(core, engine.figures.inspector, client, now_s)
+            snapshot.recorder = watch_client(core, engine.counters.inspector, client, now_s)
         reply(snapshot)
 
     return await engine.run(take)
@@ -154,7 +154,7 @@ async def take_snapshot(call: Call, client: int, *, is_watching: bool) -> Connec
 def _add_held(
     snapshot: ConnectionSnapshot, core: Broker, connection: Any, allowed: frozenset[int] | None
 ) -> None:
-    now_ms = core.state.now.steady_ms
+    now_ms = core.now.steady_ms
     for consumer in connection.consumers.values():
         if allowed is not None and consumer.queue.queue_id not in allowed:
             continue

@@ -72,7 +72,7 @@ def list_protocol_errors(call: Call, client: int | None = None) -> list[dict[str
     is_whole = not call.identity.queues
     return [
         bad_byte_row(bad, is_whole=is_whole)
-        for bad in reversed(call.context.engine.figures.inspector.errors)
+        for bad in reversed(call.context.engine.counters.inspector.errors)
         if client is None or bad.client == client
     ]
 

@@ -126,7 +126,7 @@ def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
 
 
 def _of_connections(settings: Settings, status: BrokerStatus) -> _Measured:
-    limits, closed, admission = settings.limits, status.figures.closed, status.gate
+    limits, closed, admission = settings.limits, status.counters.closed, status.admission
     refused = admission.refused
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
     busiest = max(hosts.values(), default=0)
@@ -144,7 +144,7 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> _Measured:
 
 
 def _of_messages(settings: Settings, status: BrokerStatus) -> _Measured:
-    limits, too_large = settings.limits, status.figures.protocol_errors["too-large"]
+    limits, too_large = settings.limits, status.counters.protocol_errors["too-large"]
     too_many_queues = status.refused.get("too many queues", 0)
     held = [held for client in status.clients for _, held in client.queues.values()]
     return {
@@ -159,13 +159,14 @@ def _of_messages(settings: Settings, status: BrokerStatus) -> _Measured:
 
 
 def _of_memory(settings: Settings, status: BrokerStatus) -> _Measured:
-    limits, paused = settings.limits, status.figures.paused
-    brake, pressure = status.brake, status.pressure
-    memory, unstored = brake.bound_bytes or limits.memory, paused.get("unstored", 0)
+    limits, paused = settings.limits, status.counters.paused
+    limiter, backpressure = status.memory_limiter, status.backpressure
+    backpressure_use = backpressure.total_bytes, backpressure.limit_hits
+    memory, unstored = limiter.bound_bytes or limits.memory, paused.get("unstored", 0)
     return {
-        "memory": (memory, brake.resident_bytes, brake.limit_hits),
+        "memory": (memory, limiter.resident_bytes, limiter.limit_hits),
         "body_cache": (limits.body_cache, status.body_cache_bytes, None),
-        "unstored_total": (limits.unstored_total, pressure.total_bytes, pressure.limit_hits),
+        "unstored_total": (limits.unstored_total, *backpressure_use),
         "unstored_frames": (limits.unstored_frames, None, unstored),
         "unstored_bytes": (limits.unstored_bytes, None, unstored),
         "write_buffer": (limits.write_buffer, status.unsent_bytes, paused.get("receipts", 0)),
@@ -175,7 +176,7 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> _Measured:
 def _of_admin(context: Context) -> _Measured:
     limits, memory, live = context.settings.limits, context.memory, context.live
     connections, selected = context.connection_limits, context.actions.selections
-    admission, head_s = connections.gate, round(connections.timeouts.head_s)
+    admission, head_s = connections.admission, round(connections.timeouts.head_s)
     too_many = admission.refused.get(TOO_MANY, 0)
     of_address = admission.refused.get(TOO_MANY_OF_ADDRESS, 0)
     per_address = limits.http_connections_per_address

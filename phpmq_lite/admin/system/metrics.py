@@ -214,7 +214,7 @@ def _refused(readings: MetricReadings) -> _Values:
 
 def _closed(readings: MetricReadings) -> _Values:
     closed: Counter[str] = Counter()
-    for reason, count in readings.status.figures.closed.items():
+    for reason, count in readings.status.counters.closed.items():
         closed[reason.partition(":")[0]] += count
     return closed
 
@@ -292,7 +292,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
     "Clients and publishers": (
         _D("gauge", "clients", "Open PHPMQ connections", value=lambda r: len(r.status.clients)),
         _D("counter", "clients_opened", "Accepted PHPMQ connections",
-           value=lambda r: r.status.figures.clients_opened),
+           value=lambda r: r.status.counters.clients_opened),
         _D("counter", "clients_closed", "Closed PHPMQ connections", ("reason",), _closed),
         _D("gauge", "readers_paused",
            "Connections not being read; reason is memory, resident, unstored, receipts, queue, "
@@ -301,23 +301,23 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "Refused publish requests; reason is paused, queue_full, too_many_queues, too_large, "
            "disk_full, database_full, draining or connection_ended", ("reason",), _refused),
         _D("counter", "protocol_errors", "Connections that violated the protocol", ("code",),
-           lambda r: r.status.figures.protocol_errors),
+           lambda r: r.status.counters.protocol_errors),
         _D("counter", "acks_ignored",
            "Ignored commands; reason is foreign, settled, unknown or wrong_queue", ("reason",),
            lambda r: r.status.acks_ignored),
         _D("counter", "network_bytes", "Bytes on PHPMQ connections; direction is in or out",
-           ("direction",), lambda r: _traffic(r.status.figures)),
+           ("direction",), lambda r: _traffic(r.status.counters)),
         _D("gauge", "relayed_connections",
            "Open connections that a standby relays to the active broker; both brokers count them",
-           value=lambda r: r.status.figures.relay.open),
+           value=lambda r: r.status.counters.relay.open),
         _D("counter", "relayed_connections_opened", "Connections that were relayed",
-           value=lambda r: r.status.figures.relay.opened),
+           value=lambda r: r.status.counters.relay.opened),
         _D("counter", "relayed_bytes", "Bytes that a standby has relayed; direction is in or out",
-           ("direction",), lambda r: _traffic(r.status.figures.relay)),
+           ("direction",), lambda r: _traffic(r.status.counters.relay)),
         _D("counter", "relays_refused",
            "Connections that were not relayed; reason is no_active_broker, unreachable, refused, "
            "authentication, epoch, not_active, preamble, not_admitted or already_relayed",
-           ("reason",), lambda r: r.status.figures.relay.refused),
+           ("reason",), lambda r: r.status.counters.relay.refused),
     ),
     "The broker": (
         _D("info", "build", "Always 1; build is compiled or pure Python",

@@ -264,7 +264,7 @@ def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
     groups: Mapping[str, Mapping[str, int]] = {
         "Publish requests refused": status.refused,
         "Commands ignored": status.acks_ignored,
-        "Protocol errors": status.figures.protocol_errors,
+        "Protocol errors": status.counters.protocol_errors,
     }
     return [
         SystemFact(name, formats.format_number(count), reason.replace("_", " "))

@@ -13,15 +13,15 @@ def record(core: Broker, entry: AuditEntry, number: int, *, is_last: bool = True
     """
     entry.count += number
     result = entry.result if is_last else "running"
-    writes = core.state.batch.writes
-    given = {
-        name: bounded_text(result if name == "result" else getattr(entry, name), most)
-        for name, most in AUDIT_BYTES.items()
+    writes = core.batch.writes
+    texts = {
+        name: bounded_text(result if name == "result" else getattr(entry, name), limit)
+        for name, limit in AUDIT_BYTES.items()
     }
     if entry.audit_id is not None:
-        writes.append(AdvanceAudit(number, given["result"], entry.audit_id))
+        writes.append(AdvanceAudit(number, texts["result"], entry.audit_id))
         return
     entry.audit_id = core.take_audit_number()
     core.audit_counts[entry.action] += 1
-    at_ms = core.state.now.wall_ms
-    writes.append(InsertAudit(entry.audit_id, at_ms, number=entry.count, **given))
+    at_ms = core.now.wall_ms
+    writes.append(InsertAudit(entry.audit_id, at_ms, number=entry.count, **texts))

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from phpmq_lite.broker import transitions, validation
+from phpmq_lite.broker import reasons, transitions, validation
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.publish_keys import KEY_BYTES, last_key
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.errors import KEY_CONFLICT, RefusedError
+from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     AuditEntry,
     EnvelopeInspection,
@@ -61,36 +61,38 @@ def publish(
             ``disk_full`` or ``database_full``.
     """
     _check(core, messages, key)
-    known = core.destination(name, entry.actor, create=create)
+    existing = core.destination(name, entry.actor, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
         _reply_again(core, entry, name, (key, first), messages, reply)
         return
-    _check_accepts_all(core, known, messages)
-    state = core.state
-    queue = state.registry.get_or_create(name, entry.actor)
+    _check_accepts_all(core, existing, messages)
+    queue = core.registry.get_or_create(name, entry.actor)
     if queue is None:  # unexpected, because destination() has checked the limit
         raise RefusedError("too_many_queues", "the queue limit is reached (limits.max_queues)")
     inspections = _validate_inline(core, queue, messages, validated or {})
     if inspections is None:
-        again = partial(
+        resume = partial(
             publish, core, reply, entry, name, messages, key=key, source=source, create=create
         )
-        _validate_in_background(core, queue, messages, again, reply)
+        _validate_in_background(core, queue, messages, resume, reply)
         return
     bad = _invalid_reasons(core, queue, messages, inspections)
     client = core.client_number_of(entry)
-    made = [
-        transitions.publish(state, queue, body, ttl_s, client, found)
-        for (body, ttl_s), found in zip(messages, inspections, strict=True)
+    stored = [
+        transitions.publish(core, queue, body, ttl_s, client, inspection)
+        for (body, ttl_s), inspection in zip(messages, inspections, strict=True)
     ]
-    queue.counters.count_source(entry.source, len(made))
-    if key is not None and made:
-        _store_key(core, queue, key, made)
-    if source is not None and made:
-        _link_source(core, made[0], *source)
-    audit.record(core, entry, len(made))
-    ids = [message.message_id.decode() for message in made]
-    state.batch.replies.append((reply, Published(ids, {ids[at]: bad[at] for at in bad})))
+    queue.counters.count_source(entry.source, len(stored))
+    if key is not None and stored:
+        _store_key(core, queue, key, stored)
+    if source is not None and stored:
+        source_seq, kind = source  # the writer looks up the token of the source message
+        at_ms, message = core.now.wall_ms, stored[0]
+        core.batch.events += (source_seq, at_ms, kind, message.message_id.decode())
+        core.batch.writes.append(LinkMessages(message.seq, at_ms, kind, source_seq))
+    audit.record(core, entry, len(stored))
+    ids = [message.message_id.decode() for message in stored]
+    core.reply(reply, Published(ids, {ids[at]: bad[at] for at in bad}))
 
 
 def _validate_inline(
@@ -102,13 +104,13 @@ def _validate_inline(
     """Validate contents if the queue requires it; return None if they exceed this batch's limit."""
     if not queue.validates:
         return [None] * len(messages)
-    found: list[EnvelopeInspection | None] = []
+    inspections: list[EnvelopeInspection | None] = []
     for at, (body, _) in enumerate(messages):
-        inspection = validation.validate(core.state, queue, body, validated.get(at))
+        inspection = validation.validate(core, queue, body, validated.get(at))
         if inspection is None:
             return None
-        found.append(inspection)
-    return found
+        inspections.append(inspection)
+    return inspections
 
 
 def _invalid_reasons(
@@ -122,14 +124,15 @@ def _invalid_reasons(
     Raises:
         RefusedError: their records cannot be stored.
     """
-    bad = {at: found.reason for at, found in enumerate(inspections) if found and found.reason}
+    bad = {at: item.reason for at, item in enumerate(inspections) if item and item.reason}
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
-    if bad and (full := core.state.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
+    if bad and (full := core.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
         queue.counters.refused += 1
-        core.refused[full[1]] += 1
+        core.refused[full[1].reason] += 1
         raise RefusedError(
-            core.state.registry.refusal_code(full[1]),
-            f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored: {full[1]}",
+            full[1].code,
+            f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored:"
+            f" {full[1].reason}",
         )
     return bad
 
@@ -138,22 +141,22 @@ def _validate_in_background(
     core: Broker,
     queue: Queue,
     messages: Sequence[NewMessage],
-    again: Callable[..., None],
+    publish_again: Callable[..., None],
     reply: Reply,
 ) -> None:
-    """Validate all messages in a thread, then call ``again`` with the results."""
+    """Validate all messages in a thread, then call ``publish_again`` with the results."""
     works = {
-        at: validation.background_validation(core.state, queue, body)
+        at: validation.background_validation(core, queue, body)
         for at, (body, _) in enumerate(messages)
     }
 
     def resume(validated: dict[int, ValidatedPublish]) -> None:
         try:
-            again(validated=validated)
+            publish_again(validated=validated)
         except RefusedError as error:
             reply(error)
 
-    core.state.batch.background.append((lambda: {at: work() for at, work in works.items()}, resume))
+    core.batch.background.append((lambda: {at: work() for at, work in works.items()}, resume))
 
 
 def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> None:
@@ -170,28 +173,27 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
     """Raise RefusedError, and count the refusal, unless the queue accepts all messages."""
-    registry = core.state.registry
-    if (stop := registry.publishing_stop) is not None:
-        reason, detail = stop.reason, stop.detail
+    if (stop := core.registry.publishing_stop) is not None:
+        refusal, detail = stop.refusal, stop.detail
     elif queue is None:
         return
     else:
-        refusal = queue.refusal(len(messages), sum(len(body) for body, _ in messages))
-        if refusal is None:
+        queue_refusal = queue.refusal(len(messages), sum(len(body) for body, _ in messages))
+        if queue_refusal is None:
             return
-        reason, detail = refusal, _refusal_detail(queue, refusal)
+        refusal, detail = queue_refusal, _refusal_detail(queue, queue_refusal)
     if queue is not None:
         queue.counters.refused += 1
-    core.refused[reason] += 1
-    raise RefusedError(registry.refusal_code(reason), detail)
+    core.refused[refusal.reason] += 1
+    raise RefusedError(refusal.code, detail)
 
 
-def _refusal_detail(queue: Queue, reason: str) -> str:
-    """Return a human-readable error for a reason from ``Queue.refusal``."""
+def _refusal_detail(queue: Queue, refusal: reasons.Refusal) -> str:
+    """Return a human-readable error for a result of ``Queue.refusal``."""
     settings, row = queue.settings, queue.row
-    if reason == "paused":
+    if refusal is reasons.PAUSED:
         return f"publishing to {queue.name!r} is paused"
-    if reason == "queue full: messages":
+    if refusal is reasons.FULL_OF_MESSAGES:
         return f"the queue has {row.live_count} messages; max_messages is {settings.max_messages}"
     return f"the queue has {row.live_bytes} bytes; max_bytes is {settings.max_bytes}"
 
@@ -201,26 +203,26 @@ def _refusal_detail(queue: Queue, reason: str) -> str:
 
 def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
     """Return the seq stored under a key, even if the queue has been removed since then."""
-    known = core.state.queues.get(name)
-    row = core.state.registry.removed.get(name) if known is None else known.row
+    queue = core.queues.get(name)
+    row = core.registry.removed.get(name) if queue is None else queue.row
     if row is None:
         return None
-    return core.publish_keys.find(row.queue_id, key, core.state.now.steady_ms)
+    return core.publish_keys.find(row.queue_id, key, core.now.steady_ms)
 
 
-def _store_key(core: Broker, queue: Queue, key: bytes, made: list[Message]) -> None:
+def _store_key(core: Broker, queue: Queue, key: bytes, messages: list[Message]) -> None:
     """Store the key with the first seq and, for several messages, a second key with the last seq.
 
     The range includes records of quarantined messages.  The second key is newer, so it is never
     forgotten before the first.
     """
-    entries = [(key, made[0].seq)]
-    last = core.state.next_number - 1
-    if last > made[0].seq:
+    entries = [(key, messages[0].seq)]
+    last = core.next_number - 1
+    if last > messages[0].seq:
         entries.append((last_key(key), last))
-    now_ms = core.state.now.steady_ms
+    now_ms = core.now.steady_ms
     for name, seq in entries:
-        core.state.batch.keys += core.publish_keys.add(queue.queue_id, name, seq, now_ms)
+        core.batch.keys += core.publish_keys.add(queue.queue_id, name, seq, now_ms)
 
 
 def _reply_again(
@@ -238,31 +240,31 @@ def _reply_again(
     key, first = stored
     last = max(first, _first_seq(core, name, last_key(key)) or first)
     seqs = tuple(range(first, min(last, first + 2 * PUBLISH_MAX - 1) + 1))
-    found: dict[int, Message] = {}
+    by_seq: dict[int, Message] = {}
 
-    def take(page: list[Message], _is_last: bool) -> None:
-        found.update((row.seq, row) for row in page)
+    def add(page: list[Message], _is_last: bool) -> None:
+        by_seq.update((row.seq, row) for row in page)
 
-    def take_last(page: list[Message], is_last: bool) -> None:
-        take(page, is_last)
-        rows = [found[seq] for seq in seqs if seq in found]
+    def add_last(page: list[Message], is_last: bool) -> None:
+        add(page, is_last)
+        rows = [by_seq[seq] for seq in seqs if seq in by_seq]
         answer: Published | RefusedError = _as_published(rows, first)
-        queue = core.state.queues.get(name)
+        queue = core.queues.get(name)
         originals = [row for row in rows if not _is_record(row, first)]
         is_same = _have_bodies(originals, messages, is_complete=len(rows) == len(seqs))
         if not is_same:
             answer = _conflict(key)
-            core.refused[KEY_CONFLICT] += 1
+            core.refused[reasons.KEY_REUSED] += 1
             entry.result = answer.code
             audit.record(core, entry, 0)
         if queue is not None:
             queue.counters.deduplicated += is_same
             queue.counters.refused += not is_same
-        core.state.batch.replies.append((reply, answer))
+        core.reply(reply, answer)
 
-    rows = core.state.batch.rows
-    rows.append(RowsRequest(take, seqs))
-    rows.append(RowsRequest(take_last, seqs, settled=True))
+    rows = core.batch.rows
+    rows.append(RowsRequest(add, seqs))
+    rows.append(RowsRequest(add_last, seqs, settled=True))
     audit.record(core, entry, 0)
 
 
@@ -270,17 +272,17 @@ def _have_bodies(
     rows: Sequence[Message], messages: Sequence[NewMessage], *, is_complete: bool
 ) -> bool:
     """Return whether rows have the bodies of ``messages``, in order; other rows may be missing."""
-    left = iter(messages)
+    unmatched = iter(messages)
     return (not is_complete or len(rows) == len(messages)) and all(
-        any(checksum(row.seq, body) == row.crc for body, _ in left) for row in rows
+        any(checksum(row.seq, body) == row.crc for body, _ in unmatched) for row in rows
     )
 
 
 def _conflict(key: bytes) -> RefusedError:
-    shown = key.decode("utf-8", "backslashreplace")
+    text = key.decode("utf-8", "backslashreplace")
     return RefusedError(
         "key_conflict",
-        f"the key {shown!r} belongs to an earlier publish with other content. Repeat a publish"
+        f"the key {text!r} belongs to an earlier publish with other content. Repeat a publish"
         " unchanged, or choose a new key.",
     )
 
@@ -308,11 +310,3 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
             published.quarantined[message_id] = row.source.reason or ""
         before = row.seq
     return published
-
-
-def _link_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
-    """Link two messages with an event on each; the writer looks up the source message's token."""
-    batch = core.state.batch
-    at_ms = core.state.now.wall_ms
-    batch.events += (source_seq, at_ms, kind, message.message_id.decode())
-    batch.writes.append(LinkMessages(message.seq, at_ms, kind, source_seq))

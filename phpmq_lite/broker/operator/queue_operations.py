@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from phpmq_lite.broker import reasons, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.operator.message_actions import ActionOptions, QueueAction
+from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Message
+from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import (
     check_no_cycle,
@@ -44,7 +46,7 @@ def purge(
 ) -> None:
     """Settle a queue's messages, or the ``limit`` oldest, as deleted.  Reply with the count."""
     queue = core.find_queue(name)
-    options = ActionOptions(with_dispatched=with_dispatched)
+    options = ActionOptions(with_dispatched=with_dispatched, delete_reason=reasons.PURGED)
     QueueAction(core, entry, Action.DELETE, queue, options, reply, limit)
 
 
@@ -113,7 +115,7 @@ def configure(
     check(core)
     queue = core.find_queue(name)
     check_settings(name, changes)
-    registry = core.state.registry
+    registry = core.registry
     if (target := changes.get("dead_letter_queue")) and not has_no_cycles:
         check_no_cycle(name, target, registry.configured_dead_letter_queue)
     if "on_expire" in changes and not has_no_cycles:
@@ -123,14 +125,24 @@ def configure(
     former = queue.settings.dead_letter_queue
     own = {**queue.row.own, **changes}
     queue.row.own = {key: value for key, value in own.items() if value is not None}
-    core.state.registry.configure(queue, former)
-    core.state.batch.configured.append(queue.row)
-    core.settings_changed(queue, changes)
+    core.registry.configure(queue, former)
+    core.batch.configured.append(queue.row)
+    _apply_settings(core, queue, changes)
     after = to_dict(queue.settings)
     if not entry.detail:
         entry.detail = _difference(before, after)
     audit.record(core, entry, 1)
-    core.state.batch.replies.append((reply, after))
+    core.reply(reply, after)
+
+
+def _apply_settings(core: Broker, queue: Queue, changes: Mapping[str, Any]) -> None:
+    """Apply new settings to held messages, waiting publishers and waiting consumers."""
+    if "ack_timeout_s" in changes:
+        core.ack_timeouts.next_ms = core.now.steady_ms  # recheck all held messages
+    if "max_deliveries" in changes:
+        transitions.dead_letter_exhausted(core, queue.window or (), queue)
+    core.needs_dispatch[queue.queue_id] = queue
+    core.registry.settings_changed(queue, changes)
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -145,11 +157,11 @@ def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry,
     Raises:
         RefusedError: ``bad_name`` or ``too_many_queues``.
     """
-    is_new = name not in core.state.queues
+    is_new = name not in core.queues
     core.destination(name, entry.actor, create=True)
-    core.state.registry.get_or_create(name, entry.actor)
+    core.registry.get_or_create(name, entry.actor)
     audit.record(core, entry, int(is_new))
-    core.state.batch.replies.append((reply, is_new))
+    core.reply(reply, is_new)
 
 
 def remove_queue(
@@ -176,9 +188,9 @@ def remove_queue(
         raise RefusedError("queue_consumed", detail)
     if queue.settings.pinned:
         raise RefusedError("queue_pinned", f"{name!r} is pinned; unpin it before removing it")
-    core.state.remove_queue(queue)
+    core.remove_queue(queue)
     audit.record(core, entry, 1)
-    core.state.batch.replies.append((reply, True))
+    core.reply(reply, True)
 
 
 def disconnect(
@@ -206,9 +218,8 @@ def disconnect(
         )
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
     audit.record(core, entry, held)
-    answers = core.state.batch.replies
-    answers.append((connection.peer.end, DISCONNECTED))
-    answers.append((reply, held))
+    core.reply(connection.peer.end, DISCONNECTED)
+    core.reply(reply, held)
 
 
 def write(
@@ -223,10 +234,10 @@ def write(
         RefusedError: ``bad_value`` if SQLite cannot store one of the values.
     """
     check_rows(rows)
-    core.state.batch.writes += rows
+    core.batch.writes += rows
     if entry is not None:
         audit.record(core, entry, 0 if entry.count else 1)
-    core.state.batch.replies.append((reply, len(rows)))
+    core.reply(reply, len(rows))
 
 
 def check_rows(rows: Iterable[Write]) -> None:
@@ -255,7 +266,7 @@ def record_only(
 ) -> None:
     """Store only the audit row of a refusal, or add ``number`` to the count of an existing row."""
     audit.record(core, entry, number)
-    core.state.batch.replies.append((reply, None))
+    core.reply(reply, None)
 
 
 def decide_clock(
@@ -272,21 +283,16 @@ def decide_clock(
     ``number`` was the next message number at the start with the doubtful clock.  Messages that were
     requeued or forwarded since then already have a new deadline.
     """
-    state = core.state
     if is_right:
-        changed = list(state.batch.changed)  # these are stored with their in-memory values
-        for message in {**state.messages, **state.batch.changed}.values():
-            if message.deadline_ms is not None and _existed_before(message, number):
+        changed = list(core.batch.changed)  # these are stored with their in-memory values
+        for message in {**core.messages, **core.batch.changed}.values():
+            if message.deadline_ms is not None and max(message.seq, message.position) < number:
                 message.deadline_ms -= away_ms
-        given = ShiftDeadlines(away_ms, number, json.dumps(changed))
-        state.batch.writes.append(given)
-        state.note_deadline(0)  # check which deadlines have passed
+        shift = ShiftDeadlines(away_ms, number, json.dumps(changed))
+        core.batch.writes.append(shift)
+        core.note_deadline(0)  # check which deadlines have passed
         # Allow no later commands in this batch: their deadlines would be shifted twice.
-        state.batch.commands = core.limits.batch_commands
-    state.batch.counters["clock_doubt_ms"] = 0
+        core.batch.commands = core.limits.batch_commands
+    core.batch.counters["clock_doubt_ms"] = 0
     audit.record(core, entry, 1)
-    state.batch.replies.append((reply, None))
-
-
-def _existed_before(message: Message, number: int) -> bool:
-    return message.seq < number and message.position < number
+    core.reply(reply, None)

@@ -54,13 +54,13 @@ def claim(
             "too_many", f"max_messages is {max_messages}; it must be 1 to {CLAIM_MAX}"
         )
     core.find_queue(queue_name)
-    found = core.subscriptions.get(name)
-    if found is None:
+    subscription = core.subscriptions.get(name)
+    if subscription is None:
         if after:
             raise _unknown_claim(name, after, 0)
-        found = core.subscriptions.create(name, core.find_queue(queue_name).queue_id)
+        queue_id = core.find_queue(queue_name).queue_id
+        subscription = core.subscriptions.create(core.batch, name, queue_id)
         audit.record(core, entry, 0)
-    subscription = found
 
     def begin() -> None:
         queue = core.find_queue(queue_name)
@@ -78,7 +78,7 @@ def claim(
 
 def ack_claims(
     core: Broker, reply: Callable[[int], None], _entry: AuditEntry, name: str, upto: int
-) -> None:  # fmt: skip
+) -> None:
     """Settle all claims up to and including ``upto`` as acked.  Reply with the number of claims.
 
     Repeating the call changes nothing.  Like a 004, it has no audit row.
@@ -91,16 +91,15 @@ def ack_claims(
         raise _unknown_claim(name, upto, subscription.last_claim)
 
     def settle(message: Message) -> None:
-        state = core.state
-        queue = state.by_id[message.queue_id]
-        state.record_hold_time(message, queue)
-        state.settle(message, ACKED, None)
+        queue = core.queues_by_id[message.queue_id]
+        core.record_hold_time(message, queue)
+        core.settle(message, ACKED, None)
         queue.counters.acked += 1
 
     def end(count: int) -> None:
         if upto > subscription.acked_upto:
             subscription.acked_upto = upto
-            subscription.store(core.state)
+            subscription.store(core.batch)
         _finish(core, subscription, reply, count)
 
     begin = partial(_settle_claims, core, subscription, upto, settle, end)
@@ -126,14 +125,14 @@ def release_claims(
     detail = bounded_text(f"by {entry.actor}", AUDIT_BYTES["actor"])
 
     def release(message: Message) -> None:
-        transitions.release(core.state, message, detail)
-        core.state.trim_window(core.state.by_id[message.queue_id])
+        transitions.release(core, message, detail)
+        core.trim_window(core.queues_by_id[message.queue_id])
 
     def end(count: int) -> None:
         subscription.acked_upto = subscription.last_claim
-        subscription.store(core.state)
+        subscription.store(core.batch)
         if forget and core.subscriptions.get(name) is subscription:
-            core.subscriptions.remove(subscription)
+            core.subscriptions.remove(core.batch, subscription)
         audit.record(core, entry, count)
         _finish(core, subscription, reply, count)
 
@@ -163,15 +162,15 @@ def _run_in_turn(
 
 
 def _finish(core: Broker, subscription: Subscription, reply: Reply, value: object) -> None:
-    core.state.batch.replies.append((reply, value))
+    core.reply(reply, value)
     subscription.finish()
 
 
 def _find_subscription(core: Broker, name: str) -> Subscription:
-    found = core.subscriptions.get(name)
-    if found is None:
+    subscription = core.subscriptions.get(name)
+    if subscription is None:
         raise _unknown_subscription(name)
-    return found
+    return subscription
 
 
 def _unknown_subscription(name: str) -> RefusedError:
@@ -187,13 +186,13 @@ def _unknown_claim(name: str, claim: int, hi: int) -> RefusedError:
 def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None:
     if subscription.queue_id == queue.queue_id:
         return
-    other = core.state.by_id.get(subscription.queue_id)
+    other = core.queues_by_id.get(subscription.queue_id)
     if other is not None:
         raise RefusedError(
             "other_queue", f"subscription {subscription.name!r} belongs to queue {other.name!r}"
         )
     subscription.queue_id = queue.queue_id  # the old queue was removed, so nothing is claimed
-    subscription.store(core.state)
+    subscription.store(core.batch)
 
 
 class ClaimOperation:
@@ -209,32 +208,32 @@ class ClaimOperation:
         max_bytes: int,
         reply: Reply,
     ) -> None:
-        self._core, self._state = core, core.state
+        self._core = core
         self._subscription = subscription
         self._queue = queue
         self._client = client
-        self._left = max_messages
-        self._left_bytes = max_bytes
+        self._remaining = max_messages
+        self._remaining_bytes = max_bytes
         self._reply = reply
         self._first = subscription.next_claim
         self._front: int | None = queue.claimed_to  # None if earlier ready messages remain
-        self._upto = core.state.next_number - 1
+        self._upto = core.next_number - 1
         self._request_page(queue.claimed_to)
 
     def _request_page(self, after: int) -> None:
         if self._queue.settings.delivery_paused or self._core.is_draining:
             self._end()
             return
-        limit = min(CLAIM_SLICE, self._left)
+        limit = min(CLAIM_SLICE, self._remaining)
         page = PageRequest(
             self.process_page, self._queue.queue_id, after, self._upto, limit, kind=PageKind.READY
         )
-        self._state.batch.pages.append(page)
+        self._core.batch.pages.append(page)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Claim the free rows on a page, then either request the next page or send the reply."""
-        state, is_full = self._state, False
-        queue = self._queue = state.by_id.get(self._queue.queue_id, self._queue)
+        core, is_full = self._core, False
+        queue = self._queue = core.queues_by_id.get(self._queue.queue_id, self._queue)
         if queue.settings.delivery_paused:
             self._end()
             return
@@ -244,36 +243,36 @@ class ClaimOperation:
             if not self._is_free(row):
                 self._front = None
                 continue
-            if row.size > self._left_bytes and self._subscription.next_claim > self._first:
+            if row.size > self._remaining_bytes and self._subscription.next_claim > self._first:
                 is_full = True
                 break
-            self._claim(state.messages.get(row.seq, row))
-        self._subscription.store(state)
-        if is_full or is_last or not self._left or self._left_bytes <= 0:
+            self._claim(core.messages.get(row.seq, row))
+        self._subscription.store(core.batch)
+        if is_full or is_last or not self._remaining or self._remaining_bytes <= 0:
             self._end()
         else:
             self._request_page(page[-1].position)
 
     def _has_returned_message(self) -> bool:
         """Return whether any message has returned to its position since the page was loaded."""
-        batch, queue_id = self._state.batch, self._queue.queue_id
+        batch, queue_id = self._core.batch, self._queue.queue_id
         return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created
         )
 
     def _is_free(self, row: Message) -> bool:
-        state = self._state
-        if row.seq in state.pending or row.seq in state.transitioned:
+        core = self._core
+        if row.seq in core.pending or row.seq in core.transitioned:
             return False
-        return row.deadline_ms is None or row.deadline_ms > state.now.steady_ms
+        return row.deadline_ms is None or row.deadline_ms > core.now.steady_ms
 
     def _claim(self, message: Message) -> None:
-        """Claim one message; ``BrokerState.dispatch`` is the counterpart for connections."""
-        state, queue, subscription = self._state, self._queue, self._subscription
-        wall_ms = state.now.wall_ms
-        state.detach(message, queue)
-        state.messages.pop(message.seq, None)
-        state.transitioned.add(message.seq)
+        """Claim one message; ``Broker.dispatch`` is the counterpart for connections."""
+        core, queue, subscription = self._core, self._queue, self._subscription
+        wall_ms = core.now.wall_ms
+        core.detach(message, queue)
+        core.messages.pop(message.seq, None)
+        core.transitioned.add(message.seq)
         message.state = DISPATCHED
         message.holder = SUBSCRIPTION
         message.consumer = self._client
@@ -290,13 +289,13 @@ class ClaimOperation:
         queue.claimed += 1
         queue.claimed_bytes += message.size
         queue.counters.dispatched += 1
-        state.batch.dispatched.append(message)
-        state.batch.claims_added.extend(
+        core.batch.dispatched.append(message)
+        core.batch.claims_added.extend(
             (subscription.subscription_id, subscription.next_claim, message.seq, wall_ms)
         )
         subscription.next_claim += 1
-        self._left -= 1
-        self._left_bytes -= message.size
+        self._remaining -= 1
+        self._remaining_bytes -= message.size
         if self._front is not None:
             self._front = queue.claimed_to = message.position
 
@@ -316,13 +315,13 @@ def _settle_claims(
     Calls ``end`` with the number settled.  Messages that an operator changed in the same batch are
     skipped, because they are no longer claimed.
     """
-    state, count = core.state, 0
+    core, count = core, 0
 
     def process_page(page: list[Message], is_last: bool) -> None:
         nonlocal count
         for message in page:
-            if message.seq not in state.transitioned:
-                state.transitioned.add(message.seq)
+            if message.seq not in core.transitioned:
+                core.transitioned.add(message.seq)
                 act(message)
                 count += 1
         if is_last:
@@ -334,6 +333,6 @@ def _settle_claims(
         page = PageRequest(
             process_page, subscription.subscription_id, 0, upto, CLAIM_SLICE, kind=PageKind.CLAIMED
         )
-        state.batch.pages.append(page)
+        core.batch.pages.append(page)
 
     request_page()

@@ -36,7 +36,7 @@ def report(
         raise RefusedError("bad_name", f"the reader name {problem}")
     if not 0 <= offset < 1 << 63:
         raise RefusedError("bad_value", f"offset is {offset}; it must be 0 to 2^63 - 1")
-    readers, batch = core.history_readers, core.state.batch
+    readers, batch = core.history_readers, core.batch
     is_new, former = name not in readers, readers.get(name)
     _check_owner(core, name, owner, is_admin=is_admin)
     if former != owner and owner and [*readers.values()].count(owner) >= READERS_PER_OWNER:
@@ -51,13 +51,13 @@ def report(
         _remove(core, oldest)
         entry.detail = f"removed {oldest!r}, which is the longest silent of {READERS}"
     readers[name] = owner or former
-    batch.writes.append(RecordHistoryReader(name, offset, core.state.now.wall_ms, readers[name]))
+    batch.writes.append(RecordHistoryReader(name, offset, core.now.wall_ms, readers[name]))
     is_changed = is_new or readers[name] != former
     if is_changed:
         entry.action = "reader.create" if is_new else "reader.take_over"
         entry.detail = entry.detail if is_new else f"from {former or 'nobody'}"
         audit.record(core, entry, 1)
-    batch.replies.append((reply, is_changed))
+    core.reply(reply, is_changed)
 
 
 def remove(
@@ -79,12 +79,12 @@ def remove(
     _check_owner(core, name, owner, is_admin=is_admin)
     _remove(core, name)
     audit.record(core, entry, 1)
-    core.state.batch.replies.append((reply, None))
+    core.reply(reply, None)
 
 
 def _check_owner(core: Broker, name: str, owner: str, *, is_admin: bool) -> None:
-    found = core.history_readers.get(name)
-    if owner and not is_admin and found not in (None, owner):
+    reader_owner = core.history_readers.get(name)
+    if owner and not is_admin and reader_owner not in (None, owner):
         raise RefusedError(
             "foreign_reader",
             f"the history reader {name!r} belongs to another user: choose another name, or ask an"
@@ -94,4 +94,4 @@ def _check_owner(core: Broker, name: str, owner: str, *, is_admin: bool) -> None
 
 def _remove(core: Broker, name: str) -> None:
     core.history_readers.pop(name)
-    core.state.batch.writes.append(DeleteHistoryReader(name))
+    core.batch.writes.append(DeleteHistoryReader(name))

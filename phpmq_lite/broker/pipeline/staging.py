@@ -8,7 +8,7 @@ when they are staged.
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -105,48 +105,48 @@ def stage(
     _check_stage(core, entry.actor, token, rows, after)
     queues = _get_or_create_queues(core, [row[0] for row in rows], entry.actor)
     policies = {queue.queue_id: _validation_policy(queue) for queue in queues.values()}
-    given = [
+    new_rows = [
         _GivenRow(queues[name], policies[queues[name].queue_id], body, ttl_s)
         for name, body, ttl_s in rows
     ]
     if not any(queue.validates for queue in queues.values()):
-        envelopes = core.state.inspector
-        inspections = [_inspect(envelopes, row.queue, row.body) for row in given]
-        _store(core, entry.actor, token, given, inspections, reply, is_whole=is_whole)
+        envelopes = core.inspector
+        inspections = [_inspect(envelopes, row.queue, row.body) for row in new_rows]
+        _store(core, entry.actor, token, new_rows, inspections, reply, is_whole=is_whole)
         return
-    works = [_background_inspection(core, row.queue, row.body) for row in given]
+    works = [_background_inspection(core, row.queue, row.body) for row in new_rows]
 
-    def resume(found: list[EnvelopeInspection]) -> None:
+    def resume(inspections: list[EnvelopeInspection]) -> None:
         try:
             _check_stage(core, entry.actor, token, rows, after)
-            _store(core, entry.actor, token, given, found, reply, is_whole=is_whole)
+            _store(core, entry.actor, token, new_rows, inspections, reply, is_whole=is_whole)
         except RefusedError as error:
-            core.state.batch.replies.append((reply, error))
+            core.reply(reply, error)
 
-    core.state.batch.background.append((lambda: [work() for work in works], resume))
+    core.batch.background.append((lambda: [work() for work in works], resume))
 
 
 def _check_stage(
     core: Broker, actor: str, token: str, rows: Sequence[StagedRow], after: int
 ) -> None:
     core.check_not_draining()
-    if (shut := core.state.registry.publishing_stop) is not None:
+    if (shut := core.registry.publishing_stop) is not None:
         raise RefusedError(shut.code, shut.detail)
     if not _TOKEN.fullmatch(token):
         raise RefusedError(
             "bad_token", f"{token[:50]!r}: a token must have 1 to 128 printable ASCII characters"
         )
     staging = core.staging
-    known = staging.stages.get(token)
-    if known is None:
+    stage = staging.stages.get(token)
+    if stage is None:
         if after:
             raise RefusedError("unknown_token", f"nothing is staged under token {token!r}")
-    elif known.is_whole or not after:
+    elif stage.is_whole or not after:
         raise RefusedError("token_staged", f"token {token!r} already exists")
-    elif known.rows != after:
-        raise RefusedError("gap", f"{known.rows} rows are already staged, but after is {after}")
+    elif stage.rows != after:
+        raise RefusedError("gap", f"{stage.rows} rows are already staged, but after is {after}")
     size = sum(len(body) for _, body, _ in rows)
-    total = size + (0 if known is None else known.bytes)
+    total = size + (0 if stage is None else stage.bytes)
     if len(rows) > STAGE_SLICE:
         raise RefusedError("too_many", f"{len(rows)} rows given; the limit is {STAGE_SLICE}")
     if after + len(rows) > TOKEN_ROWS:
@@ -157,31 +157,30 @@ def _check_stage(
         raise RefusedError("too_large", detail)
     names = len({row[0] for row in rows})  # upper bound: some queues may already be counted
     bounds: tuple[tuple[str, int, int, int, Callable[[StageState], int]], ...] = (
-        ("tokens", len(staging.stages), int(known is None), TOKENS, lambda _: 1),
+        ("tokens", len(staging.stages), int(stage is None), TOKENS, lambda _: 1),
         ("bytes", staging.bytes, size, STAGED_BYTES, lambda stage: stage.bytes),
         ("rows", staging.rows, len(rows), STAGED_ROWS, lambda stage: stage.rows),
         ("queues", staging.parts, names, STAGED_PARTS, lambda stage: len(stage.queues)),
     )
-    for what, total, more, limit, of in bounds:
+    for unit, total, more, limit, of in bounds:
         if total + more > limit:
             own = sum(of(stage) for stage in staging.stages.values() if stage.actor == actor)
             if not has_room(own, total, more, limit):
                 raise RefusedError(
                     "stage_full",
-                    f"{total + more} {what} would be staged, {own} of them by you so far;"
+                    f"{total + more} {unit} would be staged, {own} of them by you so far;"
                     f" the limit is {limit}. Publish or unstage some.",
                 )
 
 
 def _get_or_create_queues(core: Broker, names: Sequence[str], creator: str) -> dict[str, Queue]:
     """Return queues by name, after creating either all missing ones or none."""
-    state = core.state
-    wanted = dict.fromkeys(names)
-    new = [name for name in wanted if core.destination(name, creator, create=True) is None]
-    new = [name for name in new if not state.registry.counts_with_origin(name)]
+    names = list(dict.fromkeys(names))
+    new = [name for name in names if core.destination(name, creator, create=True) is None]
+    new = [name for name in new if not core.registry.counts_with_origin(name)]
     core.check_queues(creator, len(new))
-    found = {name: state.registry.get_or_create(name, creator) for name in wanted}
-    return {name: queue for name, queue in found.items() if queue is not None}
+    queues = {name: core.registry.get_or_create(name, creator) for name in names}
+    return {name: queue for name, queue in queues.items() if queue is not None}
 
 
 def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> EnvelopeInspection:
@@ -200,8 +199,8 @@ def _inspect(envelopes: EnvelopeInspector | None, queue: Queue, body: bytes) -> 
 def _background_inspection(core: Broker, queue: Queue, body: bytes) -> Any:
     """Return a function that inspects content in a thread, with the current settings."""
     if not queue.validates:
-        return partial(_inspect, core.state.inspector, queue, body)
-    validate = validation.background_validation(core.state, queue, body)
+        return partial(_inspect, core.inspector, queue, body)
+    validate = validation.background_validation(core, queue, body)
     return lambda: validate().inspection
 
 
@@ -215,44 +214,49 @@ def _store(
     *,
     is_whole: bool,
 ) -> None:
-    state, staging = core.state, core.staging
-    writes = state.batch.writes
+    core, staging = core, core.staging
+    writes = core.batch.writes
     stage = staging.stages.get(token)
     if stage is None:
         stage = staging.stages[token] = StageState(
-            staging.next_id, token, state.now.steady_ms + STAGE_KEPT_MS, actor=actor
+            staging.next_id, token, core.now.steady_ms + STAGE_KEPT_MS, actor=actor
         )
         staging.next_id += 1
-        writes.append(CreateStage(stage.stage_id, token, state.now.wall_ms, stage.until_ms))
-    flat = state.batch.staged_rows
+        writes.append(CreateStage(stage.stage_id, token, core.now.wall_ms, stage.until_ms))
+    flat = core.batch.staged_rows
     touched: dict[int, StageQueue] = {}
-    for (queue, policy, body, ttl_s), found in zip(rows, inspections, strict=True):
+    for (queue, policy, body, ttl_s), inspection in zip(rows, inspections, strict=True):
         kept_s = _effective_ttl(queue, ttl_s)
         part = stage.queues.get(queue.queue_id)
         if part is None:
             part = stage.queues[queue.queue_id] = StageQueue(queue.queue_id, policy=policy)
             staging.parts += 1
         touched[queue.queue_id] = part
-        size, is_bad = len(body), found.reason is not None
+        size, is_bad = len(body), inspection.reason is not None
         part.add(StageQueue(queue.queue_id, 1, size, int(is_bad), size * is_bad, kept_s, policy))
-        record_id, record = found.record or (None, None)
+        record_id, record = inspection.record or (None, None)
         flat += (
-            stage.first_row + stage.rows, queue.queue_id, kept_s, state.take_token(),
-            *found.indexed, found.reason, found.detail or None, record_id, record, body,
-        )  # fmt: skip
+            stage.first_row + stage.rows,
+            queue.queue_id,
+            kept_s,
+            core.take_token(),
+            *inspection.indexed,
+            inspection.reason,
+            inspection.detail or None,
+            record_id,
+            record,
+            body,
+        )
         stage.rows += 1
         staging.rows += 1
         stage.bytes += size
         staging.bytes += size
-        state.batch.created_bytes += size  # counts towards the batch limit
+        core.batch.created_bytes += size  # counts towards the batch limit
     stage.is_whole = is_whole
     for part in touched.values():
-        writes.append(UpdateStageQueue(
-            stage.stage_id, part.queue_id, part.rows, part.bytes, part.bad_rows, part.bad_bytes,
-            part.min_ttl_s, part.policy,
-        ))  # fmt: skip
+        writes.append(UpdateStageQueue(stage.stage_id, *astuple(part)))
     writes.append(UpdateStage(stage.rows, stage.bytes, int(is_whole), stage.stage_id))
-    state.batch.replies.append((reply, StagingStatus(stage.rows, stage.bytes)))
+    core.reply(reply, StagingStatus(stage.rows, stage.bytes))
 
 
 def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
@@ -281,7 +285,7 @@ def unstage(
 
     Tokens with rows for queues that the writer may not use are skipped.
     """
-    core.state.batch.replies.append((reply, _drop_tokens(core, tokens, writer)))
+    core.reply(reply, _drop_tokens(core, tokens, writer))
 
 
 def _drop_tokens(core: Broker, tokens: Sequence[str], writer: StageWriter) -> int:
@@ -289,15 +293,15 @@ def _drop_tokens(core: Broker, tokens: Sequence[str], writer: StageWriter) -> in
     for token in dict.fromkeys(tokens):
         stage = core.staging.stages.get(token)
         if stage is not None and _foreign_queue(core, writer, stage) is None:
-            count += core.staging.drop(core.state, token)
+            count += core.staging.drop(core.batch, token)
     return count
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str | None:
     """Return the name of a staged queue that the writer may not use, or None."""
     for queue_id in stage.queues:
-        queue = core.state.by_id.get(queue_id)
-        removed = core.state.registry.removed_name(queue_id) or f"number {queue_id}"
+        queue = core.queues_by_id.get(queue_id)
+        removed = core.registry.removed_name(queue_id) or f"number {queue_id}"
         name = removed if queue is None else queue.name
         if not writer.may_use(name):
             return name
@@ -325,15 +329,15 @@ class _StagedPublish:
 
     def begin(self) -> None:
         """Check the publish, read its invalid rows, if there are any, and then store it."""
-        core, state = self.core, self.core.state
+        core = self.core
         core.check_not_draining()
-        app_ids, now_ms = core.staging.app_ids, state.now.steady_ms
+        app_ids, now_ms = core.staging.app_ids, core.now.steady_ms
         known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
         if known is not None and self.version <= known.version:
-            app_ids.record_use(state, self.writer, self.app_id)
+            app_ids.record_use(core.batch, now_ms, self.writer, self.app_id)
             _drop_tokens(core, self.tokens, self.writer)
             audit.record(core, self.entry, 0)
-            state.batch.replies.append((self.reply, StagedPublishResult(0, True, 0)))
+            core.reply(self.reply, StagedPublishResult(0, True, 0))
             return
         unfinished = core.staging.unfinished(self.app_id)
         rest = unfinished.get(self.version)
@@ -348,10 +352,14 @@ class _StagedPublish:
         self._check_rights(whole)
         parts = _queue_sums(stages)
         queues = self._check_queues(parts)
-        spans = [[s.first_row, s.first_row + s.rows] for s in stages if _has_invalid_rows(s)]
+        spans = [
+            [s.first_row, s.first_row + s.rows]
+            for s in stages
+            if any(part.bad_rows for part in s.queues.values())
+        ]
         if spans != self.spans:  # not read yet, or a token has been staged again since
             self.spans = spans
-            state.batch.queries.append((QuarantinedRows(json.dumps(spans)), self.resume))
+            core.batch.queries.append((QuarantinedRows(json.dumps(spans)), self.resume))
             return
         self._store(stages, parts, queues, whole)
 
@@ -361,7 +369,7 @@ class _StagedPublish:
         try:
             self.begin()
         except RefusedError as error:
-            self.core.state.batch.replies.append((self.reply, error))
+            self.core.reply(self.reply, error)
 
     def _stages(self) -> list[StageState]:
         stages = []
@@ -385,15 +393,17 @@ class _StagedPublish:
 
     def _check_queues(self, parts: dict[int, StageQueue]) -> dict[int, Queue]:
         """Return the queues by id, or raise RefusedError if one does not accept all of its rows."""
-        core, state = self.core, self.core.state
+        core = self.core
         queues = {}
         for queue_id, part in parts.items():
-            queue = state.by_id.get(queue_id) or state.registry.recreate(queue_id, self.entry.actor)
+            queue = core.queues_by_id.get(queue_id) or core.registry.recreate(
+                queue_id, self.entry.actor
+            )
             if queue is None:
                 raise RefusedError(
                     "too_many_queues",
                     f"queue number {queue_id} was removed after its rows were staged and cannot"
-                    f" be recreated, because the limit of {state.limits.queues} queues is reached",
+                    f" be recreated, because the limit of {core.limits.queues} queues is reached",
                 )
             if _validation_policy(queue) != part.policy:
                 raise RefusedError(
@@ -401,16 +411,16 @@ class _StagedPublish:
                     f"the validation settings of {queue.name!r} have changed since the rows were"
                     " staged",
                 )
-            reason = queue.refusal(part.rows, part.bytes)
-            if reason is None and part.bad_rows:
-                full = state.registry.dead_letter_refusal(queue, part.bad_rows, part.bad_bytes)
-                reason = None if full is None else full[1]
-            if reason is not None:
+            refusal = queue.refusal(part.rows, part.bytes)
+            if refusal is None and part.bad_rows:
+                full = core.registry.dead_letter_refusal(queue, part.bad_rows, part.bad_bytes)
+                refusal = None if full is None else full[1]
+            if refusal is not None:
                 queue.counters.refused += 1
-                core.refused[reason] += 1
+                core.refused[refusal.reason] += 1
                 raise RefusedError(
-                    state.registry.refusal_code(reason),
-                    f"{queue.name!r} cannot accept {part.rows} messages: {reason}",
+                    refusal.code,
+                    f"{queue.name!r} cannot accept {part.rows} messages: {refusal.reason}",
                 )
             queues[queue_id] = queue
         return queues
@@ -423,57 +433,67 @@ class _StagedPublish:
         whole: list[StageState],
     ) -> None:
         """Publish ``stages``, the first items of ``whole``, and keep the rest for later calls."""
-        core, state = self.core, self.core.state
-        staging, is_resumed = core.staging, " " in stages[0].token if stages else False
+        core = self.core
+        staging, is_resumed = core.staging, bool(stages) and stages[0].is_sealed
         remaining = sum(stage.rows for stage in whole[len(stages) :])
         client = core.client_number_of(self.entry)
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
             made = None if record is None else (record_id, record)
             inspection = EnvelopeInspection(tuple(indexed), reason, detail or "", made)
-            transitions.publish(state, queues[queue_id], body, ttl_s or 0, client, inspection)
-        first = state.next_number
+            transitions.publish(core, queues[queue_id], body, ttl_s or 0, client, inspection)
+        first = core.next_number
         for stage in stages:
             # Only valid rows become messages; the row numbers of invalid rows are skipped.
-            offset, state.next_number = state.next_number, state.next_number + stage.rows
+            offset, core.next_number = core.next_number, core.next_number + stage.rows
             end_row = stage.first_row + stage.rows
-            state.batch.writes.append(CopyStagedRows(
-                offset - stage.first_row, *state.now, client, stage.first_row, end_row
-            ))  # fmt: skip
-            staging.drop(state, stage.token)
+            core.batch.writes.append(
+                CopyStagedRows(
+                    offset - stage.first_row, *core.now, client, stage.first_row, end_row
+                )
+            )
+            staging.drop(core.batch, stage.token)
         if is_resumed:
             _drop_tokens(core, self.tokens, self.writer)
-            staging.unseal(state, self.app_id, self.version, len(stages))
+            staging.unseal(core.batch, self.app_id, self.version, len(stages))
         elif remaining:
-            staging.seal(state, self.app_id, self.version, whole[len(stages) :])
+            staging.seal(
+                core.batch, core.now.steady_ms, self.app_id, self.version, whole[len(stages) :]
+            )
         counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
-        state.batch.copied.append(CopiedRows(first, state.next_number, client, counts))
+        core.batch.copied.append(CopiedRows(first, core.next_number, client, counts))
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
         version = self.version - 1 if remaining else self.version  # the version is not yet complete
         staging.app_ids.record_version(
-            state, self.writer, self.app_id, version, total, is_single=self.is_single
+            core.batch,
+            core.now.steady_ms,
+            self.writer,
+            self.app_id,
+            version,
+            total,
+            is_single=self.is_single,
         )
         audit.record(core, self.entry, total)
         done = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
-        state.batch.replies.append((self.reply, done))
+        core.reply(self.reply, done)
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
         """Count the rows that the writer adds to a queue after the end of its window."""
-        state = self.core.state
+        core = self.core
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
         queue.row.live_count += rows
         queue.row.live_bytes += size
-        state.batch.queue_rows[queue.queue_id] = queue.row
+        core.batch.queue_rows[queue.queue_id] = queue.row
         queue.counters.published += rows
         queue.counters.count_source(self.entry.source, part.rows)
-        state.batch.created_bytes += size
+        core.batch.created_bytes += size
         if part.min_ttl_s is not None:
-            state.note_deadline(state.now.steady_ms + part.min_ttl_s * 1_000)
+            core.note_deadline(core.now.steady_ms + part.min_ttl_s * 1_000)
         if queue.window is not None and rows:
             queue.window.reaches_end = False
-            state.needs_dispatch[queue.queue_id] = queue
+            core.needs_dispatch[queue.queue_id] = queue
 
 
 def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
@@ -518,10 +538,6 @@ def _queue_sums(stages: Sequence[StageState]) -> dict[int, StageQueue]:
     if (error := _limit_error(total)) is not None:
         raise error
     return sums
-
-
-def _has_invalid_rows(stage: StageState) -> bool:
-    return any(part.bad_rows for part in stage.queues.values())
 
 
 def publish_staged(
@@ -576,6 +592,6 @@ def transfer_app_id(
     Raises:
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
     """
-    core.staging.app_ids.transfer(core.state, app_id, owner)
+    core.staging.app_ids.transfer(core.batch, core.now.steady_ms, app_id, owner)
     audit.record(core, entry, 1)
-    core.state.batch.replies.append((reply, None))
+    core.reply(reply, None)

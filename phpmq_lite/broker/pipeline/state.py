@@ -10,9 +10,8 @@ from hashlib import sha256
 from itertools import islice
 from typing import Final
 
-from phpmq_lite.broker.state import BrokerState
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import ROW_BITS, PipelineRows
+from phpmq_lite.model import ROW_BITS, Batch, PipelineRows
 from phpmq_lite.writes import (
     CreateSubscription,
     DeleteSubscription,
@@ -77,9 +76,9 @@ class Subscription:
             self._waiting.popleft()()
         self._is_starting_work = False
 
-    def store(self, state: BrokerState) -> None:
+    def store(self, batch: Batch) -> None:
         """Store the subscription's queue and claim numbers with the open batch."""
-        state.batch.writes.append(
+        batch.writes.append(
             UpdateSubscription(
                 self.queue_id, self.next_claim, self.acked_upto, self.subscription_id
             )
@@ -89,19 +88,14 @@ class Subscription:
 class Subscriptions(dict[str, Subscription]):
     """All subscriptions by name; the table ``subscription`` is the source of truth."""
 
-    def __init__(self, state: BrokerState, stored: PipelineRows) -> None:
+    def __init__(self, stored: PipelineRows) -> None:
         super().__init__()
-        self._state = state
         self._next_id = 1
         for row in stored.subscriptions:
             self[row[1]] = Subscription(*row)
             self._next_id = max(self._next_id, row[0] + 1)
-        for queue_id, count, size in stored.held:
-            if (queue := state.by_id.get(queue_id)) is not None:
-                queue.held, queue.held_bytes = count, size
-                queue.claimed, queue.claimed_bytes = count, size
 
-    def create(self, name: str, queue_id: int) -> Subscription:
+    def create(self, batch: Batch, name: str, queue_id: int) -> Subscription:
         """Create a subscription as part of the open batch.
 
         Raises:
@@ -112,17 +106,17 @@ class Subscriptions(dict[str, Subscription]):
                 "too_many_subscriptions",
                 f"cannot create {name!r}: the limit is {SUBSCRIPTIONS_MAX} subscriptions",
             )
-        made = self[name] = Subscription(self._next_id, name, queue_id, 1, 0)
+        subscription = self[name] = Subscription(self._next_id, name, queue_id, 1, 0)
         self._next_id += 1
-        self._state.batch.writes.append(
-            CreateSubscription(made.subscription_id, name, queue_id, self._state.now.wall_ms)
+        batch.writes.append(
+            CreateSubscription(subscription.subscription_id, name, queue_id, batch.wall_ms)
         )
-        return made
+        return subscription
 
-    def remove(self, subscription: Subscription) -> None:
+    def remove(self, batch: Batch, subscription: Subscription) -> None:
         """Remove a subscription that no longer holds messages."""
         del self[subscription.name]
-        self._state.batch.writes.append(DeleteSubscription(subscription.subscription_id))
+        batch.writes.append(DeleteSubscription(subscription.subscription_id))
 
 
 STAGE_KEPT_MS: Final = 86_400_000  # unpublished stages are dropped after this time
@@ -166,6 +160,7 @@ class StageState:
     rows: int = 0
     bytes: int = 0
     is_whole: bool = False  # True once the last row has been staged
+    is_sealed: bool = False  # True for what is left of a partial publish
     actor: str = ""  # who staged the rows; empty if they were staged before the last restart
     queues: dict[int, StageQueue] = field(default_factory=dict)  # keyed by queue_id
 
@@ -233,7 +228,8 @@ class KnownAppIds:
 
     def record_version(
         self,
-        state: BrokerState,
+        batch: Batch,
+        now_ms: int,
         writer: StageWriter,
         app_id: str,
         version: int,
@@ -242,21 +238,23 @@ class KnownAppIds:
         is_single: bool,
     ) -> None:
         """Record a version as published."""
-        known, now_ms = self.known.get(app_id), state.now.steady_ms
+        known = self.known.get(app_id)
         owner = (known.owner if known else None) or writer.owner or None
-        made = KnownAppId(version, owner, now_ms, known.is_single if known else is_single)
-        self._make_room(state, owner, now_ms, is_single=made.is_single)
-        self._put(app_id, made)
-        state.batch.writes.append(RecordPublishedVersion(
-            app_id, version, state.now.wall_ms, rows, owner, now_ms, int(made.is_single),
-        ))  # fmt: skip
+        is_single = known.is_single if known else is_single
+        self._make_room(batch, owner, now_ms, is_single=is_single)
+        self._put(app_id, KnownAppId(version, owner, now_ms, is_single))
+        batch.writes.append(
+            RecordPublishedVersion(
+                app_id, version, batch.wall_ms, rows, owner, now_ms, int(is_single)
+            )
+        )
 
-    def record_use(self, state: BrokerState, writer: StageWriter, app_id: str) -> None:
+    def record_use(self, batch: Batch, now_ms: int, writer: StageWriter, app_id: str) -> None:
         """Record the use of an app_id by a repeated publish that had no effect."""
         known = self.known[app_id]
-        self._move(state, app_id, known.owner or writer.owner or None)
+        self._move(batch, now_ms, app_id, known.owner or writer.owner or None)
 
-    def transfer(self, state: BrokerState, app_id: str, owner: str | None) -> None:
+    def transfer(self, batch: Batch, now_ms: int, app_id: str, owner: str | None) -> None:
         """Transfer an app_id to another owner, or to its next writer if ``owner`` is None.
 
         Raises:
@@ -266,22 +264,22 @@ class KnownAppIds:
         if known is None:
             raise RefusedError("unknown_app_id", f"no version was published under {app_id!r}")
         if known.owner != owner and not known.is_single:
-            self._check_room(owner, state.now.steady_ms)
-        self._move(state, app_id, owner)
+            self._check_room(owner, now_ms)
+        self._move(batch, now_ms, app_id, owner)
 
-    def _put(self, app_id: str, made: KnownAppId) -> None:
+    def _put(self, app_id: str, known: KnownAppId) -> None:
         self._take(app_id)
-        self.known[app_id] = self._groups[made.owner, made.is_single][app_id] = made
+        self.known[app_id] = self._groups[known.owner, known.is_single][app_id] = known
 
     def _take(self, app_id: str) -> None:
         known = self.known.pop(app_id, None)
         if known is not None:
             del self._groups[known.owner, known.is_single][app_id]
 
-    def _move(self, state: BrokerState, app_id: str, owner: str | None) -> None:
-        known, now_ms = self.known[app_id], state.now.steady_ms
+    def _move(self, batch: Batch, now_ms: int, app_id: str, owner: str | None) -> None:
+        known = self.known[app_id]
         self._put(app_id, KnownAppId(known.version, owner, now_ms, known.is_single))
-        state.batch.writes.append(RecordAppIdUse(owner, now_ms, app_id))
+        batch.writes.append(RecordAppIdUse(owner, now_ms, app_id))
 
     def _check_room(self, owner: str | None, now_ms: int) -> None:
         own = self._groups[owner, False]
@@ -293,9 +291,7 @@ class KnownAppIds:
                 "txnVersion, or the same checkpoint) instead of using a new one each time.",
             )
 
-    def _make_room(
-        self, state: BrokerState, owner: str | None, now_ms: int, *, is_single: bool
-    ) -> None:
+    def _make_room(self, batch: Batch, owner: str | None, now_ms: int, *, is_single: bool) -> None:
         """Forget old app_ids until there is room for one more."""
         own = self._groups[owner, is_single]
         bound, silent_ms = (
@@ -304,7 +300,7 @@ class KnownAppIds:
         while len(own) >= bound and next(iter(own.values())).used_ms <= silent_ms:
             oldest = next(iter(own))
             self._take(oldest)
-            state.batch.writes.append(ForgetPublishedVersion(oldest))
+            batch.writes.append(ForgetPublishedVersion(oldest))
 
 
 class StagingArea:
@@ -319,15 +315,13 @@ class StagingArea:
         self.sealed: dict[str, dict[int, list[StageState]]] = {}
         self.next_id = stored.next_stage_id
         by_id: dict[int, StageState] = {}
-        sealed = []
         for stage_id, token, until_ms, rows, size in stored.staged:
             stage = by_id[stage_id] = StageState(
-                stage_id, token, until_ms, rows, size, is_whole=True
+                stage_id, token, until_ms, rows, size, is_whole=True, is_sealed=" " in token
             )
-            if " " in token:
-                sealed.append(stage)
-            else:
+            if not stage.is_sealed:
                 self.stages[token] = stage
+        sealed = [stage for stage in by_id.values() if stage.is_sealed]
         for stage in sorted(sealed, key=lambda stage: stage.token):
             key, version, _ = stage.token.split(" ")
             self.sealed.setdefault(key, {}).setdefault(int(version), []).append(stage)
@@ -343,60 +337,60 @@ class StagingArea:
         """Return the steady-clock time, in ms, at which the next token is dropped, or None."""
         due = [stage.until_ms for stage in islice(self.stages.values(), 1)]
         if self.sealed:
-            rests = (rest for versions in self.sealed.values() for rest in versions.values())
-            due += [rest[0].until_ms for rest in rests]
+            sealed = (stages for versions in self.sealed.values() for stages in versions.values())
+            due += [stages[0].until_ms for stages in sealed]
         return min(due, default=None)
 
-    def drop_old(self, state: BrokerState) -> None:
-        """Drop tokens that have expired."""
-        now_ms = state.now.steady_ms
+    def drop_old(self, batch: Batch, now_ms: int) -> None:
+        """Drop tokens that have expired; ``now_ms`` is on the steady clock."""
         while (old := next(iter(self.stages.values()), None)) and old.until_ms <= now_ms:
-            self.drop(state, old.token)
+            self.drop(batch, old.token)
         for app_id, versions in list(self.sealed.items()):
-            for version, rest in list(versions.items()):
-                if rest[0].until_ms <= now_ms:
-                    self.unseal(state, app_id, version, len(rest))
+            for version, stages in list(versions.items()):
+                if stages[0].until_ms <= now_ms:
+                    self.unseal(batch, app_id, version, len(stages))
 
     def unfinished(self, app_id: str) -> dict[int, list[StageState]]:
         """Return the remaining tokens of an app_id's partial publishes, by version."""
         return self.sealed.get(_key(app_id), {}) if self.sealed else {}
 
     def seal(
-        self, state: BrokerState, app_id: str, version: int, rest: Sequence[StageState]
+        self, batch: Batch, now_ms: int, app_id: str, version: int, stages: Sequence[StageState]
     ) -> None:
         """Seal a partial publish's remaining tokens so that no client can publish or drop them."""
-        key, until_ms = _key(app_id), state.now.steady_ms + APP_ID_KEPT_MS
-        for number, stage in enumerate(rest):
+        key, until_ms = _key(app_id), now_ms + APP_ID_KEPT_MS
+        for number, stage in enumerate(stages):
             del self.stages[stage.token]
             stage.token, stage.until_ms = f"{key} {version} {number:05}", until_ms
-            state.batch.writes.append(SealStage(stage.token, until_ms, stage.stage_id))
-        self.sealed.setdefault(key, {})[version] = list(rest)
+            stage.is_sealed = True
+            batch.writes.append(SealStage(stage.token, until_ms, stage.stage_id))
+        self.sealed.setdefault(key, {})[version] = list(stages)
 
-    def unseal(self, state: BrokerState, app_id: str, version: int, count: int) -> None:
+    def unseal(self, batch: Batch, app_id: str, version: int, count: int) -> None:
         """Remove the first ``count`` sealed tokens; ``app_id`` may also be a hash from ``_key``."""
         key = app_id if app_id in self.sealed else _key(app_id)
-        rest = self.sealed[key][version]
-        for stage in rest[:count]:
-            self._remove(state, stage)
-        del rest[:count]
-        if not rest:
+        stages = self.sealed[key][version]
+        for stage in stages[:count]:
+            self._remove(batch, stage)
+        del stages[:count]
+        if not stages:
             del self.sealed[key][version]
         if not self.sealed[key]:
             del self.sealed[key]
 
-    def drop(self, state: BrokerState, token: str) -> bool:
+    def drop(self, batch: Batch, token: str) -> bool:
         """Drop a token and remove its rows in the background; return False for an unknown token."""
         stage = self.stages.pop(token, None)
         if stage is None:
             return False
-        self._remove(state, stage)
+        self._remove(batch, stage)
         return True
 
-    def _remove(self, state: BrokerState, stage: StageState) -> None:
+    def _remove(self, batch: Batch, stage: StageState) -> None:
         self.bytes -= stage.bytes
         self.rows -= stage.rows
         self.parts -= len(stage.queues)
-        state.batch.writes.append(DropStage(stage.stage_id))
+        batch.writes.append(DropStage(stage.stage_id))
 
 
 def _key(app_id: str) -> str:

@@ -152,8 +152,8 @@ class PostgresBackend:
         self, bounds: RetentionBounds, counters: Callable[[ClockReading], Mapping[str, int]]
     ) -> StoreMaintenance:
         """Begin counting and retention."""
-        upkeep = self.writer.maintenance = PostgresMaintenance(bounds, counters)
-        return upkeep
+        maintenance = self.writer.maintenance = PostgresMaintenance(bounds, counters)
+        return maintenance
 
 
 class PostgresMaintenance(StoreMaintenance):

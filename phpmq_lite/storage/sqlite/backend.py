@@ -94,7 +94,7 @@ class SqliteBackend:
         """Begin checkpoints, indexing and retention."""
         writer, space = self.writer, self.writer.space
         await writer.run(lambda store: space.measure(store.used_bytes()))
-        upkeep = writer.maintenance = WriterMaintenance(
+        maintenance = writer.maintenance = WriterMaintenance(
             self._folder.database,
             bounds,
             self._wal_bytes,
@@ -103,7 +103,7 @@ class SqliteBackend:
             self._live_seal,
             writer.checkpoint_right,
         )
-        return upkeep
+        return maintenance
 
     def _seal(self) -> None:
         """Seal the closed database, so that the next start need not check its structure."""

@@ -104,7 +104,7 @@ class FakeEngine:
 
     def __init__(self, status: BrokerStatus | None = None) -> None:
         self.now = status or broker_status()
-        self.figures = ConnectionCounters()
+        self.counters = ConnectionCounters()
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         if is_wanted is None:

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from phpmq_lite.broker import broker as brokers
-from phpmq_lite.broker.broker import CommandResult
+from phpmq_lite.broker import batches, commands
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator.queue_operations import create_queue
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
@@ -45,8 +45,8 @@ def test_connection_gets_the_next_client_number_and_a_row(rig: CoreRig) -> None:
 def test_disconnect_stores_its_reason_once(rig: CoreRig) -> None:
     one = rig.connect()
     batch = rig.run(
-        lambda: rig.core.disconnect(one, "line", "ttl", "closed by the peer"),
-        lambda: rig.core.disconnect(one, "line", "ttl", "again"),
+        lambda: commands.disconnect(rig.core, one, "line", "ttl", "closed by the peer"),
+        lambda: commands.disconnect(rig.core, one, "line", "ttl", "again"),
     )
     [row] = batch.closed_clients
     assert row[1:] == ("line", "ttl", "closed by the peer", 1)
@@ -62,7 +62,7 @@ def test_replaced_credit_returns_and_redispatches_messages() -> None:
     worker = rig.consumer(credit=2)
     held = held_by(rig, worker, b"a", b"b")
     rig.publish(b"c")
-    batch = rig.run(lambda: rig.core.consume(worker, "orders", 3))
+    batch = rig.run(lambda: commands.consume(rig.core, worker, "orders", 3))
     again = sent_messages(batch, worker)
     assert [m.message_id for m in again[:2]] == [m.message_id for m in held]
     assert bodies(again) == [b"a", b"b", b"c"]
@@ -79,7 +79,7 @@ def test_repeated_credit_is_delayed_until_a_message_is_acknowledged(rig: CoreRig
         made = []
         for _ in range(number):
             rig.begin()
-            made.append(rig.core.consume(worker, "orders", credit))
+            made.append(commands.consume(rig.core, worker, "orders", credit))
             rig.finish()
         return made
 
@@ -89,7 +89,7 @@ def test_repeated_credit_is_delayed_until_a_message_is_acknowledged(rig: CoreRig
     rig.steady_ms += 100
     assert results(2) == [done, delay]
     assert results(1, credit=0) == [delay]
-    rig.run(lambda: rig.core.acknowledge(worker, "orders", held[0].message_id))
+    rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held[0].message_id))
     assert results(21) == [done] * 20 + [delay]
     rig.steady_ms += 60_000
     assert results(21) == [done] * 20 + [delay]
@@ -99,7 +99,7 @@ def test_credit_that_returns_nothing_is_never_delayed(rig: CoreRig) -> None:
     worker = rig.consumer(credit=2)
     for credit in [0, 1, 5] * 100:
         rig.begin()
-        assert rig.core.consume(worker, "orders", credit) is CommandResult.DONE
+        assert commands.consume(rig.core, worker, "orders", credit) is CommandResult.DONE
         assert rig.finish().events == []
 
 
@@ -107,11 +107,11 @@ def test_credit_of_zero_returns_messages_and_pauses(rig: CoreRig) -> None:
     one, two = rig.consumer(credit=2), rig.consumer(credit=10)
     batch = rig.publish(b"a", b"b", b"c", b"d")
     assert bodies(sent_messages(batch, one)) == [b"a", b"c"]
-    batch = rig.run(lambda: rig.core.consume(one, "orders", 0))
+    batch = rig.run(lambda: commands.consume(rig.core, one, "orders", 0))
     assert bodies(sent_messages(batch, two)) == [b"a", b"c"]
     assert sent_messages(rig.publish(b"e"), one) == []
     rig.begin()
-    assert rig.core.consume(one, "orders", 0) is CommandResult.DONE  # again
+    assert commands.consume(rig.core, one, "orders", 0) is CommandResult.DONE  # again
     assert rig.finish().sends == {}
 
 
@@ -119,7 +119,7 @@ def test_consumer_above_the_limit_of_queues_is_closed() -> None:
     rig = CoreRig(Limits(queues=1))
     worker = rig.consumer("orders")
     rig.begin()
-    assert rig.core.consume(worker, "mails", 1) is CommandResult.CLOSE
+    assert commands.consume(rig.core, worker, "mails", 1) is CommandResult.CLOSE
 
 
 # -- redelivery
@@ -131,8 +131,8 @@ def test_messages_of_a_closed_connection_precede_newer_ones(rig: CoreRig) -> Non
     rig.publish(b"c", b"d")
     two = rig.connect()
     batch = rig.run(
-        lambda: rig.core.consume(two, "orders", 10),
-        lambda: rig.core.disconnect(one, None, None, "gone"),
+        lambda: commands.consume(rig.core, two, "orders", 10),
+        lambda: commands.disconnect(rig.core, one, None, None, "gone"),
     )
     assert bodies(sent_messages(batch, two)) == [b"a", b"b", b"c", b"d"]
     assert sent_messages(batch, two)[:2] == held
@@ -142,9 +142,9 @@ def test_returned_message_keeps_its_position(rig: CoreRig) -> None:
     one, two = rig.consumer(credit=1), rig.consumer(credit=1)
     batch = rig.publish(b"a", b"b", b"c")
     [first] = sent_messages(batch, one)
-    rig.run(lambda: rig.core.disconnect(one, None, None, "gone"))
+    rig.run(lambda: commands.disconnect(rig.core, one, None, None, "gone"))
     second = sent_messages(batch, two)[0]
-    batch = rig.run(lambda: rig.core.acknowledge(two, "orders", second.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, two, "orders", second.message_id))
     assert sent_messages(batch, two) == [first]
     assert (first.position, first.deliveries) == (1, 2)
 
@@ -152,7 +152,7 @@ def test_returned_message_keeps_its_position(rig: CoreRig) -> None:
 def test_disconnect_charges_only_the_oldest_held_message(rig: CoreRig) -> None:
     worker = rig.consumer()
     held = held_by(rig, worker, b"a", b"b", b"c")
-    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    rig.run(lambda: commands.disconnect(rig.core, worker, None, None, "gone"))
     assert [m.charged for m in held] == [1, 0, 0]
 
 
@@ -163,7 +163,7 @@ def test_disconnect_charges_one_message_of_all_queues(rig: CoreRig) -> None:
     young = sent_messages(rig.publish(b"first", queue="mails"), worker)
     rig.advance(1)
     old = held_by(rig, worker, b"a", b"b")
-    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone"))
+    rig.run(lambda: commands.disconnect(rig.core, worker, None, None, "gone"))
     assert [m.charged for m in young + old] == [1, 0, 0]
 
 
@@ -171,7 +171,7 @@ def test_disconnect_while_the_broker_stops_charges_nothing(rig: CoreRig) -> None
     """The same deployment, or the broker itself, stops the worker."""
     worker, held = rig.hold()
     rig.run(lambda: rig.core.drain(rig.answers.append))
-    rig.run(lambda: rig.core.disconnect(worker, None, None, "the broker stops"))
+    rig.run(lambda: commands.disconnect(rig.core, worker, None, None, "the broker stops"))
     assert (held.charged, held.deliveries) == (0, 1)
 
 
@@ -181,7 +181,9 @@ def test_disconnect_charges_no_half_closed_connection_and_no_unsent_message(
 ) -> None:
     worker, held = rig.hold()
     held.is_sent = is_sent
-    rig.run(lambda: rig.core.disconnect(worker, None, None, "gone", is_charged=is_charged))
+    rig.run(
+        lambda: commands.disconnect(rig.core, worker, None, None, "gone", is_charged=is_charged)
+    )
     assert (held.charged, held.deliveries) == (0, int(is_sent))
 
 
@@ -190,10 +192,10 @@ def test_oldest_message_is_the_one_dispatched_first() -> None:
     one, two = rig.consumer(credit=1), rig.consumer(credit=2)
     batch = rig.publish(b"a", b"b", b"c")
     [first], [second, third] = sent_messages(batch, one), sent_messages(batch, two)
-    rig.run(lambda: rig.core.acknowledge(two, "orders", second.message_id))
-    rig.run(lambda: rig.core.disconnect(one, None, None, "gone"))
+    rig.run(lambda: commands.acknowledge_late(rig.core, two, "orders", second.message_id))
+    rig.run(lambda: commands.disconnect(rig.core, one, None, None, "gone"))
     assert list(two.consumers[1].held.values()) == [third, first]
-    rig.run(lambda: rig.core.disconnect(two, None, None, "gone"))
+    rig.run(lambda: commands.disconnect(rig.core, two, None, None, "gone"))
     assert (first.charged, third.charged) == (1, 1)
 
 
@@ -203,7 +205,7 @@ def test_oldest_message_is_the_one_dispatched_first() -> None:
 def test_acknowledgement_frees_credit(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
     assert bodies(sent_messages(batch, worker)) == [b"b"]
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (1, 1)
@@ -212,13 +214,15 @@ def test_acknowledgement_frees_credit(rig: CoreRig) -> None:
 
 def test_command_for_a_message_of_another_connection_is_ignored(rig: CoreRig) -> None:
     (_, held), stranger = rig.hold(), rig.connect()
-    batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", held.message_id))
+    batch = rig.run(
+        lambda: commands.acknowledge_late(rig.core, stranger, "orders", held.message_id)
+    )
     assert outcomes(batch) == {}
     assert rig.core.ignored == {"foreign": 1}
     assert stranger.acked == 0
     batch = rig.run(
-        lambda: rig.core.requeue(stranger, "orders", held.message_id, 0),
-        lambda: rig.core.dead_letter(stranger, "orders", held.message_id),
+        lambda: commands.requeue(rig.core, stranger, "orders", held.message_id, 0),
+        lambda: commands.dead_letter(rig.core, stranger, "orders", held.message_id),
     )
     assert (outcomes(batch), batch.changed) == ({}, {})
     assert rig.core.ignored == {"foreign": 3}
@@ -228,20 +232,26 @@ def test_any_connection_acknowledges_a_ready_message(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(credit=1), rig.connect()
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
     ready = next(iter(rig.window()))
-    batch = rig.run(lambda: rig.core.acknowledge(stranger, "orders", ready.message_id))
+    batch = rig.run(
+        lambda: commands.acknowledge_late(rig.core, stranger, "orders", ready.message_id)
+    )
     assert outcomes(batch) == {(State.ACKED, None): [ready.seq]}
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert sent_messages(batch, worker) == []
 
 
 def test_message_is_acknowledged_once(rig: CoreRig) -> None:
     worker, held = rig.hold()
-    rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     rig.begin()
-    assert rig.core.acknowledge(worker, "orders", held.message_id) is CommandResult.LOAD
+    assert (
+        commands.acknowledge_late(rig.core, worker, "orders", held.message_id) is CommandResult.LOAD
+    )
     assert rig.finish().seqs == {1}
     rig.begin(LoadedRows(by_seq={1: None}))
-    assert rig.core.acknowledge(worker, "orders", held.message_id) is CommandResult.DONE
+    assert (
+        commands.acknowledge_late(rig.core, worker, "orders", held.message_id) is CommandResult.DONE
+    )
     assert outcomes(rig.finish()) == {}
     assert rig.core.ignored == {"settled": 1}
     assert rig.queue().row.live_count == 0
@@ -251,7 +261,7 @@ def test_acknowledgement_for_another_queue_is_ignored_and_frees_no_credit(rig: C
     worker = rig.consumer(credit=1)
     rig.publish(b"x", queue="mails")
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "mails", held.message_id))
     assert (outcomes(batch), batch.sends) == ({}, {})
     assert rig.core.ignored == {"wrong_queue": 1}
 
@@ -266,9 +276,11 @@ def test_invalid_or_unknown_id_is_ignored_without_loading(rig: CoreRig) -> None:
     ]  # fmt: skip
     rig.begin()
     for message_id in strange:
-        assert rig.core.acknowledge(worker, "orders", message_id) is CommandResult.DONE
-        assert rig.core.requeue(worker, "orders", message_id, 0) is CommandResult.DONE
-        assert rig.core.dead_letter(worker, "orders", message_id) is CommandResult.DONE
+        assert (
+            commands.acknowledge_late(rig.core, worker, "orders", message_id) is CommandResult.DONE
+        )
+        assert commands.requeue(rig.core, worker, "orders", message_id, 0) is CommandResult.DONE
+        assert commands.dead_letter(rig.core, worker, "orders", message_id) is CommandResult.DONE
     batch = rig.finish()
     assert (outcomes(batch), batch.changed, batch.loads) == ({}, {}, False)
     assert rig.core.ignored == {"unknown": 3 * len(strange)}
@@ -279,13 +291,13 @@ def test_message_on_disk_is_loaded_before_it_is_acknowledged(rig: CoreRig) -> No
     rig.publish(b"a", by=one)
     row = message(1)
     rig.begin()
-    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.LOAD
-    rig.core.preload([row.message_id, b"x" * 32, b"f" * 32])
+    assert commands.acknowledge_late(rig.core, one, "orders", row.message_id) is CommandResult.LOAD
+    commands.preload(rig.core, [row.message_id, b"x" * 32, b"f" * 32])
     assert rig.finish().seqs == {1}
     rig.begin(LoadedRows(by_seq={1: row}))
-    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.DONE
+    assert commands.acknowledge_late(rig.core, one, "orders", row.message_id) is CommandResult.DONE
     assert (
-        rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.LOAD
+        commands.acknowledge_late(rig.core, one, "orders", row.message_id) is CommandResult.LOAD
     )  # it has gone since
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
     assert rig.queue().row.live_count == 0
@@ -300,11 +312,11 @@ def test_message_loaded_twice_is_acknowledged_once(rig: CoreRig) -> None:
     rig.publish(b"a", by=one)
     page, named = message(1, body=b"a"), message(1)
     rig.begin(LoadedRows(by_seq={1: named}))
-    rig.core.consume(one, "orders", 5)
+    commands.consume(rig.core, one, "orders", 5)
     rig.finish()
     rig.begin(LoadedRows(windows=[(1, [page], True)], by_seq={1: named}))
-    assert rig.core.acknowledge(one, "orders", page.message_id) is CommandResult.DONE
-    assert rig.core.acknowledge(one, "orders", page.message_id) is CommandResult.LOAD
+    assert commands.acknowledge_late(rig.core, one, "orders", page.message_id) is CommandResult.DONE
+    assert commands.acknowledge_late(rig.core, one, "orders", page.message_id) is CommandResult.LOAD
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
     assert rig.queue().row.live_count == 0
 
@@ -315,7 +327,7 @@ def test_due_message_expires_and_is_not_acknowledged_too(rig: CoreRig) -> None:
     rig.advance(1)
     due, named = (message(1, deadline_ms=STEADY_MS + 1_000) for _ in "12")
     rig.begin(LoadedRows(by_seq={1: named}, due=[due], has_due=True))
-    assert rig.core.acknowledge(one, "orders", due.message_id) is CommandResult.LOAD
+    assert commands.acknowledge_late(rig.core, one, "orders", due.message_id) is CommandResult.LOAD
     assert outcomes(rig.finish()) == {(State.EXPIRED, None): [1]}
     assert rig.queue().row.live_count == 0
 
@@ -326,11 +338,11 @@ def test_requeued_message_is_loaded_again_before_it_is_acknowledged() -> None:
     rig.publish(b"a", by=one)
     row = message(1)
     rig.begin(LoadedRows(by_seq={1: row}))
-    assert rig.core.requeue(one, "orders", row.message_id, 0) is CommandResult.DONE
-    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.LOAD
+    assert commands.requeue(rig.core, one, "orders", row.message_id, 0) is CommandResult.DONE
+    assert commands.acknowledge_late(rig.core, one, "orders", row.message_id) is CommandResult.LOAD
     rig.finish()
     rig.begin(LoadedRows(by_seq={1: message(1, position=2)}))
-    assert rig.core.acknowledge(one, "orders", row.message_id) is CommandResult.DONE
+    assert commands.acknowledge_late(rig.core, one, "orders", row.message_id) is CommandResult.DONE
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}
 
 
@@ -340,7 +352,7 @@ def test_requeued_message_is_loaded_again_before_it_is_acknowledged() -> None:
 def test_requeued_message_moves_to_the_end_with_its_new_ttl(rig: CoreRig) -> None:
     worker = rig.consumer(credit=1)
     [held] = sent_messages(rig.publish(b"a", b"b"), worker)
-    batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    batch = rig.run(lambda: commands.requeue(rig.core, worker, "orders", held.message_id, 60))
     assert bodies(sent_messages(batch, worker)) == [b"b"]
     assert [m.body for m in rig.window()] == [b"a"]
     assert (held.seq, held.position, held.charged) == (1, 3, 1)
@@ -352,7 +364,7 @@ def test_requeued_message_moves_to_the_end_with_its_new_ttl(rig: CoreRig) -> Non
 
 def test_requeue_with_ttl_zero_removes_the_deadline(rig: CoreRig) -> None:
     worker, held = rig.hold(credit=1, ttl_s=5)
-    rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+    rig.run(lambda: commands.requeue(rig.core, worker, "orders", held.message_id, 0))
     assert (held.ttl_s, held.deadline_ms) == (None, None)
 
 
@@ -360,7 +372,7 @@ def test_requeue_of_a_ready_message_is_not_charged(rig: CoreRig) -> None:
     worker, stranger = rig.consumer(credit=1), rig.connect()
     rig.publish(b"a", b"b", b"c")
     ready = next(iter(rig.window()))
-    rig.run(lambda: rig.core.requeue(stranger, "orders", ready.message_id, 0))
+    rig.run(lambda: commands.requeue(rig.core, stranger, "orders", ready.message_id, 0))
     assert ready.charged == 0
     assert [m.body for m in rig.window()] == [b"c", b"b"]
     assert worker.consumers[1].held != {}
@@ -370,7 +382,7 @@ def test_requeue_of_a_ready_message_is_not_charged(rig: CoreRig) -> None:
 
 
 def publish(rig: CoreRig, by: Connection, body: bytes, key: bytes | None) -> CommandResult:
-    return rig.core.publish(by, "orders", body, None, key)
+    return commands.publish(rig.core, by, "orders", body, None, key)
 
 
 def test_publisher_gets_a_receipt_only_for_a_key(rig: CoreRig) -> None:
@@ -434,16 +446,16 @@ def test_key_of_a_message_that_is_gone_counts_as_a_repeat(rig: CoreRig) -> None:
 
 
 def test_loaded_checksums_are_bounded(rig: CoreRig) -> None:
-    rig.run(loaded=LoadedRows(checksums=dict.fromkeys(range(brokers.CHECKSUMS_MAX + 1))))
+    rig.run(loaded=LoadedRows(checksums=dict.fromkeys(range(batches.CHECKSUMS_MAX + 1))))
     rig.run(loaded=LoadedRows(checksums={-1: None}))
-    assert list(rig.core._checksums) == [-1]
+    assert list(rig.core.checksums) == [-1]
 
 
 def test_key_is_known_per_queue_and_for_a_limited_time() -> None:
     rig = CoreRig(Limits(receipt_window_ms=1_000))
     one = rig.connect()
     rig.run(lambda: publish(rig, one, b"a", b"k"))
-    batch = rig.run(lambda: rig.core.publish(one, "mails", b"a", None, b"k"))
+    batch = rig.run(lambda: commands.publish(rig.core, one, "mails", b"a", None, b"k"))
     assert len(batch.created) == 1
     rig.steady_ms += 999
     assert rig.run(lambda: publish(rig, one, b"a", b"k")).created == []
@@ -471,7 +483,7 @@ def test_one_creator_cannot_use_up_the_limit_of_queues() -> None:
     rig = CoreRig(Limits(queues=40))
     stranger = rig.connect()
     rig.begin()
-    made = [rig.core.publish(stranger, f"q{n}", b"", None, None) for n in range(50)]
+    made = [commands.publish(rig.core, stranger, f"q{n}", b"", None, None) for n in range(50)]
     rig.finish()
     assert made.count(CommandResult.DONE) == 40  # it is alone, and may use all
     for name, count in (("anna", 5), ("bert", 3), ("carl", 1)):
@@ -481,7 +493,7 @@ def test_one_creator_cannot_use_up_the_limit_of_queues() -> None:
         with pytest.raises(RefusedError, match=r"created by '\w+'; the limit is 40"):
             create_queue(rig.core, rig.answers.append, AuditEntry(name, "ui", "", "queue.create"),
                          "more")  # fmt: skip
-    assert Counter(queue.row.created_by for queue in rig.core.state.queues.values()) == Counter(
+    assert Counter(queue.row.created_by for queue in rig.core.queues.values()) == Counter(
         {stranger.creator: 40, "anna": 5, "bert": 3, "carl": 1}
     )
 
@@ -491,8 +503,8 @@ def test_publisher_above_the_limit_of_queues_is_closed_or_refused() -> None:
     one = rig.connect()
     rig.begin()
     assert publish(rig, one, b"a", None) is CommandResult.DONE
-    assert rig.core.publish(one, "mails", b"a", None, None) is CommandResult.CLOSE
-    assert rig.core.publish(one, "mails", b"a", None, b"k") is CommandResult.DONE
+    assert commands.publish(rig.core, one, "mails", b"a", None, None) is CommandResult.CLOSE
+    assert commands.publish(rig.core, one, "mails", b"a", None, b"k") is CommandResult.DONE
     assert sent_receipts(rig.finish(), one) == [(b"k", "too many queues")]
     assert rig.core.refused == {"too many queues": 2}
 
@@ -516,7 +528,7 @@ def test_publisher_without_a_key_waits_for_a_full_queue(rig: CoreRig) -> None:
     rig.begin()
     assert publish(rig, one, b"b", None) is CommandResult.PARK
     assert rig.finish().to_resume == set()
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert batch.to_resume == {one}
     rig.begin()
     assert publish(rig, one, b"b", None) is CommandResult.DONE
@@ -544,14 +556,14 @@ def test_publisher_waits_until_a_paused_queue_is_resumed(rig: CoreRig) -> None:
 
 def test_disconnected_publisher_no_longer_waits(rig: CoreRig) -> None:
     one = park(rig)
-    rig.run(lambda: rig.core.disconnect(one, None, None, "gone"))
+    rig.run(lambda: commands.disconnect(rig.core, one, None, None, "gone"))
     batch = rig.run(lambda: rig.pause("orders", "publishing", False))
     assert batch.to_resume == set()
 
 
 def test_publisher_that_also_consumes_does_not_wait(rig: CoreRig) -> None:
     one = park(rig)
-    batch = rig.run(lambda: rig.core.force_publish(one, "orders", b"b", None))
+    batch = rig.run(lambda: commands.force_publish(rig.core, one, "orders", b"b", None))
     assert [m.size for m in batch.created] == [1]
     assert rig.queue().parked == set()
 
@@ -565,13 +577,13 @@ def test_numbers_are_stored_with_the_batch_that_uses_them(rig: CoreRig) -> None:
     batch = rig.publish(b"a", b"b")  # recovery reads the number from the bodies
     assert (batch.first_number, batch.created[-1].seq, batch.counters) == (1, 2, {})
     [held] = sent_messages(batch, worker)
-    batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+    batch = rig.run(lambda: commands.requeue(rig.core, worker, "orders", held.message_id, 0))
     assert batch.counters["next_number"] == 4
 
 
 def test_next_number_is_stored_if_the_newest_body_may_be_erased(rig: CoreRig) -> None:
     rig.publish(b"a")
-    batch = rig.run(lambda: rig.core.state.batch.writes.append(EraseBody(1)))
+    batch = rig.run(lambda: rig.core.batch.writes.append(EraseBody(1)))
     assert batch.counters["next_number"] == 2
 
 

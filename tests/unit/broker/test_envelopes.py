@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import dead_letters
-from phpmq_lite.broker.broker import CommandResult
+from phpmq_lite.broker import commands, dead_letters
+from phpmq_lite.broker.broker import BACKGROUND_BYTES
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.state import BACKGROUND_BYTES
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Limits, LoadedRows, Message, State, ValidatedPublish
@@ -132,9 +132,9 @@ def test_retry_queue_created_later_validates_too(rig: CoreRig) -> None:
 
 def test_publisher_of_bad_content_gets_its_receipt(strict: CoreRig) -> None:
     publisher = strict.connect()
-    batch = strict.run(lambda: strict.core.publish(publisher, "orders", BAD, 0, b"k"))
+    batch = strict.run(lambda: commands.publish(strict.core, publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", None)]
-    again = strict.run(lambda: strict.core.publish(publisher, "orders", BAD, 0, b"k"))
+    again = strict.run(lambda: commands.publish(strict.core, publisher, "orders", BAD, 0, b"k"))
     assert again.created == []
 
 
@@ -152,7 +152,7 @@ def test_bad_content_is_refused_if_its_record_is(
     strict.publish(BAD)
     strict.run(lambda: strict.configure("orders.dlq", changes))
     publisher = strict.connect()
-    batch = strict.run(lambda: strict.core.publish(publisher, "orders", BAD, 0, b"k"))
+    batch = strict.run(lambda: commands.publish(strict.core, publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", reason)]
     assert batch.created == []
     with pytest.raises(RefusedError, match="dead-letter queue"):
@@ -165,7 +165,7 @@ def test_bad_content_without_a_key_waits_for_its_dead_letter_queue(strict: CoreR
     strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": True}))
     publisher = strict.connect()
     strict.begin()
-    assert strict.core.publish(publisher, "orders", BAD, 0, None) is CommandResult.PARK
+    assert commands.publish(strict.core, publisher, "orders", BAD, 0, None) is CommandResult.PARK
     assert strict.finish().created == []
     batch = strict.run(lambda: strict.configure("orders.dlq", {"publishing_paused": False}))
     assert batch.to_resume == {publisher}
@@ -175,7 +175,7 @@ def test_bad_content_has_a_record_although_no_more_queues_are_allowed() -> None:
     rig = rig_with_strict_queue(Limits(queues=1))
     rig.publish(GOOD)
     publisher = rig.connect()
-    batch = rig.run(lambda: rig.core.publish(publisher, "orders", BAD, 0, b"k"))
+    batch = rig.run(lambda: commands.publish(rig.core, publisher, "orders", BAD, 0, b"k"))
     assert sent_receipts(batch, publisher) == [(b"k", None)]
     assert [m.source.seq for m in batch.created] == [None, batch.created[0].seq]
     assert [row.name for row in batch.new_queues] == ["orders.dlq"]
@@ -185,9 +185,9 @@ def validate_large(rig: CoreRig, publisher: Connection, content: bytes) -> Valid
     """Publish a large content, which is validated in the background; return the verdict."""
     verdicts: list[ValidatedPublish] = []
     rig.begin()
-    result = rig.core.publish(publisher, "orders", content, 0, b"k")
+    result = commands.publish(rig.core, publisher, "orders", content, 0, b"k")
     assert result is CommandResult.VALIDATE
-    rig.core.validate_in_background("orders", content, verdicts.append)
+    commands.validate_in_background(rig.core, "orders", content, verdicts.append)
     [(work, deliver)] = rig.finish().background
     assert rig.batch.created == []
     deliver(work())
@@ -199,7 +199,9 @@ def test_large_content_and_its_record_are_prepared_in_the_background(strict: Cor
     large = b'{"bad":"invalid_data","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     verdict = validate_large(strict, publisher, large)
     before = inspection_count(strict)
-    batch = strict.run(lambda: strict.core.publish(publisher, "orders", large, 0, b"k", verdict))
+    batch = strict.run(
+        lambda: commands.publish(strict.core, publisher, "orders", large, 0, b"k", verdict)
+    )
     assert inspection_count(strict) == before
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [1]}
     assert block_of(batch.bodies[1])["message_id"] == batch.created[0].message_id.decode()
@@ -210,7 +212,7 @@ def test_verdict_by_outdated_settings_is_ignored(strict: CoreRig) -> None:
     verdict = validate_large(strict, publisher, large)
     strict.run(lambda: strict.configure("orders", {"note": "new"}))
     strict.begin()
-    result = strict.core.publish(publisher, "orders", large, 0, None, verdict)
+    result = commands.publish(strict.core, publisher, "orders", large, 0, None, verdict)
     assert result is CommandResult.VALIDATE
 
 
@@ -261,8 +263,8 @@ def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:
 
 def dead_letter(rig: CoreRig, worker: Any, held: Message, *written: tuple[bytes, bytes]) -> Any:
     """Dead-letter a message, and load its body and the records written before."""
-    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
-    target = rig.core.state.queues.get("orders.dlq")
+    batch = rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
+    target = rig.core.queues.get("orders.dlq")
     assert batch.body_seqs == {held.seq}
     place = 0 if target is None else target.queue_id
     assert batch.record_seqs == {held.seq: (place, place, worker.number)}
@@ -280,7 +282,7 @@ def test_bare_006_leaves_a_record_with_a_block(rig: CoreRig) -> None:
 
 def test_record_names_an_unsupported_schema_version(rig: CoreRig) -> None:
     worker, held = rig.hold(GOOD, has_body=False)
-    rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     body = b'{"urn":"urn:a","unread":"unsupported_schema_version"}'
     batch = rig.run(loaded=LoadedRows(bodies={held.seq: body}))
     assert outcomes(batch) == {(State.DEAD, "unsupported_schema_version"): [1]}
@@ -330,7 +332,7 @@ def test_message_that_was_never_held_is_dead_lettered_at_once(rig: CoreRig) -> N
     stranger = rig.connect()
     made = message(1, body=GOOD)
     made.token = 5
-    batch = rig.run(lambda: dead_letters.dead_letter(rig.core.state, made, "client"))
+    batch = rig.run(lambda: dead_letters.dead_letter(rig.core, made, "client"))
     assert batch.record_seqs == {}
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert stranger.is_open
@@ -339,16 +341,16 @@ def test_message_that_was_never_held_is_dead_lettered_at_once(rig: CoreRig) -> N
 def test_record_of_a_large_message_is_made_in_the_background(rig: CoreRig) -> None:
     large = b'{"urn":"urn:a","x":"%b"}' % (b"x" * BACKGROUND_BYTES)
     worker, held = rig.hold(large, has_body=False)
-    rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     batch = rig.run(loaded=LoadedRows(bodies={1: large}))
     assert outcomes(batch) == {}
-    assert list(rig.core.state.pending) == [1]
+    assert list(rig.core.pending) == [1]
     [(work, deliver)] = batch.background
     made = work()
     batch = rig.run(lambda: deliver(made))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert json.loads(batch.bodies[0])["raw"] == large.decode()
-    assert rig.core.state.pending == {}
+    assert rig.core.pending == {}
 
 
 # -- named dead-letter queues
@@ -403,4 +405,4 @@ def test_cycle_of_dead_letter_queues_is_refused(rig: CoreRig, named: dict[str, s
 def test_dead_letter_queue_by_its_own_name_is_allowed(rig: CoreRig) -> None:
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"dead_letter_queue": "orders.dlq"}))
-    assert rig.core.state.registry.dead_letter_name(rig.queue()) == "orders.dlq"
+    assert rig.core.registry.dead_letter_name(rig.queue()) == "orders.dlq"

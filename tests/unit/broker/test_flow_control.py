@@ -2,6 +2,7 @@
 
 import pytest
 
+from phpmq_lite.broker import batches, commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import (
     MAX_PER_PUBLISHER,
@@ -56,7 +57,7 @@ def rig() -> FlowRig:
 def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
     """Publish in the open batch."""
     for number in range(count):
-        rig.core.publish(publisher, "orders", b"%d" % number, 0, None)
+        commands.publish(rig.core, publisher, "orders", b"%d" % number, 0, None)
 
 
 def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
@@ -64,7 +65,7 @@ def acknowledge(rig: CoreRig, worker: Connection, count: int = 1) -> None:
     [consumer] = worker.consumers.values()
     held = list(consumer.held)[:count]
     assert len(held) == count
-    rig.run(lambda: rig.core.acknowledge_run(worker, [("orders", id) for id in held]))
+    rig.run(lambda: commands.acknowledge_held(rig.core, worker, [("orders", id) for id in held]))
 
 
 def active_consumer(rig: FlowRig, ready: int = 0, *, credit: int = 10) -> Connection:
@@ -123,8 +124,8 @@ def test_quota_grows_within_the_batch(rig: FlowRig) -> None:
     held = list(next(iter(worker.consumers.values())).held)
     rig.begin()
     assert rig.flow.available("orders") == MIN_PER_BATCH
-    rig.core.acknowledge_run(worker, [("orders", message_id) for message_id in held])
-    rig.core.dispatch()
+    commands.acknowledge_held(rig.core, worker, [("orders", message_id) for message_id in held])
+    batches.dispatch(rig.core)
     assert rig.flow.available("orders") == len(held) == 100
     rig.finish()
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from phpmq_lite.broker.broker import CommandResult
+from phpmq_lite.broker import commands
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
-from phpmq_lite.broker.registry import PublishBlock
+from phpmq_lite.broker.reasons import PublishBlock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, LoadedRows, checksum
 from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
@@ -15,7 +16,7 @@ FULL = LOW._replace(reason="disk full", is_bare=True)
 
 
 def set_block(rig: CoreRig, block: PublishBlock | None) -> Batch:
-    return rig.run(lambda: rig.core.state.registry.stop_publishing(block))
+    return rig.run(lambda: rig.core.registry.stop_publishing(block))
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def test_confirmed_publish_is_refused_until_there_is_space(rig: CoreRig) -> None
     one = rig.connect()
 
     def publish() -> Batch:
-        return rig.run(lambda: rig.core.publish(one, "orders", b"b", None, b"k"))
+        return rig.run(lambda: commands.publish(rig.core, one, "orders", b"b", None, b"k"))
 
     set_block(rig, LOW)
     batch = publish()
@@ -40,7 +41,7 @@ def test_confirmed_publish_is_refused_until_there_is_space(rig: CoreRig) -> None
     set_block(rig, FULL)
     [seq] = publish().key_seqs  # a known key, whose message is only on disk
     rig.begin(LoadedRows(checksums={seq: checksum(seq, b"b")}))
-    rig.core.publish(one, "orders", b"b", None, b"k")
+    commands.publish(rig.core, one, "orders", b"b", None, b"k")
     assert sent_receipts(rig.finish(), one) == [(b"k", None)]
 
 
@@ -49,11 +50,11 @@ def test_publisher_without_a_key_waits_until_there_is_space(rig: CoreRig, name: 
     one = rig.connect()
     set_block(rig, LOW)
     rig.begin()
-    assert rig.core.publish(one, name, b"b", None, None) is CommandResult.PARK
+    assert commands.publish(rig.core, one, name, b"b", None, None) is CommandResult.PARK
     assert rig.finish().to_resume == set()
     assert set_block(rig, None).to_resume == {one}
     rig.begin()
-    assert rig.core.publish(one, name, b"b", None, None) is CommandResult.DONE
+    assert commands.publish(rig.core, one, name, b"b", None, None) is CommandResult.DONE
     assert len(rig.finish().created) == 1
 
 
@@ -61,34 +62,34 @@ def test_publisher_waits_for_both_space_and_its_queue(rig: CoreRig) -> None:
     one = rig.connect()
     rig.run(lambda: rig.pause("orders", "publishing", True))
     set_block(rig, LOW)
-    rig.run(lambda: rig.core.publish(one, "orders", b"b", None, None))
+    rig.run(lambda: commands.publish(rig.core, one, "orders", b"b", None, None))
     assert rig.run(lambda: rig.pause("orders", "publishing", False)).to_resume == set()
     assert set_block(rig, None).to_resume == {one}
 
 
 def test_blocked_or_limited_queue_is_checked_for_each_message(rig: CoreRig) -> None:
-    assert rig.core.unchecked_queue("orders") is rig.queue()
+    assert commands.unchecked_queue(rig.core, "orders") is rig.queue()
     set_block(rig, LOW)
-    assert rig.core.unchecked_queue("orders") is None
+    assert commands.unchecked_queue(rig.core, "orders") is None
     rig.run(lambda: rig.configure("orders", {"max_deliveries": 3}))
-    assert rig.core.unchecked_queue("orders") is None
+    assert commands.unchecked_queue(rig.core, "orders") is None
     set_block(rig, None)
-    assert rig.core.unchecked_queue("orders") is rig.queue()
+    assert commands.unchecked_queue(rig.core, "orders") is rig.queue()
     rig.run(lambda: rig.configure("orders", {"max_messages": 3}))
-    assert rig.core.unchecked_queue("orders") is None
+    assert commands.unchecked_queue(rig.core, "orders") is None
 
 
 def test_publisher_that_also_consumes_waits_only_for_a_full_disk(rig: CoreRig) -> None:
     one = rig.connect()
     set_block(rig, LOW)
     rig.begin()
-    assert rig.core.publish(one, "orders", b"b", None, None) is CommandResult.PARK
-    assert rig.core.force_publish(one, "orders", b"b", None) is CommandResult.DONE
+    assert commands.publish(rig.core, one, "orders", b"b", None, None) is CommandResult.PARK
+    assert commands.force_publish(rig.core, one, "orders", b"b", None) is CommandResult.DONE
     assert len(rig.finish().created) == 1
     set_block(rig, FULL)
     rig.begin()
-    assert rig.core.publish(one, "orders", b"c", None, None) is CommandResult.PARK
-    assert rig.core.force_publish(one, "orders", b"c", None) is CommandResult.PARK
+    assert commands.publish(rig.core, one, "orders", b"c", None, None) is CommandResult.PARK
+    assert commands.force_publish(rig.core, one, "orders", b"c", None) is CommandResult.PARK
     assert rig.finish().created == []
     assert set_block(rig, None).to_resume == {one}
 
@@ -101,9 +102,9 @@ def test_consumers_acknowledge_requeue_and_dead_letter() -> None:
     set_block(rig, FULL)
     core = rig.core
     batch = rig.run(
-        lambda: core.acknowledge(worker, "orders", held[0].message_id),
-        lambda: core.requeue(worker, "orders", held[1].message_id, 0),
-        lambda: core.dead_letter(worker, "orders", held[2].message_id),
+        lambda: commands.acknowledge_late(core, worker, "orders", held[0].message_id),
+        lambda: commands.requeue(core, worker, "orders", held[1].message_id, 0),
+        lambda: commands.dead_letter(core, worker, "orders", held[2].message_id),
     )
     assert sum(map(len, batch.settled.values())) == 2
     assert [each.size for each in batch.created] == [1]  # the record
@@ -124,7 +125,7 @@ def test_operator_is_refused_with_code_and_setting(rig: CoreRig, name: str) -> N
 
 def test_block_is_a_refusal_of_every_queue(rig: CoreRig) -> None:
     set_block(rig, LOW)
-    assert rig.queue().refusal() == LOW.reason
+    assert rig.queue().refusal() == LOW.refusal
     set_block(rig, None)
     assert rig.queue().refusal() is None
 

@@ -50,4 +50,5 @@ def test_queue_refuses_when_paused_or_full(
 ) -> None:
     filled = row("orders", **own)
     filled.live_count, filled.live_bytes = count, size
-    assert Queue(filled, QueueSettings()).refusal() == reason
+    refusal = Queue(filled, QueueSettings()).refusal()
+    assert (None if refusal is None else refusal.reason) == reason

@@ -2,7 +2,8 @@
 
 import pytest
 
-from phpmq_lite.broker.broker import CommandResult
+from phpmq_lite.broker import commands
+from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
 from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 from tests.support.core_rig import (
@@ -54,7 +55,7 @@ def test_message_keeps_its_ttl_up_to_100_years(ttl_s: int | None, kept_s: int | 
 
 def test_requeue_keeps_a_ttl_up_to_100_years(rig: CoreRig) -> None:
     worker, held = rig.hold()
-    rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 10**19 - 1))
+    rig.run(lambda: commands.requeue(rig.core, worker, "orders", held.message_id, 10**19 - 1))
     assert held.ttl_s == LONGEST_TTL_S
     assert (held.deadline_ms or 0) < 1 << 63
 
@@ -96,7 +97,7 @@ def test_expired_message_leaves_the_window(rig: CoreRig) -> None:
     batch = expire(rig, message(2, deadline_ms=STEADY_MS + 1_000))  # another object
     assert outcomes(batch) == {EXPIRED: [2]}
     assert list(rig.window()) == []
-    assert list(rig.core.state.messages) == [1]
+    assert list(rig.core.messages) == [1]
 
 
 def test_dispatched_message_does_not_expire(rig: CoreRig) -> None:
@@ -104,14 +105,14 @@ def test_dispatched_message_does_not_expire(rig: CoreRig) -> None:
     rig.advance(5)
     rig.run()
     assert outcomes(rig.run(loaded=due(rig))) == {}
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
 def test_message_returned_after_its_deadline_expires(rig: CoreRig) -> None:
     worker, held = rig.hold(ttl_s=1)
     rig.advance(5)
-    batch = rig.run(lambda: rig.core.consume(worker, "orders", 5))
+    batch = rig.run(lambda: commands.consume(rig.core, worker, "orders", 5))
     assert sent_messages(batch, worker) == []
     assert outcomes(batch) == {EXPIRED: [1]}
     assert held.deliveries == 1
@@ -120,7 +121,7 @@ def test_message_returned_after_its_deadline_expires(rig: CoreRig) -> None:
 def test_message_that_was_not_sent_in_time_expires(rig: CoreRig) -> None:
     worker, late = rig.hold(credit=1, ttl_s=1)
     rig.advance(1)
-    batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
+    batch = rig.run(lambda: commands.undo_dispatches(rig.core, worker, [late]))
     assert outcomes(batch) == {EXPIRED: [1]}
     assert (late.deliveries, late.first_dispatched_at, late.consumer) == (0, None, None)
     assert batch.changed == {1: late}
@@ -130,16 +131,18 @@ def test_message_that_was_not_sent_in_time_expires(rig: CoreRig) -> None:
 def test_undone_dispatch_keeps_the_earlier_dispatch(rig: CoreRig) -> None:
     worker = rig.consumer()
     sent_messages(rig.publish(b"a", ttl_s=60), worker)
-    [again] = sent_messages(rig.run(lambda: rig.core.consume(worker, "orders", 5)), worker)
-    rig.run(lambda: rig.core.undo_dispatches(worker, [again]))
+    [again] = sent_messages(
+        rig.run(lambda: commands.consume(rig.core, worker, "orders", 5)), worker
+    )
+    rig.run(lambda: commands.undo_dispatches(rig.core, worker, [again]))
     assert again.first_dispatched_at == WALL_MS
 
 
 def test_dispatch_of_a_settled_message_is_not_undone(rig: CoreRig) -> None:
     worker, late = rig.hold(ttl_s=1)
-    rig.run(lambda: rig.core.acknowledge(worker, "orders", late.message_id))
-    batch = rig.run(lambda: rig.core.undo_dispatches(worker, [late]))
-    assert (batch.changed, rig.core.state.held) == ({}, 0)
+    rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", late.message_id))
+    batch = rig.run(lambda: commands.undo_dispatches(rig.core, worker, [late]))
+    assert (batch.changed, rig.core.held) == ({}, 0)
 
 
 # -- outcomes of expiry
@@ -190,7 +193,7 @@ def test_outcome_of_expiry_depends_on_the_queue(
     expire_one(rig)
     assert outcomes(rig.batch) == {outcome: [1]}
     found = [
-        (rig.core.state.by_id[record.queue_id].name, record.source.seq, record.source.reason)
+        (rig.core.queues_by_id[record.queue_id].name, record.source.seq, record.source.reason)
         for record in rig.batch.created
     ]
     assert found == ([] if outcome == EXPIRED else [("orders.dlq", 1, outcome[1])])
@@ -210,11 +213,13 @@ def test_forward_does_not_count_as_an_expiry() -> None:
 def test_record_is_stored_although_no_more_queues_are_allowed(own: str) -> None:
     rig = CoreRig(Limits(queues=1), QueueSettings(max_deliveries=1, dead_letter_queue=own))
     worker, held = rig.hold()
-    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [row.name for row in batch.new_queues] == [own or "orders.dlq"]
     assert [record.source.seq for record in batch.created] == [1]
-    assert rig.run(lambda: rig.core.publish(worker, "more", b"", None, b"k")).created == []
+    assert (
+        rig.run(lambda: commands.publish(rig.core, worker, "more", b"", None, b"k")).created == []
+    )
 
 
 def test_dead_letter_queue_counts_with_its_origin() -> None:
@@ -222,16 +227,16 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
     rig.publish(b"a", queue="mails.dlq")
     rig.publish(b"a", queue="orders")
     rig.publish(b"a", queue="orders.dlq")  # counts with orders
-    created = rig.core.state.registry.created
+    created = rig.core.registry.created
     assert created.total() == 2
     publisher = rig.connect()
     for name in ("mails", "orders.dlq.dlq", "late.dlq"):
         rig.begin()
-        rig.core.publish(publisher, name, b"", None, b"k")
+        commands.publish(rig.core, publisher, name, b"", None, b"k")
         assert rig.finish().created == []
-    rig.run(lambda: rig.core.state.remove_queue(rig.queue("orders")))
+    rig.run(lambda: rig.core.remove_queue(rig.queue("orders")))
     assert created.total() == 2  # orders.dlq counts by itself
-    rig.run(lambda: rig.core.state.remove_queue(rig.queue("mails.dlq")))
+    rig.run(lambda: rig.core.remove_queue(rig.queue("mails.dlq")))
     assert created.total() == 1
     rig.publish(b"a", queue="orders")
     rig.publish(b"a", queue="mails")
@@ -244,7 +249,7 @@ def test_dead_letter_queue_counts_with_its_origin() -> None:
 def test_dead_letter_leaves_its_queue_and_a_record_is_stored(rig: CoreRig) -> None:
     worker, publisher = rig.consumer(), rig.connect()
     [held] = sent_messages(rig.publish(b"body", ttl_s=60, by=publisher), worker)
-    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     [record] = batch.created
     assert record.queue_id == rig.queue("orders.dlq").queue_id
@@ -260,23 +265,24 @@ def test_dead_letter_leaves_its_queue_and_a_record_is_stored(rig: CoreRig) -> No
 def test_record_never_expires_though_its_queue_has_a_default() -> None:
     rig = CoreRig(defaults=QueueSettings(default_ttl_s=60))
     worker, held = rig.hold()
-    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     assert batch.created[0].deadline_ms is None
 
 
 def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
     (worker, held), stranger = rig.hold(has_body=False), rig.connect()
-    batch = rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     assert (outcomes(batch), set(batch.body_seqs)) == ({}, {1})
     row = message(1, queue_id=1)
     loaded = LoadedRows(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
     batch = rig.run(
-        lambda: rig.core.acknowledge(stranger, "orders", held.message_id), loaded=loaded
+        lambda: commands.acknowledge_late(rig.core, stranger, "orders", held.message_id),
+        loaded=loaded,
     )
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert [m.source.seq for m in batch.created] == [1]
     assert rig.queue().row.live_count == 0
-    assert rig.core.state.pending == {}
+    assert rig.core.pending == {}
 
 
 def test_command_waits_only_for_a_body_on_disk() -> None:
@@ -285,20 +291,29 @@ def test_command_waits_only_for_a_body_on_disk() -> None:
     here, there, poison = sent_messages(rig.publish(b"a", b"b", b"c"), worker)
     there.body = poison.body = None
     rig.begin()
-    assert rig.core.dead_letter(worker, "orders", here.message_id) is CommandResult.DONE
-    assert rig.core.dead_letter(worker, "orders", there.message_id) is CommandResult.WAIT
-    assert rig.core.requeue(worker, "orders", poison.message_id, 0) is CommandResult.WAIT
+    assert commands.dead_letter(rig.core, worker, "orders", here.message_id) is CommandResult.DONE
+    assert commands.dead_letter(rig.core, worker, "orders", there.message_id) is CommandResult.WAIT
+    assert commands.requeue(rig.core, worker, "orders", poison.message_id, 0) is CommandResult.WAIT
     assert outcomes(rig.finish()) == {(State.DEAD, "client"): [1]}
 
 
 def test_pending_dead_letter_ignores_commands(rig: CoreRig) -> None:
     (worker, held), stranger = rig.hold(has_body=False), rig.connect()
     rig.begin()
-    rig.core.dead_letter(worker, "orders", held.message_id)
+    commands.dead_letter(rig.core, worker, "orders", held.message_id)
     for connection in (worker, stranger):
-        assert rig.core.acknowledge(connection, "orders", held.message_id) is CommandResult.DONE
-        assert rig.core.requeue(connection, "orders", held.message_id, 0) is CommandResult.DONE
-        assert rig.core.dead_letter(connection, "orders", held.message_id) is CommandResult.DONE
+        assert (
+            commands.acknowledge_late(rig.core, connection, "orders", held.message_id)
+            is CommandResult.DONE
+        )
+        assert (
+            commands.requeue(rig.core, connection, "orders", held.message_id, 0)
+            is CommandResult.DONE
+        )
+        assert (
+            commands.dead_letter(rig.core, connection, "orders", held.message_id)
+            is CommandResult.DONE
+        )
     batch = rig.finish()
     assert (outcomes(batch), batch.changed, batch.seqs) == ({}, {}, set())
     assert rig.core.ignored == {"settled": 6}
@@ -308,8 +323,8 @@ def test_record_joins_a_window_loaded_in_the_same_batch(rig: CoreRig) -> None:
     """The page was read before the record was stored, and must not hide it."""
     (worker, held), clerk = rig.hold(has_body=False), rig.connect()
     batch = rig.run(
-        lambda: rig.core.dead_letter(worker, "orders", held.message_id),
-        lambda: rig.core.consume(clerk, "orders.dlq", 5),
+        lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id),
+        lambda: commands.consume(rig.core, clerk, "orders.dlq", 5),
     )
     [request] = batch.windows
     loaded = LoadedRows(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
@@ -318,7 +333,7 @@ def test_record_joins_a_window_loaded_in_the_same_batch(rig: CoreRig) -> None:
 
 def test_dead_letter_with_a_damaged_body_leaves_no_record(rig: CoreRig) -> None:
     worker, held = rig.hold(has_body=False)
-    rig.run(lambda: rig.core.dead_letter(worker, "orders", held.message_id))
+    rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     batch = rig.run(loaded=LoadedRows(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
     assert batch.created == []
@@ -326,7 +341,7 @@ def test_dead_letter_with_a_damaged_body_leaves_no_record(rig: CoreRig) -> None:
 
 def test_message_with_a_damaged_body_is_never_delivered(rig: CoreRig) -> None:
     worker = rig.connect()
-    rig.run(lambda: rig.core.consume(worker, "orders", 5))
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 5))
     page = [message(1), message(2, body=b"2")]
     batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
     assert batch.body_seqs == {1}
@@ -339,7 +354,7 @@ def test_message_with_a_damaged_body_is_never_delivered(rig: CoreRig) -> None:
 def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record(rig: CoreRig) -> None:
     clerk = rig.consumer("orders.dlq")
     [record] = sent_messages(rig.publish(b"r", queue="orders.dlq"), clerk)
-    batch = rig.run(lambda: rig.core.dead_letter(clerk, "orders.dlq", record.message_id))
+    batch = rig.run(lambda: commands.dead_letter(rig.core, clerk, "orders.dlq", record.message_id))
     assert outcomes(batch) == {(State.DEAD, "client"): [1]}
     assert batch.created == []
 
@@ -355,7 +370,7 @@ def test_due_pending_dead_letter_is_not_dead_lettered_twice() -> None:
     loaded.bodies = {1: b"a"}
     batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.DEAD, "expired"): [1]}
-    assert (len(batch.created), rig.core.state.pending) == (1, {})
+    assert (len(batch.created), rig.core.pending) == (1, {})
     assert rig.queue().row.live_count == 0
     assert outcomes(rig.run(loaded=LoadedRows(bodies={1: b"a"}))) == {}
 
@@ -365,7 +380,7 @@ def test_due_pending_dead_letter_is_not_dead_lettered_twice() -> None:
 
 def return_charged(rig: CoreRig, held: Message) -> None:
     """Disconnect the connection that holds the message."""
-    rig.run(lambda: rig.core.disconnect(held.holder.connection, None, None, "crashed"))
+    rig.run(lambda: commands.disconnect(rig.core, held.holder.connection, None, None, "crashed"))
 
 
 def test_message_is_dead_lettered_at_the_delivery_limit() -> None:
@@ -374,7 +389,7 @@ def test_message_is_dead_lettered_at_the_delivery_limit() -> None:
     for _ in range(2):
         again = rig.connect()
         rig.begin()
-        rig.core.consume(again, "orders", 1)
+        commands.consume(rig.core, again, "orders", 1)
         rig.finish()
         return_charged(rig, held)
         assert (held.state, held.holder.connection) == (State.DISPATCHED, again)
@@ -389,15 +404,15 @@ def test_message_of_a_queue_without_a_limit_always_returns() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=0))
     worker, held = rig.hold()
     for n in range(1, 50):
-        rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 0))
+        rig.run(lambda: commands.requeue(rig.core, worker, "orders", held.message_id, 0))
         assert (held.charged, held.holder.connection) == (n, worker)
 
 
 def test_requeue_is_charged_and_dead_letters_at_the_limit() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=2))
     worker, held = rig.hold()
-    rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
-    batch = rig.run(lambda: rig.core.requeue(worker, "orders", held.message_id, 60))
+    rig.run(lambda: commands.requeue(rig.core, worker, "orders", held.message_id, 60))
+    batch = rig.run(lambda: commands.requeue(rig.core, worker, "orders", held.message_id, 60))
     assert outcomes(batch) == {(State.DEAD, "max_deliveries"): [1]}
     assert held.position == 2
 
@@ -406,7 +421,7 @@ def test_replaced_credit_charges_no_delivery() -> None:
     rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
     worker, held = rig.hold()
     for _ in range(5):
-        rig.run(lambda: rig.core.consume(worker, "orders", 1))
+        rig.run(lambda: commands.consume(rig.core, worker, "orders", 1))
     assert (held.charged, held.deliveries) == (0, 6)
 
 
@@ -436,7 +451,7 @@ def test_late_acknowledgement_of_a_reassigned_message_is_foreign() -> None:
     rig.advance(60)
     rig.run()
     assert held.holder.connection is quick
-    rig.run(lambda: rig.core.acknowledge(slow, "orders", held.message_id))
+    rig.run(lambda: commands.acknowledge_late(rig.core, slow, "orders", held.message_id))
     assert rig.core.ignored == {"foreign": 1}
 
 
@@ -445,7 +460,7 @@ def test_queued_acknowledgement_precedes_the_timeout() -> None:
     rig = CoreRig(defaults=QueueSettings(ack_timeout_s=60))
     worker, held = rig.hold(credit=1)
     rig.advance(62)
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert event_kinds(batch) == []
     assert (rig.core.ignored, rig.core.next_wake_ms) == ({}, None)
 

@@ -39,7 +39,7 @@ class SlowWriter(Writer):
 
 
 def submit(engine: Engine) -> None:
-    engine.submit(lambda core: core.state.batch.counters.update(x=1))
+    engine.submit(lambda core: core.batch.counters.update(x=1))
 
 
 @pytest.fixture

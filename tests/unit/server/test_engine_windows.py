@@ -51,7 +51,7 @@ async def test_trimmed_messages_of_a_window_are_loaded_again(driver: EngineDrive
     await driver.settle()
     await consume_rest(driver, worker)
     assert sorted(map(int, worker.bodies)) == list(range(20))
-    assert driver.core.state.queues["orders"].row.live_count == 0
+    assert driver.core.queues["orders"].row.live_count == 0
 
 
 async def test_new_window_does_not_accept_a_page_of_the_old_one(driver: EngineDriver) -> None:
@@ -69,7 +69,7 @@ async def test_new_window_does_not_accept_a_page_of_the_old_one(driver: EngineDr
     assert sorted(set(map(int, worker.bodies))) == list(range(20))
     numbers = [int(body) for body in worker.bodies[before:]]
     assert numbers == sorted(numbers)
-    assert driver.core.state.bodies.total_bytes == 0
+    assert driver.core.bodies.total_bytes == 0
 
 
 @pytest.mark.parametrize("has_dispatched", [True, False], ids=["dispatched", "requested"])
@@ -99,4 +99,4 @@ async def test_queue_is_removed_in_the_batch_that_used_it(
     await driver.run_until_idle()
     await driver.settle()
     assert await asyncio.wait_for(removing, 10) is True
-    assert "orders" not in driver.core.state.queues
+    assert "orders" not in driver.core.queues

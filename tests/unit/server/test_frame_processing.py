@@ -3,7 +3,7 @@
 from collections import deque
 
 from phpmq_lite.broker.flow_control import PublishQuota
-from phpmq_lite.broker.state import ACKED_KEY
+from phpmq_lite.broker.state_table import ACKED_KEY
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
 from phpmq_lite.server.frame_processing import apply_frames
 from tests.support.core_rig import CoreRig
@@ -41,7 +41,7 @@ def rig_with(*queues: str) -> CoreRig:
 def test_run_covers_any_queues() -> None:
     rig = rig_with("a", "b")
     assert run_of(rig, *[publish(queue) for queue in "abbaab"]) == 6
-    assert {q.name: q.row.live_count for q in rig.core.state.queues.values()} == {"a": 4, "b": 4}
+    assert {q.name: q.row.live_count for q in rig.core.queues.values()} == {"a": 4, "b": 4}
 
 
 def test_run_ends_at_a_queue_without_quota() -> None:
@@ -68,11 +68,11 @@ def test_repeated_key_is_stored_once_and_receipted_twice() -> None:
     rig = rig_with("a", "b")
     keys = [publish("a", b"1"), publish("b", b"1"), publish("a", b"1"), publish("b", b"2")]
     assert run_of(rig, *keys) == 4
-    [(_, receipts)] = rig.core.state.batch.sends.values()
+    [(_, receipts)] = rig.core.batch.sends.values()
     assert [(r.queue, key) for r in receipts for key in r.keys] == [
         ("a", b"1"), ("b", b"1"), ("a", b"1"), ("b", b"2"),
     ]  # fmt: skip
-    queues = rig.core.state.queues.values()
+    queues = rig.core.queues.values()
     assert {q.name: (q.row.live_count, q.counters.deduplicated) for q in queues} == {
         "a": (2, 1),
         "b": (3, 0),
@@ -103,4 +103,4 @@ def test_run_of_acknowledgements_ends_at_a_message_not_held(rig: CoreRig) -> Non
     assert apply_frames(rig.core, client, frames, 9, PublishQuota(lambda _: UNLIMITED)) == (2, 0)
     batch = rig.finish()
     assert batch.settled == {ACKED_KEY: [2, 1]}
-    assert (rig.core.state.held, rig.core.state.held_bytes, client.acked) == (0, 0, 2)
+    assert (rig.core.held, rig.core.held_bytes, client.acked) == (0, 0, 2)

@@ -141,7 +141,7 @@ async def test_receipts_come_after_the_commit_and_in_order(driver: EngineDriver)
 async def test_reply_comes_after_the_commit_of_its_batch(driver: EngineDriver) -> None:
     await put(driver, EngineClient(driver), b"a")
     called = asyncio.create_task(
-        driver.engine.call(lambda core, answer: core.state.batch.replies.append((answer, "done")))
+        driver.engine.call(lambda core, answer: core.reply(answer, "done"))
     )
     await driver.run_until_idle()
     assert not called.done()
@@ -228,7 +228,7 @@ async def test_half_closed_consumer_gets_no_later_message(driver: EngineDriver) 
     for each in dead:
         each.half_close()
     await put(driver, EngineClient(driver), b"a")
-    assert driver.core.state.held == 0
+    assert driver.core.held == 0
     await driver.settle()
     assert [each.got for each in dead] == [[]] * 25
     worker = EngineClient(driver)
@@ -273,7 +273,7 @@ async def test_message_that_is_late_after_its_commit_expires(driver: EngineDrive
     await driver.settle()
     assert worker.got == []
     assert driver.rows("SELECT outcome, deliveries FROM history") == [(3, 0)]
-    assert driver.context.figures.late == 1
+    assert driver.context.counters.late == 1
 
 
 async def test_late_message_is_not_sent_by_the_next_batch_either(driver: EngineDriver) -> None:
@@ -290,7 +290,7 @@ async def test_late_message_is_not_sent_by_the_next_batch_either(driver: EngineD
     await driver.settle()
     assert (first.got, second.got) == ([], [])
     assert driver.rows("SELECT outcome FROM history") == [(3,), (3,)]
-    assert driver.core.state.held == 0
+    assert driver.core.held == 0
 
 
 # -- loading
@@ -305,7 +305,7 @@ async def test_no_command_runs_while_a_loading_batch_commits(driver: EngineDrive
     assert driver.writer.batch is not None
     assert driver.writer.batch.windows
     seen: list[bool] = []
-    driver.engine.submit(lambda core: seen.append(1 in core.state.messages))
+    driver.engine.submit(lambda core: seen.append(1 in core.messages))
     await driver.run_until_idle()
     assert (seen, driver.engine.waiting) == ([], 1)
     await driver.end_commit()
@@ -334,9 +334,7 @@ async def test_failed_commit_ends_the_loop_without_replies(driver: EngineDriver)
     worker, publisher = await consumer(driver, 1), EngineClient(driver)
     await put(driver, publisher, b"a", key=b"a")
     publisher.publish("orders", b"b", key=b"b")
-    called = asyncio.create_task(
-        driver.engine.call(lambda core, answer: core.state.batch.replies.append((answer, None)))
-    )
+    called = asyncio.create_task(driver.engine.call(lambda core, answer: core.reply(answer, None)))
     await driver.run_until_idle()
     driver.writer.end(is_failing=True)
     with pytest.raises(OutcomeUnknownError):
@@ -367,7 +365,7 @@ async def test_full_batch_takes_no_more_commands(make_driver: MakeDriver) -> Non
     await put(small, publisher, b"a")
     publisher.publish("orders", b"b", b"c", b"d")
     await small.run_until_idle()
-    assert small.core.state.batch.commands == 2
+    assert small.core.batch.commands == 2
     await small.settle()
     assert [len(batch.created) for batch in small.writer.batches if batch.created] == [1, 2, 1]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
-from phpmq_lite.operator_actions import Action
+from phpmq_lite.operator_actions import Action, SkipReason
 from phpmq_lite.storage.search.reader import FrozenSelection
 
 
@@ -50,7 +50,7 @@ class Broker:
         entry.count += len(done)
         makes = action in (Action.REDRIVE, Action.RESTORE)
         moves = action in (Action.REQUEUE, Action.MOVE)
-        skipped = Counter({"gone": len(seqs) - len(done)})
+        skipped = Counter({SkipReason.GONE: len(seqs) - len(done)})
         return ActionOutcome(
             done,
             {seq: new_id(seq) for seq in done} if makes else {},

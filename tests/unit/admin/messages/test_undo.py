@@ -14,7 +14,7 @@ from phpmq_lite.admin.messages.undo import (
     make_undo,
 )
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
-from phpmq_lite.operator_actions import Action
+from phpmq_lite.operator_actions import Action, SkipReason
 from tests.unit.admin.messages.made import new_id
 
 
@@ -42,7 +42,7 @@ def test_requeue_and_move_are_undone_by_their_old_positions(action: Action) -> N
     assert made.complete(options, 2, 500) == replace(options, places={3: (5, -30)})
 
 
-RESTORED = ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter(gone=1))
+RESTORED = ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter({SkipReason.GONE: 1}))
 
 
 def test_restore_is_undone_by_deleting_the_new_messages() -> None:

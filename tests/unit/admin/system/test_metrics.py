@@ -150,10 +150,10 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
     commits = CommitCounters()
     commits.seconds_counts[3], commits.seconds_counts[-1], commits.seconds_sum = 4, 1, 8.5
     closed = {"eof": 3, "protocol error: bad-framing": 1, "protocol error: too-long": 1}
-    figures = ConnectionCounters(4, 10, 20, Counter({"bad-framing": 2}), Counter(closed))
+    counters = ConnectionCounters(4, 10, 20, Counter({"bad-framing": 2}), Counter(closed))
     status = broker_status(
         clients=(client_status(paused_reason="memory, queue"),), audited={"queue.purge": 2},
-        figures=figures, commits=commits, acks_ignored={"unknown": 1},
+        counters=counters, commits=commits, acks_ignored={"unknown": 1},
         refused={"paused": 5, "queue full: bytes": 1, "queue full: messages": 1},
     )  # fmt: skip
     found = await samples(

@@ -5,18 +5,17 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.messages import texts
-from phpmq_lite.broker import dead_letters
+from phpmq_lite.broker import commands, dead_letters
 from phpmq_lite.broker.operator.message_actions import (
     ACTION_SLICE,
     ActionOptions,
     ActionOutcome,
     act_on_messages,
 )
-from phpmq_lite.broker.registry import PublishBlock
+from phpmq_lite.broker.reasons import PublishBlock
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, LoadedRows, Message, MessageSource, State
-from phpmq_lite.operator_actions import Action
+from phpmq_lite.operator_actions import Action, SkipReason
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
 from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
@@ -50,7 +49,7 @@ def outcome(rig: CoreRig) -> ActionOutcome:
 
 def skip_reasons(rig: CoreRig) -> dict[str, int]:
     assert outcome(rig).done == []
-    return dict(outcome(rig).skipped)
+    return {str(reason): count for reason, count in outcome(rig).skipped.items()}
 
 
 def settled(seq: int, state: State = State.DELETED, **changes: Any) -> Message:
@@ -96,7 +95,7 @@ def test_requeue_takes_a_message_from_its_holder_uncharged(rig: CoreRig) -> None
     _, held = rig.hold(credit=1, has_body=False)
     batch = run(rig, Action.REQUEUE, message(1))
     assert (held.position, held.charged) == (2, 0)
-    assert rig.core.state.held == 0
+    assert rig.core.held == 0
     assert batch.body_seqs == {1}  # to be dispatched again
 
 
@@ -109,7 +108,7 @@ def test_holder_may_acknowledge_a_released_message() -> None:
     batch = run(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
     assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
 
@@ -160,7 +159,7 @@ def test_move_skips_if_the_target_was_removed(rig: CoreRig) -> None:
     rig.publish(b"b")
     rig.publish(b"x", queue="mails")
     batch = start(rig, Action.MOVE, 1, target="mails")
-    rig.core.state.remove_queue(rig.queue("mails"))
+    rig.core.remove_queue(rig.queue("mails"))
     load(rig, batch, message(1))
     assert skip_reasons(rig) == {"queue gone": 1}
 
@@ -224,7 +223,7 @@ def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
     assert (outcome(rig).done, outcome(rig).skipped) == ([2], {"dispatched": 1})
     batch = run(rig, Action.DELETE, message(1), with_dispatched=True)
     assert outcomes(batch) == {(State.DELETED, "delete"): [1]}
-    assert rig.core.state.held == 0
+    assert rig.core.held == 0
 
 
 # -- redrive
@@ -277,10 +276,9 @@ def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: 
     """Results are counted by reason, and the admin interface describes each."""
     row = record(rig)
     stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
-    rig.run(lambda: rig.core.state.registry.stop_publishing(stop))
+    rig.run(lambda: rig.core.registry.stop_publishing(stop))
     run(rig, action, row, target="orders")
-    assert skip_reasons(rig) == {"disk full": 1}
-    assert texts.describe_reason("disk full") != "disk full"
+    assert skip_reasons(rig) == {SkipReason.DISK_FULL: 1}
 
 
 # -- restore
@@ -304,21 +302,21 @@ def test_restored_message_is_dispatched_in_order(rig: CoreRig) -> None:
     rig.publish(b"x", b"b")  # x is held
     [held] = worker.consumers[1].held.values()
     run(rig, Action.RESTORE, settled(1, position=1, body=b"a"))
-    batch = rig.run(lambda: rig.core.acknowledge(worker, "orders", held.message_id))
+    batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert bodies(sent_messages(batch, worker)) == [b"a"]
 
 
 def test_restore_keeps_the_window_within_its_limit() -> None:
     rig = CoreRig(Limits(window=2))
     rig.consumer(credit=1)
-    rig.run(lambda: [rig.core.state.take_number() for _ in "123"])  # of deleted messages
+    rig.run(lambda: [rig.core.take_number() for _ in "123"])  # of deleted messages
     rig.publish(b"x", b"b", b"c")
     rows = [settled(n, body=b"a") for n in (1, 2, 3)]
     load(rig, start(rig, Action.RESTORE, 1, 2, 3), *rows)
     window = rig.window()
     assert [m.position for m in window] == [1, 2]
-    assert {m.seq for m in window} <= rig.core.state.messages.keys()
-    assert len(rig.core.state.messages) == 3  # one is held
+    assert {m.seq for m in window} <= rig.core.messages.keys()
+    assert len(rig.core.messages) == 3  # one is held
 
 
 def test_restore_requires_a_ttl_after_the_deadline(rig: CoreRig) -> None:
@@ -357,8 +355,8 @@ def test_restore_respects_limits_but_not_a_pause(rig: CoreRig) -> None:
 
 
 def test_restore_recreates_a_removed_queue(rig: CoreRig) -> None:
-    rig.run(lambda: rig.core.state.registry.get_or_create("orders"))
-    rig.run(lambda: rig.core.state.remove_queue(rig.queue()))
+    rig.run(lambda: rig.core.registry.get_or_create("orders"))
+    rig.run(lambda: rig.core.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
     [born] = run(rig, Action.RESTORE, settled(1, body=b"a")).created
     assert (born.queue_id, rig.queue().queue_id) == (1, 1)
@@ -417,7 +415,7 @@ def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> 
 
 def test_action_skips_a_pending_dead_letter(rig: CoreRig) -> None:
     _, held = rig.hold(credit=1, has_body=False)
-    rig.run(lambda: dead_letters.dead_letter(rig.core.state, held, "client"))
+    rig.run(lambda: dead_letters.dead_letter(rig.core, held, "client"))
     run(rig, Action.DELETE, message(1), with_dispatched=True)
     assert skip_reasons(rig) == {"gone": 1}
 

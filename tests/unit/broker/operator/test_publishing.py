@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.broker import commands
 from phpmq_lite.broker.operator.publishing import publish
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits, LoadedRows, Message
@@ -167,14 +168,14 @@ def test_key_is_forgotten_after_its_window(rig: CoreRig) -> None:
 
 def test_key_outlives_its_queue(rig: CoreRig) -> None:
     publish_as_operator(rig, b"a", key=b"k")
-    rig.core.state.remove_queue(rig.queue())
+    rig.core.remove_queue(rig.queue())
     assert publish_as_operator(rig, b"a", key=b"k").rows[0].seqs == (1,)
 
 
 def test_key_is_shared_with_clients(rig: CoreRig) -> None:
     publish_as_operator(rig, b"a", key=b"k")
     client = rig.connect()
-    batch = rig.run(lambda: rig.core.publish(client, "orders", b"b", None, b"k"))
+    batch = rig.run(lambda: commands.publish(rig.core, client, "orders", b"b", None, b"k"))
     assert batch.created == []
 
 

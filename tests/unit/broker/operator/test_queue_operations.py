@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.broker import commands
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import Batch, Limits
@@ -85,7 +86,7 @@ def test_removed_queue_keeps_its_row_and_number(rig: CoreRig) -> None:
     run(rig, "configure", "orders", {"max_messages": 5})
     batch = run(rig, "remove_queue", "orders")
     assert [(row.name, row.own) for row in batch.configured] == [("orders", {"removed": True})]
-    assert (rig.core.state.queues, rig.core.state.by_id) == ({}, {})
+    assert (rig.core.queues, rig.core.queues_by_id) == ({}, {})
     assert refusal(rig, "purge", "orders") == "unknown_queue"
     batch = rig.publish(b"a")
     assert (batch.new_queues, batch.configured[0].own) == ([], {})
@@ -96,7 +97,7 @@ def test_publisher_waiting_for_a_removed_queue_is_resumed(rig: CoreRig) -> None:
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"publishing_paused": True})
     client = rig.connect()
-    rig.run(lambda: rig.core.publish(client, "orders", b"a", None, None))
+    rig.run(lambda: commands.publish(rig.core, client, "orders", b"a", None, None))
     assert run(rig, "remove_queue", "orders").to_resume == {client}
 
 
@@ -154,7 +155,7 @@ def test_wait_and_hold_are_counted(rig: CoreRig) -> None:
     rig.publish(b"a", queue="mails")
     [held] = worker.consumers[2].held.values()
     rig.advance(1)
-    rig.run(lambda: rig.core.acknowledge(worker, "mails", held.message_id))
+    rig.run(lambda: commands.acknowledge_late(rig.core, worker, "mails", held.message_id))
     queue = rig.queue("mails")
     assert queue.wait_histogram is not None
     assert queue.hold_histogram is not None
@@ -162,6 +163,6 @@ def test_wait_and_hold_are_counted(rig: CoreRig) -> None:
     assert [at for at, count in enumerate(queue.hold_histogram) if count] == [63]
     [held] = sent_messages(rig.publish(b"b", queue="mails"), worker)
     rig.advance(20)
-    rig.run(lambda: rig.core.dead_letter(worker, "mails", held.message_id))
+    rig.run(lambda: commands.dead_letter(rig.core, worker, "mails", held.message_id))
     assert sum(queue.hold_histogram) == 2
     assert (queue.counters.dead, queue.dead_by_reason) == (1, {"client": 1})

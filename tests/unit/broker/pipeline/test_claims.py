@@ -27,7 +27,7 @@ def rig() -> CoreRig:
     """Return a core with a queue."""
     rig = CoreRig()
     rig.begin()
-    rig.core.state.registry.get_or_create("orders")
+    rig.core.registry.get_or_create("orders")
     rig.finish()
     return rig
 
@@ -57,7 +57,7 @@ def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
         PageKind.READY, 1, 0, 2, 10,
     )  # fmt: skip
     batch = load_page(rig, asked, message(1), message(2))
-    wall_ms = rig.core.state.now.wall_ms
+    wall_ms = rig.core.now.wall_ms
     assert batch.claims_added == [1, 1, 1, wall_ms, 1, 2, 2, wall_ms]
     assert [(m.seq, m.state, m.deliveries) for m in batch.dispatched] == [(1, 1, 1), (2, 1, 1)]
     assert rig.answers == [2]
@@ -67,8 +67,8 @@ def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
 
 def test_claimed_messages_are_not_in_memory_and_delay_no_stop(rig: CoreRig) -> None:
     load_page(rig, claim(rig), message(1))
-    state = rig.core.state
-    assert (state.messages, state.held, state.held_bytes) == ({}, 0, 0)
+    core = rig.core
+    assert (core.messages, core.held, core.held_bytes) == ({}, 0, 0)
     rig.run(lambda: rig.core.drain(rig.answers.append))
     assert rig.answers[-1] is None
 
@@ -80,13 +80,13 @@ def test_claimed_message_leaves_the_window(rig: CoreRig) -> None:
     assert [m.seq for m in window] == [2, 3]
     batch = load_page(rig, claim(rig, 1), message(2), is_last=False)
     assert [m.seq for m in window] == [3]
-    assert (set(rig.core.state.messages), rig.queue().held) == ({1, 3}, 2)
+    assert (set(rig.core.messages), rig.queue().held) == ({1, 3}, 2)
     assert batch.pages == []  # the claim is complete
 
 
 def test_claim_skips_due_messages_and_pending_dead_letters(rig: CoreRig) -> None:
     asked = claim(rig)
-    rig.core.state.pending.add(message(2), "client")
+    rig.core.pending.add(message(2), "client")
     batch = load_page(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
     assert [m.seq for m in batch.dispatched] == [3]
     assert rig.queue().claimed_to == 0  # the next claim reads them again

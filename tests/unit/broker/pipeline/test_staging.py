@@ -44,7 +44,7 @@ def test_publish_reserves_numbers_and_leaves_the_copy_to_the_writer(rig: CoreRig
     stage(rig, "t", b"a", b"b", ttl_s=9)
     batch = rig.pipeline("publish_staged", "app", 3, ["t"])
     [given] = writes(batch, CopyStagedRows)
-    first_row, client = 1 << 17, rig.core.state.batch.opened_clients[0]
+    first_row, client = 1 << 17, rig.core.batch.opened_clients[0]
     assert given == (2 - first_row, WALL_MS, STEADY_MS, client, first_row, first_row + 2)
     assert batch.counters["next_number"] == 4
     assert batch.created == []
@@ -65,7 +65,7 @@ def test_window_does_not_reach_the_end_after_a_staged_publish(rig: CoreRig) -> N
     assert (window.reaches_end, window.is_loading) == (False, True)
     assert [request.after for request in batch.windows] == [1]
     assert rig.publish(b"c").sends == {}
-    assert 3 not in rig.core.state.messages  # it follows messages on disk
+    assert 3 not in rig.core.messages  # it follows messages on disk
 
 
 def test_repeated_version_only_drops_its_tokens(rig: CoreRig) -> None:

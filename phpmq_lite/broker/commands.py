@@ -1,0 +1,438 @@
+"""Commands from clients: one function each, which records its changes in the open batch."""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from hmac import compare_digest
+
+from phpmq_lite.broker import dead_letters, reasons, transitions, validation
+from phpmq_lite.broker.broker import Broker, QueueRun
+from phpmq_lite.broker.queue import Connection, Consumer, Queue
+from phpmq_lite.broker.ready_window import ReadyWindow
+from phpmq_lite.broker.state_table import ACKED_KEY
+from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
+from phpmq_lite.model import EnvelopeInspection, Message, Receipt, ValidatedPublish, checksum
+
+
+class CommandResult(IntEnum):
+    """Result of a command received on a connection."""
+
+    DONE = 0
+    LOAD = 1  # not executed; start the next batch with this command, once the message is loaded
+    PARK = 2  # not executed; repeat the command when the peer is resumed, once the queue has room
+    CLOSE = 3  # cannot be executed; close the connection
+    WAIT = 4  # executed, but stored in the next batch; hold back later commands until then
+    VALIDATE = 5  # not executed; call ``validate_in_background``, then repeat the command
+    DELAY = 6  # not executed; repeat the command after ``CREDIT_CHANGE_MS``
+
+
+def disconnect(
+    core: Broker,
+    connection: Connection,
+    framing: str | None,
+    revision: str | None,
+    reason: str,
+    *,
+    is_charged: bool = True,
+) -> None:
+    """Close a connection and return its messages, charging a delivery to the oldest one sent.
+
+    Nothing is charged if ``is_charged`` is false or the broker is stopping: no message is to blame
+    for an orderly shutdown, or for workers that stop along with the broker.
+    """
+    if not connection.is_open:
+        return
+    connection.is_open = False
+    del core.connections[connection.number]
+    consumers = list(connection.consumers.values())
+    oldest: Message | None = None
+    if is_charged and not core.is_draining:
+        first = (next(iter(consumer.held.values())) for consumer in consumers if consumer.held)
+        oldest = min(
+            (message for message in first if message.is_sent),
+            key=lambda message: message.held_since_ms,
+            default=None,
+        )
+    for consumer in consumers:
+        transitions.remove_consumer(core, consumer, reasons.CONNECTION_ENDED, charged=oldest)
+    if connection.parked is not None:
+        connection.parked.parked.discard(connection)
+    core.batch_limited.discard(connection)
+    core.batch.closed_clients.append(
+        (core.now.wall_ms, framing, revision, reason, connection.number)
+    )
+
+
+def undo_dispatches(core: Broker, connection: Connection, messages: list[Message]) -> None:
+    """Undo dispatches of messages that were not sent because they expired during the commit."""
+    for message in messages if connection.is_open else ():
+        if message.holder is not None and message.holder.connection is connection:
+            transitions.undo_dispatch(core, message)
+
+
+# -- publish
+
+
+def publish(
+    core: Broker,
+    connection: Connection,
+    name: str,
+    body: bytes,
+    ttl_s: int | None,
+    key: bytes | None,
+    validated: ValidatedPublish | None = None,
+) -> CommandResult:
+    """Store a message; if it has a key, store it only once and send a receipt after the commit.
+
+    ``validated`` is the result of ``validate_in_background`` for this content.
+    """
+    queue = core.queues.get(name) or core.registry.get_or_create(name, connection.creator)
+    if queue is None:
+        return _refuse_queue(core, connection, name, key)
+    if key is not None:
+        seq = core.publish_keys.find(queue.queue_id, key, core.now.steady_ms)
+        if seq is not None:
+            return _publish_again(core, connection, queue, key, seq, body)
+    if queue.is_bounded and (refusal := queue.refusal()) is not None:
+        return _refuse(core, connection, name, key, refusal.reason, queue)
+    inspection: EnvelopeInspection | None = None
+    if queue.validates:
+        inspection = validation.validate(core, queue, body, validated)
+        if inspection is None:
+            return CommandResult.VALIDATE
+        if (
+            inspection.reason is not None
+            and (full := core.registry.dead_letter_refusal(queue)) is not None
+        ):
+            return _refuse(core, connection, name, key, full[1].reason, full[0])
+    message = transitions.publish(core, queue, body, ttl_s, connection.number, inspection)
+    connection.published += 1
+    if key is not None:
+        core.batch.keys += core.publish_keys.add(
+            queue.queue_id, key, message.seq, core.now.steady_ms
+        )
+        _receipts_for(core, connection).append(Receipt(name, (key,)))
+    return CommandResult.DONE
+
+
+def _publish_again(
+    core: Broker, connection: Connection, queue: Queue, key: bytes, seq: int, body: bytes
+) -> CommandResult:
+    """Send the receipt for a known key again, or refuse the key if the body differs."""
+    stored = core.checksums.get(seq, 0)
+    if seq not in core.checksums:
+        message = core.messages.get(seq) or core.batch.find_created(seq)
+        if message is None:
+            core.batch.key_seqs.add(seq)
+            return CommandResult.LOAD
+        stored = message.crc
+    if stored is not None and stored != checksum(seq, body):
+        return _refuse(core, connection, queue.name, key, reasons.KEY_REUSED, queue)
+    queue.counters.deduplicated += 1
+    _receipts_for(core, connection).append(Receipt(queue.name, (key,)))
+    return CommandResult.DONE
+
+
+def unchecked_queue(core: Broker, name: str) -> Queue | None:
+    """Return the queue if it exists and accepts messages without checks, or None."""
+    queue = core.queues.get(name)
+    return None if queue is None or queue.validates or queue.is_bounded else queue
+
+
+def publish_run(
+    core: Broker,
+    connection: Connection,
+    runs: Sequence[QueueRun],
+    bodies: Sequence[bytes],
+    ttls: Sequence[int | None],
+    keys: Sequence[bytes] | None,
+) -> int:
+    """Store messages in order, at most one per key; queues come from ``unchecked_queue``.
+
+    Stops at the first message that ``publish`` must load rows for, and returns the number of
+    messages before it.
+    """
+    if keys is None or _store_keys(core, connection, runs, keys):
+        transitions.publish_run(core, runs, bodies, ttls, connection.number)
+        connection.published += len(bodies)
+        return len(bodies)
+    names = [queue.name for queue, count in runs for _ in range(count)]
+    for at, (name, body, ttl_s, key) in enumerate(zip(names, bodies, ttls, keys, strict=True)):
+        if publish(core, connection, name, body, ttl_s, key) is not CommandResult.DONE:
+            return at
+    return len(bodies)
+
+
+def _store_keys(
+    core: Broker, connection: Connection, runs: Sequence[QueueRun], keys: Sequence[bytes]
+) -> bool:
+    """Store the keys of new messages; return False and store none if a key is already known."""
+    keys_by_queue: list[tuple[int, Sequence[bytes]]] = []
+    receipts: list[Receipt] = []
+    at = 0
+    for queue, count in runs:
+        run_keys = keys[at : at + count]
+        keys_by_queue.append((queue.queue_id, run_keys))
+        receipts.append(Receipt(queue.name, run_keys))
+        at += count
+    rows = core.publish_keys.add_new(keys_by_queue, core.next_number, core.now.steady_ms)
+    if rows:
+        core.batch.keys += rows
+        _receipts_for(core, connection).extend(receipts)
+    return bool(rows)
+
+
+def _receipts_for(core: Broker, connection: Connection) -> list[Receipt]:
+    return core.batch.sends.setdefault(connection, ([], []))[1]
+
+
+def _refuse(
+    core: Broker,
+    connection: Connection,
+    name: str,
+    key: bytes | None,
+    reason: str,
+    queue: Queue | None,
+) -> CommandResult:
+    if key is None and queue is not None:
+        connection.parked = queue
+        queue.parked.add(connection)
+        return CommandResult.PARK
+    core.refused[reason] += 1
+    if queue is not None:
+        queue.counters.refused += 1
+    if key is None:
+        return CommandResult.CLOSE
+    _receipts_for(core, connection).append(Receipt(name, (key,), reason))
+    return CommandResult.DONE
+
+
+def _refuse_queue(
+    core: Broker, connection: Connection, name: str, key: bytes | None
+) -> CommandResult:
+    """Refuse a message because its queue cannot be created."""
+    core.registry.note_limited("publishes_refused", name)
+    return _refuse(core, connection, name, key, reasons.TOO_MANY_QUEUES, None)
+
+
+def validate_in_background(
+    core: Broker, name: str, body: bytes, on_validated: Callable[[ValidatedPublish], None]
+) -> None:
+    """Validate content in the background after ``VALIDATE``; pass the result to a later batch."""
+    work = validation.background_validation(core, core.queues[name], body)
+    core.batch.background.append((work, on_validated))
+
+
+def force_publish(
+    core: Broker,
+    connection: Connection,
+    name: str,
+    body: bytes,
+    ttl_s: int | None,
+    validated: ValidatedPublish | None = None,
+) -> CommandResult:
+    """Store a message even in a full queue, because acknowledgements are waiting behind it.
+
+    Refuse it if the disk is full: other acknowledgements need the remaining space.
+    """
+    stop = core.registry.publishing_stop
+    if stop is not None and stop.is_bare:
+        return CommandResult.PARK
+    queue = core.registry.get_or_create(name, connection.creator)
+    if queue is None:
+        return _refuse_queue(core, connection, name, None)
+    inspection: EnvelopeInspection | None = None
+    if queue.validates:
+        inspection = validation.validate(core, queue, body, validated)
+        if inspection is None:
+            return CommandResult.VALIDATE
+    if connection.parked is not None:  # waiting for this queue or its dead-letter queue
+        connection.parked.parked.discard(connection)
+    connection.published += 1
+    transitions.publish(core, queue, body, ttl_s, connection.number, inspection)
+    return CommandResult.DONE
+
+
+# -- consume
+
+
+def consume(core: Broker, connection: Connection, name: str, count: int) -> CommandResult:
+    """Set the credit on a queue (0 pauses) and put back messages held under the old credit.
+
+    That happens at a limited rate, unless the connection acknowledges messages in between.
+    """
+    queue = core.registry.get_or_create(name, connection.creator)
+    if queue is None:
+        core.registry.note_limited("consumers_refused", name)
+        return CommandResult.CLOSE
+    former = connection.consumers.get(queue.queue_id)
+    if former is not None:
+        if former.held and not connection.may_replace_credit(core.now.steady_ms):
+            return CommandResult.DELAY
+        # Without an event for its messages: the consumer is there, and did not fail.
+        transitions.remove_consumer(core, former, None, is_leaving=count == 0)
+    if count == 0:
+        return CommandResult.DONE
+    consumer = Consumer(connection, queue, min(count, core.limits.credit))
+    connection.consumers[queue.queue_id] = queue.consumers[connection] = consumer
+    core.wake_consumer(consumer)
+    if queue.window is None:
+        queue.window = ReadyWindow(core.limits.window, core.bodies)
+    return CommandResult.DONE
+
+
+# -- acknowledge: by the holder, or late
+
+
+def acknowledge_held(
+    core: Broker, connection: Connection, acks: Iterable[tuple[str, bytes]]
+) -> int:
+    """Acknowledge, in order, messages held by this connection, each identified by queue and id.
+
+    Stops at the first message that the connection does not hold, and returns the number of messages
+    acknowledged.  Pass the message at which it stopped to ``acknowledge_late``.
+    """
+    messages, queues, wall_ms = core.messages, core.queues, core.batch.wall_ms
+    seqs: list[int] = []
+    consumer: Consumer | None = None
+    last: str | None = None
+    first = size = 0  # the current queue's first index in seqs, and its total size
+    for name, message_id in acks:
+        if name is not last:
+            if consumer is not None:
+                _count_released(core, consumer, len(seqs) - first, size)
+            queue = queues.get(name)
+            consumer = None if queue is None else queue.consumers.get(connection)
+            if queue is None or consumer is None:
+                break
+            last, first, size, held = name, len(seqs), 0, consumer.held
+            hold = queue.hold_histogram = queue.hold_histogram or [0] * BUCKETS
+            records = queue.records
+        message = held.pop(message_id, None)
+        if message is None:
+            break
+        message.holder = None
+        seq = message.seq
+        messages.pop(seq, None)
+        seqs.append(seq)
+        size += message.size
+        if records and (source_id := message.source.queue_id) is not None:
+            records[source_id] = records.get(source_id, 0) - 1
+        ms = wall_ms - (message.last_dispatched_at or wall_ms)
+        hold[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
+    if consumer is not None:
+        _count_released(core, consumer, len(seqs) - first, size)
+    if seqs:
+        core.batch.settled.setdefault(ACKED_KEY, []).extend(seqs)
+        connection.acked += len(seqs)
+    return len(seqs)
+
+
+def _count_released(core: Broker, consumer: Consumer, count: int, size: int) -> None:
+    """Update counts after a consumer has acknowledged messages of ``size`` bytes in total."""
+    if not count:
+        return
+    queue = consumer.queue
+    consumer.held_bytes -= size
+    core.held -= count
+    core.held_bytes -= size
+    queue.held -= count
+    queue.held_bytes -= size
+    if not consumer.is_waiting:
+        consumer.is_waiting = True
+        queue.waiting_consumers.append(consumer)
+    core.needs_dispatch[queue.queue_id] = queue
+    queue.counters.acked += count
+    core.subtract_counts(queue, count, size)
+
+
+def acknowledge_late(
+    core: Broker, connection: Connection, name: str, message_id: bytes
+) -> CommandResult:
+    """Acknowledge a message by its id, usually after a reconnect, unless another connection has it.
+
+    The message is ready again, claimed by a subscription, or not in memory.
+    """
+    message = _find(core, connection, name, message_id)
+    if isinstance(message, CommandResult):
+        return message
+    connection.acked += 1
+    transitions.acknowledge(core, message)
+    return CommandResult.DONE
+
+
+# -- other ends of a delivery
+
+
+def requeue(
+    core: Broker, connection: Connection, name: str, message_id: bytes, ttl_s: int
+) -> CommandResult:
+    """Move a message to the end of its queue unless another connection holds it."""
+    message = _find(core, connection, name, message_id)
+    if isinstance(message, CommandResult):
+        return message
+    transitions.requeue(core, message, ttl_s)
+    return _done_or_wait(core, connection, message)
+
+
+def dead_letter(
+    core: Broker, connection: Connection, name: str, message_id: bytes
+) -> CommandResult:
+    """Dead-letter a message unless another connection holds it."""
+    message = _find(core, connection, name, message_id)
+    if isinstance(message, CommandResult):
+        return message
+    dead_letters.dead_letter(core, message, reasons.BY_CLIENT)
+    return _done_or_wait(core, connection, message)
+
+
+def _done_or_wait(core: Broker, connection: Connection, message: Message) -> CommandResult:
+    is_pending = core.pending.delays(connection, message.seq)
+    return CommandResult.WAIT if is_pending else CommandResult.DONE
+
+
+def _find(
+    core: Broker, connection: Connection, name: str, message_id: bytes
+) -> Message | CommandResult:
+    """Return the message that a command names, or the command's result if it cannot run."""
+    seq = dead_letters.seq_of(message_id)
+    if seq is None or not 0 < seq < core.next_number:
+        return _ignore(core, "unknown")
+    if seq in core.pending:
+        return _ignore(core, "settled")
+    message = core.messages.get(seq)
+    if message is None:
+        if seq not in core.loaded:
+            core.batch.seqs.add(seq)
+            return CommandResult.LOAD
+        message = core.loaded[seq]
+    if message is None:
+        return _ignore(core, "settled")
+    if not compare_digest(message.message_id, message_id):
+        return _ignore(core, "unknown")
+    if core.queues_by_id[message.queue_id].name != name:
+        return _ignore(core, "wrong_queue")
+    if message.holder is not None and message.holder.connection is not connection:
+        return _ignore(core, "foreign")
+    core.loaded.pop(seq, None)  # this batch changes the row, so reload it before its next use
+    return message
+
+
+def _ignore(core: Broker, reason: str) -> CommandResult:
+    core.ignored[reason] += 1
+    return CommandResult.DONE
+
+
+def preload(core: Broker, message_ids: list[bytes], keys: Sequence[tuple[str, bytes]] = ()) -> None:
+    """Request the rows for upcoming commands, so that one batch loads all of them.
+
+    ``keys`` are the queues and keys of publish commands; the others name a message.
+    """
+    for name, key in keys:
+        if (queue := core.queues.get(name)) is not None:
+            seq = core.publish_keys.find(queue.queue_id, key, core.now.steady_ms)
+            if seq is not None and seq not in core.checksums:
+                core.batch.key_seqs.add(seq)
+    for message_id in message_ids:
+        seq = dead_letters.seq_of(message_id)
+        if seq is not None and 0 < seq < core.next_number and seq not in core.messages:
+            core.batch.seqs.add(seq)

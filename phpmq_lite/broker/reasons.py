@@ -1,0 +1,79 @@
+"""Reasons: why a message was settled or returned, and why the broker refuses to store one.
+
+The texts are stored in the history, sent in receipts and used as labels of metrics, so they stay
+the same.  They are plain strings, because rows with other types cannot be passed to the writer
+process.  An invalid envelope is dead-lettered with a code from ``envelopes/validation.py``.
+"""
+
+from typing import Final, NamedTuple
+
+from phpmq_lite.errors import KEY_CONFLICT
+from phpmq_lite.operator_actions import SkipReason
+
+# -- why a message is dead
+BY_CLIENT: Final = "client"  # a consumer dead-lettered it
+DAMAGED: Final = "crc"
+EXPIRED: Final = "expired"
+MAX_DELIVERIES: Final = "max_deliveries"
+NOT_FORWARDED: Final = "not_forwarded"  # limits.max_queues prevented creation of the target queue
+
+# -- why a message is deleted
+DELETED: Final = "delete"
+PURGED: Final = "purge"
+UNDONE: Final = "undo"  # undoing an action deletes what the action created
+REDRIVEN: Final = "redriven"
+TAKEN_BACK: Final = "taken back"
+
+# -- why a held message returns to its queue
+ACK_TIMEOUT: Final = "acknowledgement timeout"
+CONNECTION_ENDED: Final = "connection ended"  # also counts publishes that waited for their queue
+
+
+# -- why a message is refused
+
+
+class Refusal(NamedTuple):
+    """Why a queue refuses messages."""
+
+    reason: str  # in receipts and counters
+    code: str  # of the RefusedError that operators receive
+    skip_reason: SkipReason  # of an action that would store the message
+
+
+PAUSED: Final = Refusal("paused", "paused", SkipReason.PAUSED)
+FULL_OF_MESSAGES: Final = Refusal("queue full: messages", "queue_full", SkipReason.QUEUE_FULL)
+FULL_OF_BYTES: Final = Refusal("queue full: bytes", "queue_full", SkipReason.QUEUE_FULL)
+TOO_MANY_QUEUES: Final = "too many queues"
+KEY_REUSED: Final = KEY_CONFLICT
+
+_RECORD_SKIP_REASONS: Final = {
+    SkipReason.PAUSED: SkipReason.RECORDS_PAUSED,
+    SkipReason.QUEUE_FULL: SkipReason.RECORDS_FULL,
+    SkipReason.DISK_FULL: SkipReason.RECORDS_DISK_FULL,
+    SkipReason.DATABASE_FULL: SkipReason.RECORDS_DATABASE_FULL,
+}
+
+
+def refusal_of_records(refusal: Refusal) -> Refusal:
+    """Return the refusal of a queue whose dead-letter queue refuses records."""
+    return Refusal(
+        f"dead-letter queue {refusal.reason}",
+        refusal.code,
+        _RECORD_SKIP_REASONS[refusal.skip_reason],
+    )
+
+
+class PublishBlock(NamedTuple):
+    """Why the broker refuses messages for all queues."""
+
+    code: str  # ``disk_full`` or ``database_full``
+    reason: str  # fixed text for receipts and counters
+    detail: str  # human-readable text that includes the limits
+    is_bare: bool  # whether to refuse even messages that acknowledgements are waiting for
+
+    @property
+    def refusal(self) -> Refusal:
+        """Return why each queue refuses messages."""
+        is_database = self.code == "database_full"
+        skip_reason = SkipReason.DATABASE_FULL if is_database else SkipReason.DISK_FULL
+        return Refusal(self.reason, self.code, skip_reason)
