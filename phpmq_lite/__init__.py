@@ -8,7 +8,7 @@ Client code needs two names, which are loaded on first use::
     async with phpmq_lite.connect("127.0.0.1:9100") as client: ...        # asyncio
     with phpmq_lite.connect_blocking("127.0.0.1:9100") as client: ...     # threads, scripts
 
-To read the code, start with ``service.py``, ``server/engine.py`` and ``broker/commands.py``.
+To read the code, start with ``service/``, ``server/engine.py`` and ``broker/commands.py``.
 """
 
 from typing import TYPE_CHECKING

@@ -130,10 +130,10 @@ class BrokerProcess:
         )
 
     def _environment(self) -> Mapping[str, str]:
-        given = os.environ if self.env is None else self.env
+        environment = os.environ if self.env is None else self.env
         if not self.is_isolated:
-            return given
-        return {name: value for name, value in given.items() if not name.startswith("PHPMQ_")}
+            return environment
+        return {name: value for name, value in environment.items() if not name.startswith("PHPMQ_")}
 
     @property
     def command(self) -> list[str]:
@@ -144,9 +144,19 @@ class BrokerProcess:
             ["--config", os.devnull] if self.is_isolated else ["--set", "storage.ballast_bytes=0"]
         )
         return [
-            sys.executable, *self.program, "serve", "--data", str(self.data),
-            "--listen", listen, "--legacy-listen", "none", *admin, *settings, *self.flags,
-        ]  # fmt: skip
+            sys.executable,
+            *self.program,
+            "serve",
+            "--data",
+            str(self.data),
+            "--listen",
+            listen,
+            "--legacy-listen",
+            "none",
+            *admin,
+            *settings,
+            *self.flags,
+        ]
 
     @property
     def log(self) -> Path:

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from phpmq_lite import logs
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.service import Service
+from phpmq_lite.service.lifecycle import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.standard_streams import GuardedOutput
 
@@ -150,10 +150,10 @@ async def _until_signal(
     sources: Mapping[str, str] | None,
     load: Callable[[], EffectiveSettings] | None,
 ) -> int:
-    out = GuardedOutput(1)  # what nobody reads must not stop the broker
+    output = GuardedOutput(1)  # what nobody reads must not stop the broker
 
     def announce(line: str) -> None:
-        out.write(f"{line}\n".encode())
+        output.write(f"{line}\n".encode())
 
     service = Service(settings, announce, sources)
     loop = asyncio.get_running_loop()
@@ -194,7 +194,7 @@ async def _until_signal(
     for task in tending:
         task.cancel()
     _log.info("stopped")
-    if not service.ready.is_set():
+    if not service.state.ready.is_set():
         service.exit(is_late=False)  # do not wait for a thread that connects to a database server
     return 0
 
@@ -205,7 +205,7 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
     During startup, only the event loop must respond, because threads may need long to check and
     migrate a large database.
     """
-    starting = asyncio.ensure_future(service.listening.wait())
+    starting = asyncio.ensure_future(service.state.listening.wait())
     while not starting.done():
         step = service.handle.summary().step
         manager.notify(
@@ -217,7 +217,9 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
             status = service.handle.summary()
             reason = status.write_problem or (status.shortage and status.shortage.detail)
             word = "standby" if status.is_relaying else "ready"
-            text = reason or f"{word}: {', '.join(one.address for one in status.listeners)}"
+            text = (
+                reason or f"{word}: {', '.join(listener.address for listener in status.listeners)}"
+            )
             manager.notify(READY=1, WATCHDOG=1, STATUS=text)  # repeat READY in case it got lost
         await asyncio.sleep(manager.each_s)
 
@@ -225,9 +227,9 @@ async def _notify_manager(manager: SystemdNotifier, service: Service) -> None:
 async def _manage_garbage_collection(service: Service) -> None:
     """Disable garbage collection during startup; afterwards, run it only rarely."""
     gc.disable()
-    await service.listening.wait()
+    await service.state.listening.wait()
     reduce_garbage_collection()
-    await service.pages_open.wait()
+    await service.pages.opened.wait()
     gc.freeze()  # the admin creates as many permanent objects
 
 

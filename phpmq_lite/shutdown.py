@@ -45,8 +45,11 @@ def fail_stop(folder: DataFolder, error: BaseException) -> None:
         if isinstance(
             error, EpochEndedError
         ):  # nothing is wrong, so the next start reports nothing
-            _log.warning("another broker is active now; this one has stopped and will be started "
-                         "again as a standby", reason=str(error))  # fmt: skip
+            _log.warning(
+                "another broker is active now; this one has stopped and will be started "
+                "again as a standby",
+                reason=str(error),
+            )
         else:
             trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # to find the bug
             reason = str(error) or type(error).__name__

@@ -10,7 +10,7 @@ from typing import Any, Final
 from phpmq_lite.broker_process import BrokerProcess, StartFailedError, broker_process
 from phpmq_lite.clock import Clock
 from phpmq_lite.model import ClockReading
-from phpmq_lite.service import Service
+from phpmq_lite.service.lifecycle import Service
 from phpmq_lite.settings import Settings
 
 __all__ = [
@@ -69,14 +69,14 @@ async def running_service(data: Path, **sections: Any) -> AsyncIterator[RunningB
     """Run a broker in this process on free ports, and drain it at the end of the block."""
     service = Service(settings_for(data, **sections), lambda _line: None)
     task = asyncio.create_task(service.run())
-    ready = asyncio.create_task(service.ready.wait())
+    ready = asyncio.create_task(service.state.ready.wait())
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         ready.cancel()
         await task
     ports = [
         int(address.rpartition(":")[2])
-        for address in service.phpmq
+        for address in service.state.phpmq
         if not address.startswith("unix:")
     ]
     try:
@@ -85,7 +85,7 @@ async def running_service(data: Path, **sections: Any) -> AsyncIterator[RunningB
             "127.0.0.1",
             ports[0] if ports else 0,
             ports[1] if len(ports) > 1 else 0,
-            service.admin[0] if service.admin else "",
+            service.state.admin[0] if service.state.admin else "",
             data,
         )
     finally:

@@ -143,7 +143,7 @@ OURS: Final[dict[str, set[str]]] = {
     "bench": {
         "broker_process",
         "protocol",
-        "storage.data_folder",
+        "storage.file_system",
         "storage.sqlite.store",
         "errors",
         "installation",
@@ -338,8 +338,16 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "migrations", "read", "search", "statements"),
-    "folder": ("atomic_files", "copy_state", "data_folder", "disk_space"),
+    "folder": (
+        "atomic_files",
+        "copy_state",
+        "data_folder",
+        "disk_space",
+        "file_system",
+        "folder_lock",
+    ),
     "store": (
+        "backend",
         "database_check",
         "retention",
         "start_report",
@@ -352,6 +360,7 @@ STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "sqlite.errors",
         "sqlite.integrity",
         "sqlite.migrate",
+        "sqlite.opened_files",
         "sqlite.read_connections",
         "sqlite.standby",
     ),

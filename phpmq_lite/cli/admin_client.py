@@ -46,6 +46,10 @@ class BrokerUnavailableError(CommandError):
     """Raised if the broker is unreachable, does not respond in time, or responds with 503."""
 
 
+class ConnectionEndedError(CommandError):
+    """Raised if a connection that worked ends before the response does."""
+
+
 class AdminClient(NamedTuple):
     """An HTTP client for the admin API, connected to ``socket``, or to ``url`` with a token.
 
@@ -163,10 +167,15 @@ class AdminClient(NamedTuple):
                 "Start one with `phpmq-lite serve`, or select another with --url or --data"
             ) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise CommandError(
-                f"{self.socket or self.url} does not appear to be a broker's admin address "
-                f"({_REASONS.get(type(error), str(error))}); for PHPMQ, use phpmq://HOST:9100"
-            ) from None
+            raise self._explain(error) from None
+
+    def _explain(self, error: Exception) -> CommandError:
+        """Return the error for a response that is not one of a broker's admin."""
+        kind = ConnectionEndedError if isinstance(error, _ENDS) else CommandError
+        return kind(
+            f"{self.socket or self.url} does not appear to be a broker's admin address "
+            f"({_REASONS.get(type(error), str(error))}); for PHPMQ, use phpmq://HOST:9100"
+        )
 
     async def _check_scheme(self, response: aiohttp.ClientResponse) -> None:
         """Raise CommandError for the answer of a listener with TLS, or of a proxy, to HTTP."""
@@ -180,12 +189,17 @@ class AdminClient(NamedTuple):
             raise CommandError(f"{url} uses TLS, and http:// does not; use https{url[4:]}")
 
     def _headers(self, base: str, body: Any) -> dict[str, str]:
-        made = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
+        headers = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
         if self.token is not None:
-            return made | {"Authorization": f"Bearer {self.token}"}
-        return made | ({"Origin": base} if body is not None else {})
+            return headers | {"Authorization": f"Bearer {self.token}"}
+        return headers | ({"Origin": base} if body is not None else {})
 
 
+_ENDS: Final = (
+    aiohttp.ServerDisconnectedError,
+    aiohttp.ClientOSError,
+    aiohttp.ClientPayloadError,
+)
 _REASONS: Final[dict[type[Exception], str]] = {  # texts shown instead of aiohttp's messages
     aiohttp.ServerDisconnectedError: "the server closed the connection",
     aiohttp.ClientOSError: "the connection broke",
@@ -226,12 +240,12 @@ async def check_response(response: aiohttp.ClientResponse) -> None:
 
 def _append_bound(text: str, field: object, bound: object) -> str:
     """Append the field's name and its bound to an error text that does not contain them."""
-    said = [str(one) for one in (field, bound) if one]
+    parts = [str(one) for one in (field, bound) if one]
     if field and text.startswith((f"{field}: ", f"{field} ")):
-        del said[0]
+        del parts[0]
         if bound and str(bound).split()[-1] in text:  # a bound such as "less than or equal to 20"
-            said = []
-    return f"{text} ({': '.join(said)})" if said else text
+            parts = []
+    return f"{text} ({': '.join(parts)})" if parts else text
 
 
 def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -252,11 +266,13 @@ def url_options(command: Command, what: str = "Admin address, http://HOST:9101")
         ca_option,
         click.option("--token-file", type=EXISTING_FILE, help="File with the API token for --url."),
         click.option(
-            "--url", type=broker_url, metavar="URL",
+            "--url",
+            type=broker_url,
+            metavar="URL",
             help=f"{what}.  [default: the context in use, --config or ./config.toml, "
             "./phpmq-data, then http://127.0.0.1:9101]",
         ),
-    )  # fmt: skip
+    )
 
 
 def find_admin_client(
@@ -312,7 +328,9 @@ def admin_url_of(settings: Settings) -> str:
         CommandError: there is no TCP listener, or its port is not fixed.
     """
     admin = settings.admin
-    ports = (one for one in admin.listen if one != "none" and not one.startswith("unix:"))
+    ports = (
+        address for address in admin.listen if address != "none" and not address.startswith("unix:")
+    )
     host, _, port = next(ports, "").rpartition(":")
     if not host or port == "0":
         raise CommandError(

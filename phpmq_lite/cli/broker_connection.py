@@ -95,10 +95,10 @@ def _find_listener(
     if named is not None and is_phpmq_url(named):
         return named, settings_args.read_optional().settings.limits.max_content
     admin = admin_of()
-    found = _fetch_listeners(admin, is_patient=is_patient)
+    listeners = _fetch_listeners(admin, is_patient=is_patient)
     if queue is not None and admin.find(f"/queues/{encode_name(queue)}") is None:
         raise CommandError(unknown_queue_text(queue, admin), NOT_FOUND)
-    return listener_url(found["items"], _host_of(admin)), found["content_bytes"]
+    return listener_url(listeners["items"], _host_of(admin)), listeners["content_bytes"]
 
 
 def unknown_queue_text(queue: str, admin: AdminClient) -> str:

@@ -11,7 +11,7 @@ from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.checks import CHECKS, Bounds, Check
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
-from phpmq_lite.cli.errors import CommandError
+from phpmq_lite.cli.errors import CommandError, explain_usage
 from phpmq_lite.cli.output import Command
 from phpmq_lite.cli.parameters import duration
 from phpmq_lite.errors import PhpmqError
@@ -61,7 +61,7 @@ def _usage_errors_are_unknown() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        error.show()
+        explain_usage(error).show()
         raise click.exceptions.Exit(UNKNOWN) from None
 
 

@@ -20,7 +20,7 @@ from phpmq_lite.cli.settings_options import (
 )
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import check_exposed_listeners, read_endpoints
-from phpmq_lite.service import has_admin
+from phpmq_lite.service.startup_checks import has_admin
 from phpmq_lite.settings.reference import config_file
 
 COLUMNS: Final = columns("setting", text="VALUE", source="SOURCE")

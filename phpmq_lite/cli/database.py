@@ -119,12 +119,15 @@ def migrate(dry_run: bool, settings_args: SettingsArguments) -> None:
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA wal_autocheckpoint=0")  # Litestream may be running
             try:
-                names = [one.name for one in migrations.pending(connection, migrations_folder())]
+                names = [
+                    migration.name
+                    for migration in migrations.pending(connection, migrations_folder())
+                ]
                 if not dry_run:
                     migrations.migrate(
                         connection,
                         migrations_folder(),
-                        before=lambda one: print_message(f"applying {one.name} …"),
+                        before=lambda migration: print_message(f"applying {migration.name} …"),
                     )
             finally:
                 # This must come first, because closing removes the WAL unless Litestream runs.

@@ -2,6 +2,9 @@
 
 import errno
 import os
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
 from typing import Final
 
 import click
@@ -85,12 +88,53 @@ _ELSEWHERE: Final = {
 }
 
 
-def explain_missing(error: click.UsageError) -> click.UsageError:
-    """Return the error, with what to use instead if it is about a command in ``_ELSEWHERE``."""
-    if not isinstance(error, NoSuchCommand) or error.ctx is None:
+_LISTENER_OPTIONS: Final = frozenset({"--port", "--host", "--bind"})  # other servers have them
+WORDS: Final = "phpmq_lite.words"  # the key for the process's arguments in the context's ``meta``
+
+
+def explain_usage(error: click.UsageError) -> click.UsageError:
+    """Return the error with the name or the value that was probably meant, if there is one."""
+    context = error.ctx
+    if context is None:
         return error
-    group = error.ctx.command_path.partition(" ")[2]
-    instead = _ELSEWHERE.get(f"{group} {error.command_name}")
-    if instead is None:
-        return error
-    return click.UsageError(f"{error.message} Use {instead} instead.", ctx=error.ctx)
+    group = context.command_path.partition(" ")[2]
+    if isinstance(error, NoSuchCommand):
+        instead = _ELSEWHERE.get(f"{group} {error.command_name}")
+        return error if instead is None else _with_hint(error, f"Use {instead} instead.")
+    if isinstance(error, click.NoSuchOption):
+        if group == "serve" and error.option_name in _LISTENER_OPTIONS:
+            return _with_hint(error, "Use --listen HOST:PORT instead.")
+        options = [
+            name.strip("-")
+            for parameter in context.command.get_params(context)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+            if name.startswith("--")
+        ]
+        # The dashes, which all options have, are not compared: --port is not similar to --store.
+        near = get_close_matches(error.option_name.strip("-"), options)
+        possibilities = [f"--{name}" for name in near]
+        return click.NoSuchOption(error.option_name, possibilities=possibilities, ctx=context)
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        choice = error.param.type
+        names = choice.choices if isinstance(choice, click.Choice) else ()
+        for value in _values_of(error.param, context.find_root().meta.get(WORDS, ())):
+            near = [] if value in names else get_close_matches(value, map(str, names), 1)
+            if near:
+                message = f"{error.message} Did you mean {near[0]!r}?"
+                return click.BadParameter(message, context, error.param, error.param_hint)
+    return error
+
+
+def _with_hint(error: click.UsageError, hint: str) -> click.UsageError:
+    return click.UsageError(f"{error.message} {hint}", ctx=error.ctx)
+
+
+def _values_of(parameter: click.Parameter, words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line that may be values of a parameter."""
+    is_option = isinstance(parameter, click.Option)
+    for before, word in pairwise(["", *words]):
+        name, _, value = word.partition("=")
+        if before in parameter.opts or not is_option:
+            yield word
+        elif value and name in parameter.opts:
+            yield value

@@ -13,6 +13,8 @@ import click
 
 from phpmq_lite.cli.admin_client import (
     AdminClient,
+    BrokerUnavailableError,
+    ConnectionEndedError,
     admin_client_options,
     check_response,
     read_response,
@@ -36,8 +38,8 @@ _POLLS: Final = 30  # number of polls before another request for a stream
 def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | None) -> None:
     """Print the events of QUEUE as they happen.
 
-    Each event is a JSON line. Ctrl-C ends the command. The command fails if the broker stops or the
-    queue is deleted.
+    Each event is a JSON line. Ctrl-C ends the command. If the broker stops, the command continues
+    when it is back. The command fails if the queue is deleted.
     """
 
     async def print_events() -> None:
@@ -63,39 +65,68 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
 async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
     """Yield each update of a topic exactly once, in the same form as for the web pages.
 
-    The broker limits the number and duration of streams. The next stream continues where the last
-    one ended; while no stream is available, the topic is polled once a second.
+    After the broker has stopped, this continues when it is back.
 
     Raises:
-        CommandError: the broker stops or is unreachable, or the topic no longer exists.
+        CommandError: the broker is unreachable from the beginning, or the topic no longer exists.
     """
-    seen: str | None = None
-    polls: int | None = None  # polls left until a stream is requested; None until one is refused
+    stream = TopicStream(admin, topic)
+    is_away = False
     while True:
+        try:
+            async for update in stream.updates():
+                if is_away:
+                    print_message("connected to the broker again")
+                is_away = False
+                yield update
+        except (BrokerUnavailableError, ConnectionEndedError) as error:
+            if stream.newest_id is None:
+                raise
+            if not is_away:
+                print_message(f"{error}; trying again")
+            is_away = True
+        await asyncio.sleep(_POLL_S)
+
+
+class TopicStream:
+    """The updates of a topic, over any number of streams.
+
+    The broker limits the number and duration of streams.  The next stream continues where the last
+    one ended; while no stream is available, the topic is polled once a second.
+    """
+
+    def __init__(self, admin: AdminClient, topic: str) -> None:
+        self.newest_id: str | None = None  # of the updates that were yielded
+        self._admin = admin
+        self._topic = topic
+        self._polls: int | None = None  # left until a stream is requested; None: none was refused
+
+    async def updates(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the next updates, until a stream ends or after a poll."""
+        admin, topic, seen = self._admin, self._topic, self.newest_id
         # Make this request first, because a stream that has begun cannot report a problem.
         async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
             update = read_response(response.status, await response.read())
-        feed, seen = seen, update.pop("id")
-        if feed and feed.partition("-")[0] != seen.partition("-")[0]:
+        newest = self.newest_id = str(update.pop("id"))
+        if seen and seen.partition("-")[0] != newest.partition("-")[0]:
             print_message(
                 "the broker no longer knows which events were shown; some may be lost or repeated"
             )
         yield update
-        if not polls:
-            topic_query, since = {"topic": topic}, {"Last-Event-ID": seen}
+        if not self._polls:
+            since = {"Last-Event-ID": newest}
             async with admin.open(
-                "GET", "/events", query=topic_query, timeout_s=None, headers=since
+                "GET", "/events", query={"topic": topic}, timeout_s=None, headers=since
             ) as response:
                 if response.status == 204:
-                    if polls is None:
+                    if self._polls is None:
                         print_message("the broker has too many open streams; polling once a second")
-                    polls = _POLLS
+                    self._polls = _POLLS
                 else:
                     async for event in _events(response):
-                        seen = event.get("id", seen)
+                        self.newest_id = event.get("id", self.newest_id)
                         yield json.loads(event["data"])
-        polls = polls and polls - 1
-        await asyncio.sleep(_POLL_S)
+        self._polls = self._polls and self._polls - 1
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str]]:
@@ -109,12 +140,12 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, s
             continue
         if event.get("event") == "bye":
             if json.loads(event["data"])["reason"] == "stopping":
-                raise CommandError("the broker is stopping")
+                raise BrokerUnavailableError("the broker is stopping")
             return
         if "data" in event:
             yield event
         event = {}
-    raise CommandError("the broker closed the connection")
+    raise ConnectionEndedError("the broker closed the connection")
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:

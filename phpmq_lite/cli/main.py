@@ -11,10 +11,11 @@ from click.exceptions import NoSuchCommand
 from phpmq_lite import __version__, installation, standard_streams
 from phpmq_lite.cli import first_process
 from phpmq_lite.cli.errors import (
+    WORDS,
     describe_error,
     exit_code_of,
     expected_error,
-    explain_missing,
+    explain_usage,
 )
 from phpmq_lite.cli.progress import shown_silence
 
@@ -148,12 +149,17 @@ class RootGroup(click.Group):
                     [(name.ljust(width), text) for name, (_, text) in entries.items()]
                 )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the root command's options, and save all arguments for ``explain_usage``."""
+        ctx.meta[WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; if an expected error occurs, print one line and exit with its code."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            raise explain_missing(error) from None
+            raise explain_usage(error) from None
         except Exception as raised:
             expected = expected_error(raised)
             if expected is None:

@@ -23,14 +23,9 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import EXISTING_FILE, duration
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.client.blocking_client import (
-    STOP_S,
-    BlockingClient,
-    KeyedMessage,
-    NoReplyError,
-    PublishOutcome,
-    publish_each,
-)
+from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
+from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome, publish_each
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes import outbox as tables
 from phpmq_lite.envelopes import sqlite_file
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore

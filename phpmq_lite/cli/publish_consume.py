@@ -74,7 +74,13 @@ def publish(
     if warning := retry_warning(target, ttl):
         print_message(f"warning: {warning}")
     with closing(_open_source(source, body)) as file, client() as broker:
-        groups = read_lines(file) if lines else repeat_content(file.read(), count or 1)
+        content = b"" if lines else file.read()
+        if not (lines or content) and source in (None, "-") and body is None:
+            raise click.UsageError(
+                "standard input is empty, so nothing was published; for an empty message, use "
+                "--body ''"
+            )
+        groups = read_lines(file) if lines else repeat_content(content, count or 1)
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
             for bodies in groups:  # publish each group immediately, in case a pipe is slow

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import suppress
 from difflib import get_close_matches
 from textwrap import fill
 from typing import Any, Final
@@ -10,7 +11,12 @@ from typing import Any, Final
 import click
 
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.admin_client import (
+    AdminClient,
+    BrokerUnavailableError,
+    ConnectionEndedError,
+    admin_client_options,
+)
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.live_events import tail
 from phpmq_lite.cli.output import (
@@ -240,18 +246,27 @@ _BUSIEST: Final = 30  # number of queues that ``queue top`` shows
 def top(admin: AdminClient, once: bool, every_s: float) -> None:
     """Show the busiest queues, with live updates until Ctrl-C."""
     from rich.console import Console
-    from rich.live import Live
 
     if once or not sys.stdout.isatty():
         Console(width=None if sys.stdout.isatty() else 120).print(_top_table(admin))
         return
-    with Live(_top_table(admin), screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(every_s)
-                live.update(_top_table(admin), refresh=True)
-        except KeyboardInterrupt:
-            return
+    with suppress(KeyboardInterrupt):
+        _show_live(admin, every_s)
+
+
+def _show_live(admin: AdminClient, every_s: float) -> None:
+    """Update the table until Ctrl-C; while no broker answers, say so below the last table."""
+    from rich.live import Live
+
+    table = _top_table(admin)
+    with Live(table, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            try:
+                table = _top_table(admin)
+            except (BrokerUnavailableError, ConnectionEndedError) as error:
+                table.caption = f"{error}; trying again"
+            live.update(table, refresh=True)
 
 
 def _top_table(admin: AdminClient) -> Any:

@@ -33,12 +33,12 @@ def parse_address(
         if not path or port is not None:
             raise ValueError(f"{address!r} is not a valid address; use unix:PATH, without a port")
         return BrokerAddress(path=path)
-    host, given = _split(address)
-    if given and port is not None:
+    host, included_port = _split(address)
+    if included_port and port is not None:
         raise ValueError(f"{address!r} already has a port; remove port {port}")
-    if not host or (given and not (given.isascii() and given.isdigit())):
+    if not host or (included_port and not (included_port.isascii() and included_port.isdigit())):
         raise ValueError(f"{address!r} is not a valid address; use HOST:PORT or unix:PATH")
-    number = int(given) if given else port if port is not None else default
+    number = int(included_port) if included_port else port if port is not None else default
     if not 0 < number < 65_536:
         raise ValueError(f"{number} is not a valid port; use 1 to 65535")
     return BrokerAddress(host, number)
@@ -46,8 +46,8 @@ def parse_address(
 
 def _split(address: str) -> tuple[str, str]:
     if address.startswith("["):
-        host, _, rest = address[1:].partition("]")
-        return host, rest.removeprefix(":")
+        host, _, after = address[1:].partition("]")
+        return host, after.removeprefix(":")
     if address.count(":") > 1:  # an IPv6 address without brackets
         return address, ""
     host, _, port = address.partition(":")

@@ -1,4 +1,4 @@
-"""The asyncio client, which performs the I/O for ``session.py``."""
+"""The asyncio client, which performs the I/O for ``core.py``."""
 
 import asyncio
 import os
@@ -10,17 +10,10 @@ from contextlib import suppress
 from typing import Any, Final, Self, cast
 
 from phpmq_lite.client.address import parse_address
-from phpmq_lite.client.session import (
-    PROBE_S,
-    AnswerCallback,
-    Backoff,
-    ClientBase,
-    ConnectionOptions,
-    ConsumedQueue,
-    Delivery,
-    PublishBatch,
-    to_target,
-)
+from phpmq_lite.client.core import ClientCore, ConnectionOptions
+from phpmq_lite.client.publishes import PROBE_S, PublishBatch, to_target
+from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.session import ConsumedQueue, Delivery
 from phpmq_lite.errors import ClientError
 from phpmq_lite.sockets import Dialer, prepare
 
@@ -60,7 +53,7 @@ def connect(
     return Client(options, connect_timeout_s)
 
 
-class Client(ClientBase):
+class Client(ClientCore):
     """A broker's asyncio client, which reconnects automatically; created by :func:`connect`.
 
     All tasks of an event loop can use the client concurrently, because publishes are pipelined.
@@ -172,10 +165,8 @@ class Client(ClientBase):
         while True:
             opened_at = loop.time()
             await link.lost.wait()
-            if not self._reconnects or self._ended is not None:
-                self._end(f"the connection to {self.target} is lost")
+            if self._ended is not None or not self._lose_connection(loop.time() - opened_at):
                 return
-            self._connection_ended(loop.time() - opened_at)
             link = await self._reconnect()
 
     async def _reconnect(self) -> "_Connection":
@@ -238,8 +229,8 @@ class Client(ClientBase):
         """
         queue, ttl_s = to_target(queue, ttl_s, delay_s)
         answered = asyncio.Event()
-        batch = PublishBatch(answered.set)
-        key = await self._send_confirmed(queue, body, ttl_s, key, batch.answered)
+        batch = PublishBatch(notify=answered.set)
+        key = await self._send_confirmed(queue, body, ttl_s, key, batch)
         try:
             await answered.wait()
         finally:
@@ -267,7 +258,7 @@ class Client(ClientBase):
         """
         queue, ttl_s = to_target(queue, ttl_s, delay_s)
         progress = asyncio.Event()
-        batch = PublishBatch(progress.set)
+        batch = PublishBatch(window, progress.set)
 
         async def wait_until_below(bound: int) -> None:
             while batch.unanswered >= bound:
@@ -275,11 +266,10 @@ class Client(ClientBase):
                 await progress.wait()
 
         async def send(body: bytes) -> bool:
-            if batch.unanswered >= window:
-                await wait_until_below(max(1, window // 2))
+            if bound := batch.bound():
+                await wait_until_below(bound)
             if batch.error is None:
-                await self._send_confirmed(queue, body, ttl_s, None, batch.answered)
-                batch.unanswered += 1
+                await self._send_confirmed(queue, body, ttl_s, None, batch)
             return batch.error is None
 
         try:
@@ -300,12 +290,13 @@ class Client(ClientBase):
         return batch.stored
 
     async def _send_confirmed(
-        self, queue: str, body: bytes, ttl_s: int, key: bytes | None, answer: AnswerCallback
+        self, queue: str, body: bytes, ttl_s: int, key: bytes | None, batch: PublishBatch
     ) -> bytes:
         if self.session.is_connected:
             await self._writable()
-        self.raise_if_ended()
-        key, frame = self.session.confirm(queue, body, ttl_s, key, answer)
+        else:
+            self.raise_if_ended()
+        key, frame = self.session.confirm(queue, body, ttl_s, key, batch.begin())
         self.write(frame)
         return key
 
@@ -383,10 +374,7 @@ class Client(ClientBase):
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes; disconnect if a frame is invalid or oversized."""
-        self.session.receive(data)
-        trouble = self.session.protocol_problem(self.target)
-        if trouble is not None:
-            self._end(trouble)
+        self._receive(data)
 
     def writing_paused(self, is_paused: bool) -> None:
         """Pause publishers while the socket's buffer is full, and resume them afterwards."""
@@ -440,8 +428,7 @@ class Consumer:
         window = self._window
         while window is not None:
             if window.dispatches:
-                frame = window.dispatches.popleft()
-                return Delivery(self._client, frame, self._client.session.generation)
+                return self._client._deliver(window)
             if self._client.is_closing:
                 break
             self._client.raise_if_ended()

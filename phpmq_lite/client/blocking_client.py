@@ -1,195 +1,36 @@
-"""The blocking client, which performs the I/O for ``session.py`` on sockets, without own threads.
+"""The blocking client, which performs the I/O for ``core.py`` on sockets, without own threads.
 
 All I/O happens inside calls.  Of all threads that wait in a call, one reads for the whole client;
 a lock protects the state, and is never held while a thread waits.
 """
 
-import selectors
-import socket
 import ssl as tls
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from phpmq_lite.client.address import BrokerAddress, parse_address
-from phpmq_lite.client.session import (
-    PROBE_S,
-    AnswerCallback,
-    Backoff,
-    ClientBase,
-    ConnectionOptions,
-    ConsumedQueue,
-    Delivery,
-    PublishBatch,
-    to_target,
+from phpmq_lite.client.address import parse_address
+from phpmq_lite.client.buffered_socket import (
+    SIGNAL_S,
+    BufferedSocket,
+    deadline_after,
+    open_stream,
+    seconds_left,
 )
+from phpmq_lite.client.core import ClientCore, ConnectionOptions
+from phpmq_lite.client.publishes import AnswerCallback, KeyedMessage, PublishBatch, to_target
+from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.session import ConsumedQueue, Delivery
 from phpmq_lite.errors import (
-    KEY_CONFLICT,
-    ClientError,
     ConnectionLostError,
-    LocalProtocolError,
-    PhpmqError,
-    PublishRefusedError,
-    os_reason,
 )
-from phpmq_lite.forks import reset_after_fork
-from phpmq_lite.sockets import Dialer, prepare
+from phpmq_lite.sockets import Dialer
 
-_READ_BYTES: Final = 65_536
-_READS: Final = 16  # reads after which the conditions and time limits of calls are checked
-_WRITE_BYTES: Final = 262_144
-# A signal that arrives just before a system call, or in another thread, does not interrupt it.
-# The signal's Python handler then runs only after the call, so this limits each call's time.
-_SIGNAL_S: Final = 1.0
 _Result = TypeVar("_Result")
-_WOULD_BLOCK: Final = (BlockingIOError, tls.SSLWantReadError, tls.SSLWantWriteError)
-
-
-def open_stream(
-    target: BrokerAddress,
-    dialer: Dialer,
-    ssl: tls.SSLContext | None,
-    server_hostname: str | None,
-    timeout_s: float | None,
-    *,
-    is_probed: bool = False,
-) -> "BufferedSocket":
-    """Return a socket connected to a broker, over ``dialer`` unless it is a Unix socket.
-
-    With ``is_probed``, the connection must stay open for ``PROBE_S``.
-
-    Raises:
-        OSError: the broker did not answer in time, or TLS failed.
-    """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    if target.path:
-        plain = socket.socket(socket.AF_UNIX)
-        plain.settimeout(timeout_s)
-        try:
-            plain.connect(target.path)
-        except BaseException:
-            plain.close()
-            raise
-    else:
-        plain = dialer.connect(timeout_s)
-        prepare(plain)
-    try:
-        if is_probed:
-            _check_stays_open(plain)
-        if ssl is None:
-            return BufferedSocket(plain)
-        left_s = _seconds_left(deadline)
-        plain.settimeout(left_s if left_s is None else max(left_s, 0.001))
-        return BufferedSocket(
-            ssl.wrap_socket(plain, server_hostname=server_hostname or target.host)
-        )
-    except BaseException:
-        plain.close()
-        raise
-
-
-def _check_stays_open(plain: socket.socket) -> None:
-    """Raise ConnectionError if the peer closes the connection within ``PROBE_S``."""
-    plain.settimeout(PROBE_S)
-    with suppress(TimeoutError):
-        if not plain.recv(1, socket.MSG_PEEK):
-            raise ConnectionError("the broker has closed the connection")
-
-
-class BufferedSocket:
-    """A buffered non-blocking socket.  Each method raises OSError if the connection is lost.
-
-    Not thread-safe, except that other methods may be called while one thread is in :meth:`wait`.
-    """
-
-    def __init__(self, connected: socket.socket) -> None:
-        connected.setblocking(False)
-        self._socket = connected
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(connected, selectors.EVENT_READ)
-        self._parts: list[bytes] = []
-        self._sending = memoryview(b"")
-        self._is_sending = False
-        self._has_more = False  # whether more data may be readable without waiting
-        self.buffered = 0  # total number of bytes that were to be sent
-        self.sent = 0  # total number of bytes that the socket has accepted
-        self.failure: OSError | None = None  # met by a thread that does not read; see ``send``
-        reset_after_fork(self)
-
-    @property
-    def unsent(self) -> int:
-        """The number of bytes that the socket has not accepted yet."""
-        return self.buffered - self.sent
-
-    def buffer(self, data: bytes) -> None:
-        """Add ``data`` to the buffer for the next :meth:`send`."""
-        self._parts.append(data)
-        self.buffered += len(data)
-
-    def send(self) -> None:
-        """Send as much buffered data as the socket accepts without blocking."""
-        if self.failure is not None:
-            raise self.failure
-        if self._is_sending:  # a destructor or a signal handler has interrupted this method
-            return
-        self._is_sending = True
-        try:
-            while self._sending or self._parts:
-                if not self._sending:
-                    parts, self._parts = self._parts, []
-                    self._sending = memoryview(b"".join(parts))
-                sent = self._socket.send(self._sending[:_WRITE_BYTES])
-                self._sending = self._sending[sent:]
-                self.sent += sent
-        except _WOULD_BLOCK:
-            return
-        finally:
-            self._is_sending = False
-
-    def receive(self) -> Iterator[bytes]:
-        """Yield the data received so far, but only up to 1 MiB, without blocking.
-
-        Raises:
-            ConnectionError: the broker has closed the connection.
-        """
-        self._has_more = False
-        for _ in range(_READS):
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except _WOULD_BLOCK:
-                return
-            if not data:
-                raise ConnectionError("the broker has closed the connection")
-            yield data
-        self._has_more = True
-
-    def watch(self, *, wakes: bool = False) -> None:
-        """Set what else ends :meth:`wait`: sendable unsent data, or with ``wakes`` anything."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.unsent or wakes else 0)
-        self._selector.modify(self._socket, events)
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait up to 1 s for what :meth:`watch` has set."""
-        limit_s = 0.0 if self._has_more else _SIGNAL_S
-        self._selector.select(limit_s if timeout_s is None else min(timeout_s, limit_s))
-
-    def half_close(self) -> None:
-        """Stop sending; the broker then reads the remaining data and closes the connection."""
-        self._socket.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        """Close the socket immediately.  Safe to call twice."""
-        self._selector.close()
-        self._socket.close()
-
-    forked = close  # closes the descriptors of the child; those of the parent remain
-
-
 _RECONNECT_S: Final = 10.0  # time limit of an attempt to connect again
 _CLOSE_S: Final = 5.0  # maximum time for the broker to read the remaining data
 STOP_S: Final = 1.0  # the same after a signal that ends the process
@@ -219,7 +60,7 @@ def connect_blocking(
     return BlockingClient(options, timeout_s)
 
 
-class BlockingClient(ClientBase):
+class BlockingClient(ClientCore):
     """Blocking client, which reconnects automatically; created by :func:`connect_blocking`.
 
     Threads can share it: while one waits for messages, others publish and settle.  After a lost
@@ -270,16 +111,16 @@ class BlockingClient(ClientBase):
             ConnectionLostError: cannot connect.  The first connection is not retried.
         """
         with self.lock:
-            deadline = _deadline(self.timeout_s)
+            deadline = deadline_after(self.timeout_s)
             while (
-                self._stream is None and self._is_read_elsewhere() and _seconds_left(deadline) != 0
+                self._stream is None and self._is_read_elsewhere() and seconds_left(deadline) != 0
             ):
-                self._wait_for_change(_seconds_left(deadline))
+                self._wait_for_change(seconds_left(deadline))
             if self._stream is not None:
                 return
             before, self._ended, self.is_closing = self._ended, None, False
             try:
-                self._connect(_seconds_left(deadline))
+                self._connect(seconds_left(deadline))
             except BaseException as error:
                 if not self.is_closing:
                     self._ended = before
@@ -293,7 +134,7 @@ class BlockingClient(ClientBase):
         The calls of other threads end, too.  The broker closes first, because closing our socket
         with unread data would send a reset, which may overtake the last acknowledgements.
         """
-        deadline = _deadline(self.close_s)
+        deadline = deadline_after(self.close_s)
         with self.lock:
             self.is_closing = True
             stream, self._stream = self._stream, None
@@ -302,9 +143,9 @@ class BlockingClient(ClientBase):
             self._changed.notify_all()
             if stream is None:
                 return
-            while self._is_read_elsewhere() and _seconds_left(deadline):
+            while self._is_read_elsewhere() and seconds_left(deadline):
                 stream.watch(wakes=True)
-                self._wait_for_change(_seconds_left(deadline))
+                self._wait_for_change(seconds_left(deadline))
         _finish(stream, deadline)
 
     def _connect(self, timeout_s: float | None) -> None:
@@ -312,8 +153,12 @@ class BlockingClient(ClientBase):
         is_probed = self.session.pending.suspect() is not None
         stream = self._unlocked(
             partial(open_stream, is_probed=is_probed),
-            self.target, self._dialer, self._ssl, self._server_hostname, timeout_s,
-        )  # fmt: skip
+            self.target,
+            self._dialer,
+            self._ssl,
+            self._server_hostname,
+            timeout_s,
+        )
         if self._ended is not None:  # closed by another thread meanwhile
             stream.close()
             self.raise_if_ended()
@@ -324,7 +169,7 @@ class BlockingClient(ClientBase):
 
     def _reconnect(self, deadline: float | None) -> None:
         """Try once to reconnect; after a failure, this or another call tries again."""
-        left_s = _seconds_left(deadline)
+        left_s = seconds_left(deadline)
         if left_s == 0:
             raise self._not_accepted()
         delay_s = self._backoff.next_s()
@@ -336,7 +181,7 @@ class BlockingClient(ClientBase):
         finally:
             self._reader = before
         self.raise_if_ended()
-        left_s = _seconds_left(deadline)
+        left_s = seconds_left(deadline)
         with suppress(OSError):  # the broker is still unavailable
             self._connect(_RECONNECT_S if left_s is None else min(left_s, _RECONNECT_S))
 
@@ -345,10 +190,7 @@ class BlockingClient(ClientBase):
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self.session.lost()
-        self._connection_ended(time.monotonic() - self._opened_at, error)
-        if not self._reconnects:
-            self._end(f"the connection to {self.target} is lost: {os_reason(error)}")
+        if not self._lose_connection(time.monotonic() - self._opened_at, error):
             self.raise_if_ended()
 
     # -- sharing the client among threads; all of these are called with the lock
@@ -360,7 +202,7 @@ class BlockingClient(ClientBase):
         """Wait up to 1 s until another thread has read something or has stopped reading."""
         self._waiting += 1
         try:
-            self._changed.wait(_SIGNAL_S if timeout_s is None else min(timeout_s, _SIGNAL_S))
+            self._changed.wait(SIGNAL_S if timeout_s is None else min(timeout_s, SIGNAL_S))
         finally:
             self._waiting -= 1
 
@@ -386,7 +228,7 @@ class BlockingClient(ClientBase):
         Raises:
             ConnectionLostError: the client has ended, or could not reconnect in time.
         """
-        deadline = _deadline(timeout_s)
+        deadline = deadline_after(timeout_s)
         self.lock.acquire()
         try:
             while True:
@@ -405,7 +247,7 @@ class BlockingClient(ClientBase):
                         self._send(stream)
                     if (stream is not None or not is_reader) and until():
                         return True
-                    left_s = _seconds_left(deadline)
+                    left_s = seconds_left(deadline)
                     if left_s == 0:
                         return False
                     if stream is None or not is_reader:
@@ -420,13 +262,10 @@ class BlockingClient(ClientBase):
             self.lock.release()
 
     def _take(self, data: bytes) -> None:
-        self.session.receive(data)
-        trouble = self.session.protocol_problem(self.target)
-        if trouble is not None and self._stream is not None:
+        if not self._receive(data) and self._stream is not None:
             self._stream.close()
             self._stream = None
-            self._end(trouble)
-            raise ConnectionLostError(trouble) from self.session.side.error
+            raise ConnectionLostError(self._ended) from self.session.side.error
 
     def _put(self, frame: bytes) -> None:
         if self._stream is not None:
@@ -461,7 +300,7 @@ class BlockingClient(ClientBase):
         """
         queue, ttl_s = to_target(queue, ttl_s, delay_s)
         frame = self.session.side.publish(queue, body, ttl_s)
-        deadline = _deadline(self.timeout_s)
+        deadline = deadline_after(self.timeout_s)
         is_open = self.pump(lambda: self._stream is not None, self.timeout_s)  # or already lost
         with self.lock:
             self.raise_if_ended()
@@ -472,7 +311,7 @@ class BlockingClient(ClientBase):
             stream.buffer(frame)
             end = stream.buffered
         if not self.pump(
-            lambda: stream.sent >= end or session.generation != generation, _seconds_left(deadline)
+            lambda: stream.sent >= end or session.generation != generation, seconds_left(deadline)
         ):
             raise TimeoutError(f"{self.target} stopped reading; the message may be sent later")
         if session.generation != generation:
@@ -505,8 +344,7 @@ class BlockingClient(ClientBase):
         batch = PublishBatch()
         with self.lock:
             self.raise_if_ended()
-            key, frame = self.session.confirm(queue, body, ttl_s, key, batch.answered)
-            batch.unanswered = 1
+            key, frame = self.session.confirm(queue, body, ttl_s, key, batch.begin())
             self._put(frame)
         try:
             self._wait_below(batch, 1)
@@ -534,14 +372,13 @@ class BlockingClient(ClientBase):
         """
         queue, ttl_s = to_target(queue, ttl_s, delay_s)
         self.raise_if_ended()
-        batch = PublishBatch()
+        batch = PublishBatch(window)
         try:
             for body in bodies:
-                if batch.unanswered >= window or batch.error is not None:
-                    self._wait_below(batch, max(1, window // 2))
+                if bound := batch.bound():
+                    self._wait_below(batch, bound)
                 with self.lock:
-                    _, frame = self.session.confirm(queue, body, ttl_s, None, batch.answered)
-                    batch.unanswered += 1
+                    _, frame = self.session.confirm(queue, body, ttl_s, None, batch.begin())
                     self._put(frame)
                     is_full = self._stream is not None and self._stream.unsent > _PUT_BYTES
                 if is_full:
@@ -561,7 +398,7 @@ class BlockingClient(ClientBase):
             self.pump(lambda: not batch.unanswered, self.timeout_s)
             raise batch.error
 
-    def confirm(self, message: "KeyedMessage", answer: AnswerCallback) -> None:
+    def confirm(self, message: KeyedMessage, answer: AnswerCallback) -> None:
         """Begin a confirmed publish, without waiting for its answer.
 
         Raises:
@@ -680,12 +517,12 @@ class BlockingConsumer:
         while window is not None:
             if window.dispatches:
                 with suppress(IndexError):  # another thread took it
-                    return Delivery(client, window.dispatches.popleft(), client.session.generation)
-            deadline = deadline or _deadline(self._timeout_s)
+                    return client._deliver(window)
+            deadline = deadline or deadline_after(self._timeout_s)
             try:
                 if not client.pump(
                     lambda: self._window is None or bool(self._window.dispatches),
-                    _seconds_left(deadline),
+                    seconds_left(deadline),
                 ):
                     break
             except ConnectionLostError:
@@ -712,19 +549,11 @@ class BlockingConsumer:
             self.close()
 
 
-def _deadline(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s
-
-
-def _seconds_left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
 def _finish(stream: BufferedSocket, deadline: float | None) -> None:
     """Send the remaining data, stop sending, and read until the broker closes the connection."""
     is_open = True
     try:
-        while _seconds_left(deadline):
+        while seconds_left(deadline):
             stream.send()
             if is_open and not stream.unsent:
                 stream.half_close()
@@ -732,7 +561,7 @@ def _finish(stream: BufferedSocket, deadline: float | None) -> None:
             for _ in stream.receive():
                 pass  # discard the data, because no caller is waiting for it
             stream.watch()
-            stream.wait(_seconds_left(deadline))
+            stream.wait(seconds_left(deadline))
     except OSError:
         pass  # the broker has closed the connection, as expected
     finally:
@@ -765,74 +594,14 @@ def client_from_url(
         ValueError: the URL has none of these forms.
     """
     address = url
-    scheme, sign, rest = url.partition("://")
+    scheme, sign, location = url.partition("://")
     if sign:
         if scheme not in _SCHEMES or urlsplit(url).path not in ("", "/"):
             forms = "phpmq://HOST:PORT or unix:PATH"
             raise ValueError(f"{url!r} is not a valid broker address; use {forms}")
-        address = rest.rstrip("/")
+        address = location.rstrip("/")
         if _SCHEMES[scheme] and ssl is None:
             ssl = tls.create_default_context()
     return connect_blocking(
         address, ssl=ssl, timeout_s=timeout_s, reconnect=reconnect, max_content=max_content
     )
-
-
-@dataclass(slots=True, frozen=True)
-class KeyedMessage:
-    """A message to be published, with its publish key."""
-
-    queue: str
-    content: bytes
-    ttl_s: int
-    key: bytes  # publish key of 1 to 64 bytes
-
-
-class NoReplyError(ClientError):
-    """The broker did not answer, so the message may be stored.  Repeat the publish with its key."""
-
-
-PublishOutcome = PhpmqError | None  # None if the message was stored
-Send = Callable[[Sequence[KeyedMessage]], list[PublishOutcome]]
-
-
-def publish_each(
-    client: BlockingClient, messages: Sequence[KeyedMessage], timeout_s: float | None = 30.0
-) -> list[PublishOutcome]:
-    """Publish all messages in order, without waiting for each answer; return each outcome.
-
-    ``PublishRefusedError``: the queue does not accept the message now.  ``LocalProtocolError``: the
-    message is invalid and was not sent.  ``ConnectionLostError``: several connections ended
-    without any answer, so the message may be the cause.  ``NoReplyError``: the outcome is unknown.
-    A message counts as stored if its key is known, even with another body.
-    """
-    outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
-    waiting: set[int] = set()
-
-    def answer_of(place: int) -> Callable[[ClientError | None], None]:
-        def answered(error: ClientError | None) -> None:
-            waiting.discard(place)
-            is_known = isinstance(error, PublishRefusedError) and error.reason == KEY_CONFLICT
-            outcomes[place] = None if is_known else error
-
-        return answered
-
-    try:
-        for place, message in enumerate(messages):
-            client.raise_if_ended()
-            waiting.add(place)
-            try:
-                client.confirm(message, answer_of(place))
-            except LocalProtocolError as error:
-                waiting.discard(place)
-                outcomes[place] = error
-        client.pump(lambda: not waiting, timeout_s)
-    except ConnectionLostError as error:  # all unanswered publish requests have failed
-        gone = NoReplyError(str(error))
-        for place, outcome in enumerate(outcomes):
-            if isinstance(outcome, ConnectionLostError | NoReplyError):
-                outcomes[place] = gone
-    finally:
-        for place in list(waiting):
-            client.session.pending.forget(messages[place].queue, messages[place].key)
-    return outcomes

@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 
 from babelqueue.outbox import OutboxRecord
 
-from phpmq_lite.client.session import ClientSession, to_target
+from phpmq_lite.client.publishes import to_target
+from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.sqlite_file import transaction, wall_ms
 from phpmq_lite.envelopes.validation import validate

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, PublishOutcome, Send
+from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome, Send
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 from phpmq_lite.errors import ConnectionLostError, PublishRefusedError
 

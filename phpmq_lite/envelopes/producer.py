@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.async_client import connect as connect_aio
 from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
-from phpmq_lite.client.session import storing_once, to_target
+from phpmq_lite.client.publishes import storing_once, to_target
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.indexed_fields import is_blank
 from phpmq_lite.errors import EnvelopeError

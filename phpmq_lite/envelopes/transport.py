@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 from babelqueue.transport import ReceivedMessage, Transport
 
-from phpmq_lite.client.session import Backoff, Delivery
+from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.session import Delivery
 from phpmq_lite.envelopes import codec, dead_letter_record
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
 from phpmq_lite.envelopes.handlers import JobContext

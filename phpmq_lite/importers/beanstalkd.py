@@ -16,7 +16,7 @@ from itertools import count
 from typing import BinaryIO, Final, NamedTuple
 
 from phpmq_lite.client.address import BrokerAddress
-from phpmq_lite.client.blocking_client import KeyedMessage
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from phpmq_lite.errors import PhpmqError, os_reason
 from phpmq_lite.queue_settings import dead_letter_name, retry_name

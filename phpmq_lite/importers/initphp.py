@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from typing import Any, Final, Literal
 
-from phpmq_lite.client.blocking_client import KeyedMessage
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record, read_block
 from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import PhpmqError

@@ -8,7 +8,7 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.encoder import BrokerEncoder, ClientEncoder, encoder_for
 from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
 from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame, WireLimits
-from phpmq_lite.protocol.parser import Parser
+from phpmq_lite.protocol.parser import FrameObserver, Parser
 from phpmq_lite.protocol.revisions import Revision
 
 _TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -85,6 +85,20 @@ class _ConnectionEnd:
     def partial_bytes(self) -> int:
         """Return the number of bytes received of an incomplete frame; 0 between frames."""
         return self._parser.partial_bytes
+
+    @property
+    def partial_header(self) -> bytes:
+        """Return the part that was received of an incomplete message header or packet header."""
+        return self._parser.partial_header
+
+    @property
+    def partial_content(self) -> tuple[bytes, int] | None:
+        """Return the received part of an incomplete content and its length, or None."""
+        return self._parser.partial_content
+
+    def observe(self, observer: FrameObserver | None) -> None:
+        """Show the pieces of all received frames to ``observer``; see ``Parser.observe``."""
+        self._parser.observe(observer)
 
     @property
     def framing(self) -> str | None:
@@ -219,14 +233,17 @@ class ServerSide(_ConnectionEnd):
 class ClientSide(_ConnectionEnd):
     """A client's end, which reads 003 and 007 and writes all other frames.
 
-    Writes compact frames with 32-byte headers in the newer revision; reads every style.
+    Writes compact frames with 32-byte headers in the newer revision; reads every style, and learns
+    the width of compact packet headers from the first one unless ``packet_header`` sets it.
     :attr:`publish`, ``consume``, ``acknowledge``, ``requeue`` and ``dead_letter`` return the bytes
     to send; they raise ``LocalProtocolError`` if the grammar does not allow an argument.
     """
 
-    def __init__(self, limits: WireLimits | None = None) -> None:
+    def __init__(
+        self, limits: WireLimits | None = None, *, packet_header: int | None = None
+    ) -> None:
         limits = limits or WireLimits()
-        super().__init__(Parser(limits, frames.FROM_BROKER, FastBrokerFrames))
+        super().__init__(Parser(limits, frames.FROM_BROKER, FastBrokerFrames, packet_header))
         encoder = ClientEncoder(limits)
         self.publish = encoder.publish
         self.consume = encoder.consume

@@ -58,8 +58,8 @@ FROM_BROKER: Final = _shapes(
 
 def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:
     """Return the error text for a wrong packet count, with its likely cause (R18)."""
-    known = " or ".join(str(int(h[6:])) for h in shapes if int(h[3:6]) == message_type)
-    detail = f"a message of type {message_type:03} must have {known} packets, not {count}"
+    counts = " or ".join(str(int(h[6:])) for h in shapes if int(h[3:6]) == message_type)
+    detail = f"a message of type {message_type:03} must have {counts} packets, not {count}"
     if (message_type, count) == (REQUEUE, 2):
         detail += (
             ": with 2 packets, 005 was the message receipt of an earlier revision;"

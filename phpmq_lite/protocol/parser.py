@@ -6,7 +6,7 @@ the available bytes, so each byte is copied a fixed number of times, however the
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
@@ -49,6 +49,25 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
 }
 
 
+class FrameObserver(Protocol):
+    """Sees the pieces of each frame in their order on the wire, as the steps accept them."""
+
+    def see_message_header(self, head: bytes) -> None:
+        """Begin a frame: this is its first piece."""
+
+    def see_packet_header(self, head: bytes) -> None:
+        """Begin a packet of the frame; ``head`` does not include a line break."""
+
+    def see_line_break(self, byte: bytes) -> None:
+        """See a byte of a line break within the frame."""
+
+    def see_content(self, content: bytes) -> None:
+        """End the packet with its whole content."""
+
+    def see_end(self) -> None:
+        """End the frame."""
+
+
 class Parser:
     """Parses one direction of a connection, from its first byte to its first error.
 
@@ -75,7 +94,8 @@ class Parser:
         self._names = _NAMES
         self._whole = whole(self._names, limits)
         self._width = pinned  # compact packet header width; None until the first one shows it (R4)
-        self._is_plain = False  # True for compact framing with 32-byte headers
+        self._is_plain = False  # True for compact framing with 32-byte headers, if not observed
+        self._observer: FrameObserver | None = None
         self._frames: list[Frame] = []  # frames completed in this read
         self._fed = 0  # number of bytes received on the connection before this read
         # -- the current frame
@@ -100,6 +120,23 @@ class Parser:
     def partial_bytes(self) -> int:
         """Return the number of bytes received of an incomplete frame; 0 between frames."""
         return self._fed - self._began if self._in_frame else 0
+
+    @property
+    def partial_header(self) -> bytes:
+        """Return the part that was received of an incomplete message header or packet header."""
+        return self._head
+
+    @property
+    def partial_content(self) -> tuple[bytes, int] | None:
+        """Return the received part of an incomplete content and its length, or None."""
+        if self._step is not Parser._content_bytes:
+            return None
+        return bytes(self._content), self._length
+
+    def observe(self, observer: FrameObserver | None) -> None:
+        """Show all further pieces to ``observer``; meanwhile, the fast path is not used."""
+        self._observer = observer
+        self._is_plain = self.framing == "compact" and self._width == 32 and observer is None
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that ``data`` completes, in order; check ``error`` afterwards.
@@ -146,6 +183,8 @@ class Parser:
         self._header = head
         self._shape = shape
         self._left = len(shape)
+        if self._observer is not None:
+            self._observer.see_message_header(head)
         if self.framing is None:
             self._step = Parser._first_framing
         elif self.framing == "compact":
@@ -263,9 +302,9 @@ class Parser:
     def _check_digits(self, head: bytes, start: int, stop: int) -> None:
         part = head[start:stop]
         if part and not part.isdigit():
-            wrong = next(index for index, byte in enumerate(part) if byte not in _DIGITS)
+            index_of_byte = next(index for index, byte in enumerate(part) if byte not in _DIGITS)
             detail = "a packet header must consist of P and digits"
-            self._fail(frames.BAD_PACKET_HEADER, detail, self._head_at + start + wrong)
+            self._fail(frames.BAD_PACKET_HEADER, detail, self._head_at + start + index_of_byte)
 
     # -- step 3: the content
 
@@ -275,12 +314,14 @@ class Parser:
         if self._length > limit:
             detail = f"packet {self._packet:02} is {self._length} bytes; the limit is {limit}"
             self._fail(frames.TOO_LARGE, detail, self._head_at + 3)
+        if self._observer is not None:
+            self._observer.see_packet_header(self._head)
         self._head = b""
         if self.packet_header is None:
             self.packet_header = width
         if self.framing == "compact":
             self._width = width
-            self._is_plain = width == 32
+            self._is_plain = width == 32 and self._observer is None
             self._step = Parser._content_bytes
             if not self._length:
                 self._end_packet(b"", self._head_at + width)
@@ -313,6 +354,8 @@ class Parser:
             self._values[packet] = int(content)
         else:
             self._values[packet] = content
+        if self._observer is not None:
+            self._observer.see_content(content)
         self._left -= 1
         if not self._left:
             self._end_frame()
@@ -338,6 +381,8 @@ class Parser:
             self._fail(frames.EMPTY_QUEUE, "a queue name must have at least 1 byte", self._began)
         if self._values.get(frames.ID) == b"":
             self._fail(frames.EMPTY_ID, "an id or key must have at least 1 byte", self._began)
+        if self._observer is not None:
+            self._observer.see_end()
         self._frames.append(_MAKE[int(self._header[3:6])](self._values))
         self._whole.headers.add(self._header)
         self._values = {}
@@ -362,6 +407,8 @@ class Parser:
     def _line_break(self, data: bytes, pos: int) -> int:
         """Consume LF or CR LF; both are always valid (R10), and replies use the first one seen."""
         byte = data[pos]
+        if self._observer is not None and byte in (_CR, _LF):
+            self._observer.see_line_break(data[pos : pos + 1])
         if byte == _CR and not self._cr:
             self._cr = True
         elif byte == _LF:

@@ -47,11 +47,13 @@ class RelayListener(Listeners):
                 f"store.relay_listen: {address!r} must be HOST:PORT, with the name or address at "
                 "which the other brokers reach this machine"
             )
-        gate = Admission(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS, MAX_HANDSHAKES_PER_ADDRESS)
+        admission = Admission(
+            MAX_HANDSHAKES, MAX_HANDSHAKES_PER_ADDRESS, MAX_HANDSHAKES_PER_ADDRESS
+        )
         super().__init__(
             TcpSettings(listen=[address], legacy_listen=[]),
-            lambda _kind, _revision: Handshake(self, gate),
-            gate,
+            lambda _kind, _revision: Handshake(self, admission),
+            admission,
         )
         if not is_loopback(endpoints[0]):
             self.tls = secret.server_context()
@@ -90,8 +92,8 @@ class RelayListener(Listeners):
 class Handshake(AdmittedStream):
     """A connection until its standby has authenticated."""
 
-    def __init__(self, listener: RelayListener, gate: Admission) -> None:
-        super().__init__(gate, listener.handshakes, listener.counters)
+    def __init__(self, listener: RelayListener, admission: Admission) -> None:
+        super().__init__(admission, listener.handshakes, listener.counters)
         self._listener = listener
 
     async def run(self) -> None:

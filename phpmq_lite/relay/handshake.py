@@ -226,12 +226,12 @@ class ChunkDecoder:
 class AdmittedStream(asyncio.StreamReaderProtocol):
     """An accepted connection, which ``run`` serves; it is in ``running`` meanwhile.
 
-    ``name_of`` returns the name by which ``gate`` counts a host.
+    ``name_of`` returns the name by which ``admission`` counts a host.
     """
 
     def __init__(
         self,
-        gate: Admission,
+        admission: Admission,
         running: "set[Any]",
         counters: RelayCounters,
         name_of: Callable[[str | None], str | None] = lambda host: host,
@@ -242,7 +242,7 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         self.address: str | None = None
         self.counters = counters
         self.task: asyncio.Task[None]
-        self._gate = gate
+        self._admission = admission
         self._running = running
         self._name_of = name_of
         self._is_admitted = False
@@ -264,7 +264,7 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         self.transport = cast(asyncio.Transport, transport)
         peer = address_of(transport, "peername")
         self.address = self._name_of(None if peer is None else peer[0])
-        refusal = self._gate.admit(self.address, self)
+        refusal = self._admission.admit(self.address, self)
         if refusal is not None:
             self.report(RelayError("not_admitted", refusal))
             self.transport.abort()
@@ -292,8 +292,9 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         """Count and log why the connection is not relayed."""
         self.counters.refused[error.code] += 1
         if not is_quiet("connection_not_relayed"):
-            _log.warning("connection_not_relayed", address=self.address, code=error.code,
-                         reason=str(error))  # fmt: skip
+            _log.warning(
+                "connection_not_relayed", address=self.address, code=error.code, reason=str(error)
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting the connection; its reader receives the end or the error."""
@@ -304,7 +305,7 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         """Stop counting the connection, because it has ended or another protocol serves it."""
         if self._is_admitted:
             self._is_admitted = False
-            self._gate.leave(self.address, self)
+            self._admission.leave(self.address, self)
 
 
 def address_of(transport: asyncio.BaseTransport, name: str) -> Address | None:

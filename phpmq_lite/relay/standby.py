@@ -61,6 +61,7 @@ class Relay:
         self.connections: set[ClientConnection] = set()
         self.accept = partial(ClientConnection, self)
         self.is_ended = False  # whether this broker is active now
+        self._is_away = False  # whether no client can be relayed at the moment
         self._epoch = 0
         self._base_path = base_path
         self._key = secret.key
@@ -88,9 +89,11 @@ class Relay:
         if now_s < self._checked_at_s + _CHECK_S:
             return
         self._checked_at_s = now_s
-        for one in [one for one in self.connections if is_unanswered(one.transport)]:
-            _log.info("relayed_connection_closed", address=one.address, reason=UNANSWERED)
-            one.abort()
+        for connection in [
+            connection for connection in self.connections if is_unanswered(connection.transport)
+        ]:
+            _log.info("relayed_connection_closed", address=connection.address, reason=UNANSWERED)
+            connection.abort()
 
     async def end(self) -> None:
         """Close the relayed connections; this broker, active now, serves those that wait."""
@@ -100,11 +103,13 @@ class Relay:
 
     async def close(self) -> None:
         """Close all connections; the listeners must be closed first."""
-        ending = [one.abort() for one in self.connections]
+        ending = [connection.abort() for connection in self.connections]
         await asyncio.gather(*ending, return_exceptions=True)
 
     def _abort_relayed(self) -> "list[asyncio.Task[None]]":
-        return [one.abort() for one in self.connections if one.link is not None]
+        return [
+            connection.abort() for connection in self.connections if connection.link is not None
+        ]
 
     def is_own(self, line: bytes) -> bool:
         """Return whether this broker itself answers an HTTP request with this first line."""
@@ -129,7 +134,21 @@ class Relay:
                     except (EOFError, OSError) as error:
                         failure = RelayError("unreachable", f"{self.address}: {error}")
                     await asyncio.sleep(_RETRY_S)
+        self._note_away(failure)
         raise failure
+
+    def _note_away(self, failure: RelayError) -> None:
+        """Log once that clients cannot be relayed; each of them is closed and connects again."""
+        if not self._is_away and not self.is_ended:
+            _log.warning(
+                "active_broker_away", epoch=self._epoch, active=self.address, reason=str(failure)
+            )
+        self._is_away = True
+
+    def _note_reached(self) -> None:
+        if self._is_away:
+            _log.warning("active_broker_reached", epoch=self._epoch, active=self.address)
+        self._is_away = False
 
     async def _open_link(self, client: RelayedClient, epoch: int, address: str) -> Link:
         endpoint = parse_endpoint(address)
@@ -151,6 +170,7 @@ class Relay:
         if (epoch, address) != (self._epoch, self.address):
             writer.transport.abort()
             raise RelayError("unreachable", "another broker became active")
+        self._note_reached()
         return reader, writer
 
 
@@ -159,20 +179,20 @@ class ClientConnection(AdmittedStream):
 
     ``own`` makes the protocol that serves it if this broker becomes active while it waits.  That of
     an HTTP connection is its ``fallback``, too, which answers health checks, and everything while
-    no broker is active.  It must admit its connection by the same ``gate``, which counts a host by
-    the name that ``name_of`` returns.
+    no broker is active.  It must admit its connection by the same ``admission``, which counts a
+    host by the name that ``name_of`` returns.
     """
 
     def __init__(
         self,
         relay: Relay,
-        gate: Admission,
+        admission: Admission,
         kind: Kind,
         protocol: Revision | Literal["http"],
         own: Callable[[], asyncio.Protocol],
         name_of: Callable[[str | None], str | None] = lambda host: host,
     ) -> None:
-        super().__init__(gate, relay.connections, relay.counters, name_of)
+        super().__init__(admission, relay.connections, relay.counters, name_of)
         self.link: asyncio.StreamWriter | None = None  # to the active broker
         self._relay = relay
         self._kind = kind

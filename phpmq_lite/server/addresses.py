@@ -212,18 +212,18 @@ async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
     Raises:
         OSError: an address is in use, or the host has no local address; nothing stays bound.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(
+    addresses = await asyncio.get_running_loop().getaddrinfo(
         endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     missing: OSError | None = None
     bound: list[socket.socket] = []
-    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in addresses):
         try:
             bound.append(_bind_address(family, address))
         except OSError as error:
             if error.errno not in _MISSING_ADDRESS:
-                for one in bound:
-                    one.close()
+                for opened in bound:
+                    opened.close()
                 raise
             missing = error
     if missing is not None and not bound:

@@ -97,19 +97,25 @@ def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
     if isinstance(side, ServerSide):
         parsed += side.release()
     error = side.error
-    dissector = Dissector()
-    dissector.is_line = side.framing == "line"
-    dissector.width = side.packet_header or 32
-    whole = data if error is None else data[: error.offset]
-    frames = tuple(dissector.feed(whole)[: len(parsed)])
+    # Read the bytes before a wrong one again, because the parser drops an incomplete frame there.
+    valid = data if error is None else data[: error.offset]
+    dissected: list[DissectedFrame] = []
+    dissector = Dissector(dissected.append)
+    width = side.packet_header
+    reader: ServerSide | ClientSide = (
+        ClientSide(limits) if is_from_broker else ServerSide(limits, http_guard=False)
+    )
+    reader.observe(dissector)
+    reader.receive(valid)
+    frames = tuple(dissected[: len(parsed)])
     return Explanation(
         "broker" if is_from_broker else "client",
         _framing(side.framing, data),
-        side.packet_header or 32,
+        width,
         _revision(parsed, side.revision),
         frames,
         tuple(_outcome(frame) for frame in parsed[: len(frames)]),
-        dissector.incomplete(),
+        dissector.incomplete(reader),
         None if error is None else WrongByte.of(error, data),
         _conclusion(error, side.partial_bytes, is_from_broker=is_from_broker, is_empty=not data),
     )
@@ -123,13 +129,13 @@ def _framing(framing: str | None, data: bytes) -> str:
     return "line framing, " + ("CR LF" if data[8:10] == b"\r\n" else "LF")
 
 
-def _revision(frames: list[Parsed], shown: Revision | None) -> str:
-    if shown is None and any(isinstance(frame, Dispatch) for frame in frames):
+def _revision(frames: list[Parsed], revision: Revision | None) -> str:
+    if revision is None and any(isinstance(frame, Dispatch) for frame in frames):
         first = next(frame for frame in frames if isinstance(frame, Dispatch))
-        shown = "legacy" if first.ttl_s is None else "ttl"
+        revision = "legacy" if first.ttl_s is None else "ttl"
     if any(isinstance(frame, ReceiptFrame) for frame in frames):
         return "newer, with confirmed publishing (007 is an extension of this broker)"
-    return DESCRIPTIONS[shown]
+    return DESCRIPTIONS[revision]
 
 
 def _outcome(frame: Parsed) -> str:
@@ -211,31 +217,31 @@ def _conclusion(
     return "Every frame is complete; the connection stays open."
 
 
-def as_data(found: Explanation) -> dict[str, Any]:
+def as_data(explanation: Explanation) -> dict[str, Any]:
     """Return an explanation as JSON values, with bytes as escaped text."""
-    wrong = found.wrong
+    wrong_byte = explanation.wrong
     return {
-        "sender": found.sender,
-        "framing": found.framing,
-        "packet_header": found.packet_header,
-        "revision": found.revision,
+        "sender": explanation.sender,
+        "framing": explanation.framing,
+        "packet_header": explanation.packet_header,
+        "revision": explanation.revision,
         "frames": [
             _frame_data(frame) | {"outcome": outcome}
-            for frame, outcome in zip(found.frames, found.outcomes, strict=True)
+            for frame, outcome in zip(explanation.frames, explanation.outcomes, strict=True)
         ],
-        "begun": None if found.begun is None else _frame_data(found.begun),
+        "begun": None if explanation.begun is None else _frame_data(explanation.begun),
         "wrong": None
-        if wrong is None
+        if wrong_byte is None
         else {
-            "code": wrong.code,
-            "detail": wrong.detail,
-            "expected": wrong.expected,
-            "offset": wrong.offset,
-            "before": _text(wrong.before),
-            "bad": _text(wrong.found[:1]),
-            "after": _text(wrong.found[1:]),
+            "code": wrong_byte.code,
+            "detail": wrong_byte.detail,
+            "expected": wrong_byte.expected,
+            "offset": wrong_byte.offset,
+            "before": _text(wrong_byte.before),
+            "bad": _text(wrong_byte.found[:1]),
+            "after": _text(wrong_byte.found[1:]),
         },
-        "conclusion": found.conclusion,
+        "conclusion": explanation.conclusion,
     }
 
 

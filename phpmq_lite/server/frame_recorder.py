@@ -6,14 +6,15 @@ watched cost nothing, and all recordings are bounded.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, Self
 
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
-from phpmq_lite.protocol.connection import AppendDispatch, ServerSide
-from phpmq_lite.protocol.frames import ClientFrame
+from phpmq_lite.protocol.connection import AppendDispatch, ClientSide, ServerSide
+from phpmq_lite.protocol.frames import ClientFrame, WireLimits
 
 CUT_BYTES: Final = 256  # maximum number of bytes recorded from each content
 
@@ -26,8 +27,7 @@ _MESSAGES: Final = {
     frames.DEAD_LETTER: "dead letter",
     frames.RECEIPT: "receipt",
 }
-_BREAKS: Final = b"\r\n"
-_LONGEST_HEAD: Final = 38  # 36 bytes and a line break; longer lines are not packet headers
+_ANY_CONTENT: Final = WireLimits(max_content=1 << 62)  # what the broker sends was checked before
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,128 +50,74 @@ class DissectedFrame:
 
 
 class Dissector:
-    """Splits a stream into frames.  Call ``reset`` at the first byte of a frame, then ``feed``.
+    """Splits the frames that a parser reads into described pieces, as its ``FrameObserver``.
 
-    ``width`` is the size of compact packet headers, 32 or 36 bytes; if ``is_line`` is set, every
-    piece ends with a line break.  Invalid bytes are skipped without an error.
+    ``keep`` receives each complete frame.  A frame that has begun before is counted, but skipped.
     """
 
-    __slots__ = (
-        "_content",
-        "_frame",
-        "_head",
-        "_left",
-        "_length",
-        "_packets_left",
-        "_pieces",
-        "_size",
-        "is_line",
-        "width",
-    )
+    __slots__ = ("_head", "_header", "_keep", "_packets", "_size", "skipped")
 
-    def __init__(self) -> None:
-        self.width = 32
-        self.is_line = False
-        self.reset()
-
-    @property
-    def is_between(self) -> bool:
-        """Return whether the position is between two frames."""
-        return not self._frame and not self._head
-
-    def reset(self) -> None:
-        """Drop an incomplete frame; the next byte must begin a new frame."""
-        self._frame = b""  # message header of the incomplete frame
-        self._head = b""  # an incomplete header, or the packet header of the incomplete content
-        self._packets_left = 0
-        self._pieces: list[tuple[bytes, bytes, int]] = []  # (header, recorded content, length)
-        self._content = b""
-        self._length = 0
-        self._left = -1  # number of content bytes missing, or -1 if a header comes next
+    def __init__(self, keep: Callable[[DissectedFrame], None]) -> None:
+        self.skipped = 0
+        self._keep = keep
+        self._header = b""  # message header of the current frame; empty if it is skipped
+        self._head = b""  # packet header of the current content
+        self._packets: list[tuple[bytes, bytes, int]] = []  # (header, recorded content, length)
         self._size = 0
 
-    def incomplete(self) -> DissectedFrame | None:
-        """Return the part of an incomplete frame received so far, or None."""
-        if self.is_between:
-            return None
-        if not self._frame:
-            header = FramePiece(self._head, f"message header, {len(self._head)} of 8 bytes")
-            return DissectedFrame("unknown", None, (header,), self._size)
-        found = _decode_frame(self._frame, self._pieces, self._size)
-        count = len(self._pieces) + self._packets_left
-        pieces = [FramePiece(self._frame, f"{found.kind}, {count} packets"), *found.pieces[1:]]
-        if self._left >= 0:
-            came = self._length - self._left
-            meaning = f"content, {came} of {self._length} bytes"
-            raw = self._head + self._content
-            pieces.append(FramePiece(raw, meaning, came - len(self._content)))
-        elif self._head:
-            pieces.append(FramePiece(self._head, "incomplete packet header"))
-        return DissectedFrame(found.kind, found.queue, tuple(pieces), self._size)
+    def see_message_header(self, head: bytes) -> None:
+        """Begin a frame."""
+        self._header, self._head, self._packets, self._size = head, b"", [], len(head)
 
-    def feed(self, data: bytes) -> list[DissectedFrame]:
-        """Return the frames that ``data`` completes."""
-        done: list[DissectedFrame] = []
-        pos, end = 0, len(data)
-        while pos < end:
-            start = pos
-            if self._left >= 0:
-                pos = self._read_content(data, pos)
-            elif self._frame:
-                pos = self._packet_header(data, pos)
-            else:
-                pos = self._message_header(data, pos)
-            self._size += pos - start
-            if self._frame and not self._packets_left and self._left < 0:
-                done.append(_decode_frame(self._frame, self._pieces, self._size))
-                self.reset()
-        return done
+    def see_packet_header(self, head: bytes) -> None:
+        """Begin a packet."""
+        self._head = head
+        self._size += len(head)
 
-    def _message_header(self, data: bytes, pos: int) -> int:
-        if not self._head and data[pos] in _BREAKS:
-            self._size -= 1  # this line break is not part of a frame
-            return pos + 1
-        stop = pos + frames.HEADER_BYTES - len(self._head)
-        self._head += data[pos:stop]
-        if len(self._head) == frames.HEADER_BYTES:
-            self._frame, self._head = self._head, b""
-            packets = self._frame[6:]
-            self._packets_left = int(packets) if packets.isdigit() else 0
-        return min(stop, len(data))
+    def see_line_break(self, byte: bytes) -> None:
+        """Add a line break to the packet header before it, if there is one."""
+        self._head += byte if self._head else b""
+        self._size += len(byte)
 
-    def _packet_header(self, data: bytes, pos: int) -> int:
-        if not self._head and data[pos] in _BREAKS:
-            return pos + 1  # this line break ends the previous content
-        if self.is_line:
-            stop = data.find(b"\n", pos) + 1 or len(data)
-            self._head += data[pos:stop]
-            is_whole = self._head.endswith(b"\n") or len(self._head) > _LONGEST_HEAD
+    def see_content(self, content: bytes) -> None:
+        """End a packet."""
+        self._packets.append((self._head, content[:CUT_BYTES], len(content)))
+        self._head = b""
+        self._size += len(content)
+
+    def see_end(self) -> None:
+        """Keep the frame."""
+        if self._header:
+            self._keep(_decode_frame(self._header, self._packets, self._size))
         else:
-            stop = min(pos + self.width - len(self._head), len(data))
-            self._head += data[pos:stop]
-            is_whole = len(self._head) == self.width
-        if is_whole:
-            digits = self._head[3:].rstrip(_BREAKS)
-            self._length = self._left = int(digits) if digits.isdigit() else 0
-            if not self._left:
-                self._end_packet()
-        return stop
+            self.skipped += 1
+        self.reset()
 
-    def _read_content(self, data: bytes, pos: int) -> int:
-        stop = min(pos + self._left, len(data))
-        room = CUT_BYTES - len(self._content)
-        if room > 0:
-            self._content += data[pos : min(stop, pos + room)]
-        self._left -= stop - pos
-        if not self._left:
-            self._end_packet()
-        return stop
+    def reset(self) -> None:
+        """Skip what follows until the next frame begins."""
+        self._header, self._head, self._packets = b"", b"", []
 
-    def _end_packet(self) -> None:
-        self._pieces.append((self._head, self._content, self._length))
-        self._head = self._content = b""
-        self._left = -1
-        self._packets_left -= 1
+    def incomplete(self, side: ServerSide | ClientSide) -> DissectedFrame | None:
+        """Return the part of an incomplete frame that ``side`` has received so far, or None."""
+        size, head = side.partial_bytes, side.partial_header
+        if side.error is not None and self._head:  # an empty content was refused
+            self.see_content(b"")
+            size = self._size
+        if not size:
+            return None
+        if not self._header:
+            header = FramePiece(head, f"message header, {len(head)} of 8 bytes")
+            return DissectedFrame("unknown", None, (header,), size)
+        begun = _decode_frame(self._header, self._packets, size)
+        header = FramePiece(self._header, f"{begun.kind}, {int(self._header[6:])} packets")
+        pieces = [header, *begun.pieces[1:]]
+        received, length = side.partial_content or (b"", 0)
+        if length:
+            raw, meaning = received[:CUT_BYTES], f"content, {len(received)} of {length} bytes"
+            pieces.append(FramePiece(self._head + raw, meaning, len(received) - len(raw)))
+        elif head or self._head:
+            pieces.append(FramePiece(head or self._head, "incomplete packet header"))
+        return DissectedFrame(begun.kind, begun.queue, tuple(pieces), size)
 
 
 def _decode_frame(
@@ -278,12 +224,14 @@ class WrongByte:
         at = error.offset - read_at
         is_here = 0 <= at < len(data)
         return cls(
-            code=error.code, detail=error.detail, expected=expected_syntax(error.code),
+            code=error.code,
+            detail=error.detail,
+            expected=expected_syntax(error.code),
             offset=error.offset,
             before=data[max(0, at - CONTEXT_BYTES) : at] if is_here else b"",
             found=data[at : at + CONTEXT_BYTES] if is_here else b"",
             **where,
-        )  # fmt: skip
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -303,52 +251,38 @@ class FrameRecorder:
         self.began_at = _wall_ms()
         self.viewed_at = now_s
         self.count = 0  # number of frames recorded
-        self.skipped = 0  # number of frames skipped by the rate limit
-        self._in = Dissector()
-        self._out = Dissector()
-        self._is_aligned = False  # True if the next inbound byte's position in its frame is known
+        self._unseen = 0  # number of frames skipped by the rate limit
+        self._inbound = Dissector(partial(self._keep, is_inbound=True))
+        self._outbound: ClientSide | None = None  # parses what the broker sends, once it does
         self._second = 0
         self._budget = 0
 
-    def align(self, side: ServerSide) -> None:
-        """Start recording now if no frame is incomplete, otherwise with the next frame."""
-        self._is_aligned = not side.partial_bytes
+    @property
+    def skipped(self) -> int:
+        """Number of frames that were not recorded."""
+        return self._unseen + self._inbound.skipped
 
-    def record_inbound(self, data: bytes, frames: int, side: ServerSide) -> None:
-        """Record inbound data that has been parsed into ``frames`` frames."""
-        self._adopt_framing(self._in, side)
-        partial = side.partial_bytes
-        if not self._has_budget():
-            self._is_aligned = False
-            self.skipped += frames
-            return
-        if not self._is_aligned:
-            self._in.reset()
-            self.skipped += frames
-            if partial < len(data):
-                self._is_aligned = True
-                self._in.feed(data[len(data) - partial :])
-            return
-        seen = self._in.feed(data)
-        if side.error is not None:  # the wrong byte and all bytes after it are not frames
-            seen = seen[:frames]
-        self._keep(seen, is_inbound=True)
-        if not partial and not self._in.is_between:  # start again at the next frame
-            self._in.reset()
+    def receive(self, side: ServerSide, data: bytes) -> list[ClientFrame]:
+        """Parse and record inbound data; return the frames that it completes."""
+        has_budget = self._has_budget()
+        if not has_budget:
+            self._inbound.reset()
+        side.observe(self._inbound if has_budget else None)
+        frames = side.receive(data)
+        if not has_budget:
+            self._unseen += len(frames)
+        return frames
 
     def record_outbound(self, parts: Sequence[bytes], side: ServerSide) -> None:
         """Record a frame, given in pieces, that is about to be written."""
         if not self._has_budget():
-            self.skipped += 1
+            self._unseen += 1
             return
-        self._adopt_framing(self._out, side)
-        self._out.reset()
+        if self._outbound is None:
+            self._outbound = ClientSide(_ANY_CONTENT, packet_header=side.packet_header)
+            self._outbound.observe(Dissector(partial(self._keep, is_inbound=False)))
         for part in parts:
-            self._keep(self._out.feed(part), is_inbound=False)
-
-    def _adopt_framing(self, dissector: Dissector, side: ServerSide) -> None:
-        dissector.width = side.packet_header
-        dissector.is_line = side.framing == "line"
+            self._outbound.receive(part)
 
     def _has_budget(self) -> bool:
         second = int(time.monotonic())
@@ -356,12 +290,10 @@ class FrameRecorder:
             self._second, self._budget = second, FRAMES_PER_S
         return self._budget > 0
 
-    def _keep(self, frames: Sequence[DissectedFrame], *, is_inbound: bool) -> None:
-        now_ms = _wall_ms()
-        for frame in frames:
-            self.count += 1
-            self.frames.append(RecordedFrame(self.count, now_ms, is_inbound, frame))
-        self._budget -= len(frames)
+    def _keep(self, frame: DissectedFrame, *, is_inbound: bool) -> None:
+        self.count += 1
+        self.frames.append(RecordedFrame(self.count, _wall_ms(), is_inbound, frame))
+        self._budget -= 1
 
 
 class RecordedSide:
@@ -375,16 +307,13 @@ class RecordedSide:
     def __init__(self, side: ServerSide, recorder: FrameRecorder) -> None:
         self.side = side
         self.recorder = recorder
-        recorder.align(side)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.side, name)
 
     def receive(self, data: bytes) -> list[ClientFrame]:
         """Parse data and record it."""
-        frames = self.side.receive(data)
-        self.recorder.record_inbound(data, len(frames), self.side)
-        return frames
+        return self.recorder.receive(self.side, data)
 
     @property
     def dispatcher(self) -> AppendDispatch:
@@ -436,10 +365,10 @@ class Inspector:
         ``session`` is None if the connection has ended; then return any recording of it.
         At most ``WATCHED`` are recorded; another one replaces the least recently viewed.
         """
-        known = self._watched.get(client)
-        if known is not None:
-            known[1].viewed_at = now_s
-            return known[1]
+        watched = self._watched.get(client)
+        if watched is not None:
+            watched[1].viewed_at = now_s
+            return watched[1]
         if session is None:
             return None
         if len(self._watched) >= WATCHED:
@@ -460,6 +389,7 @@ class Inspector:
         session, _ = self._watched.pop(client)
         if session is not None and isinstance(session.side, RecordedSide):
             session.side = session.side.side
+            session.side.observe(None)
 
     def record_error(
         self,

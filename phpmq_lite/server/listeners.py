@@ -55,15 +55,17 @@ class _Listener:
 class Listeners:
     """All configured PHPMQ listeners.  Optionally ``bind``, then ``open`` and ``close`` once each.
 
-    ``factory(kind, revision)`` returns the protocol for a connection.  With ``gate``, a TLS
-    connection reserves a place before its handshake; the protocol must call ``gate.admit`` in
-    ``connection_made`` and ``gate.leave`` in ``connection_lost``.
+    ``factory(kind, revision)`` returns the protocol for a connection.  With ``admission``, a TLS
+    connection reserves a place before its handshake; the protocol must call ``admission.admit`` in
+    ``connection_made`` and ``admission.leave`` in ``connection_lost``.
     """
 
-    def __init__(self, tcp: TcpSettings, factory: Factory, gate: Admission | None = None) -> None:
+    def __init__(
+        self, tcp: TcpSettings, factory: Factory, admission: Admission | None = None
+    ) -> None:
         self._settings = tcp
         self._factory = factory
-        self._gate = gate
+        self._admission = admission
         self.tls: ssl.SSLContext | None = None  # set by ``bind`` if TLS is configured
         self._is_bound = False
         self._unix: list[tuple[int, ListenAddress, Revision]] = []  # first: index in _listeners
@@ -96,7 +98,7 @@ class Listeners:
             StartRefusedError: an address is in use or not local.
         """
         tcp = self._settings
-        wanted: list[tuple[ListenAddress, Revision]] = [
+        endpoints: list[tuple[ListenAddress, Revision]] = [
             *((endpoint, "ttl") for endpoint in read_endpoints("tcp.listen", tcp.listen)),
             *(
                 (endpoint, "legacy")
@@ -106,7 +108,7 @@ class Listeners:
         if tcp.tls_cert is not None and tcp.tls_key is not None:
             self.tls = server_context(tcp.tls_cert, tcp.tls_key, tcp.tls_client_ca)
         try:
-            for endpoint, revision in wanted:
+            for endpoint, revision in endpoints:
                 await self._bind(endpoint, revision)
         except BaseException:
             await self.close()
@@ -136,7 +138,9 @@ class Listeners:
 
     async def close(self) -> None:
         """Stop accepting connections and cancel handshakes; established connections stay open."""
-        tasks = [one.accepting for one in self._listeners if one.accepting is not None]
+        tasks = [
+            listener.accepting for listener in self._listeners if listener.accepting is not None
+        ]
         tasks += self._handshakes
         for task in tasks:
             task.cancel()
@@ -187,8 +191,8 @@ class Listeners:
         self, listener: _Listener, connection: socket.socket, host: str | None
     ) -> None:
         """Reserve a place for a connection and complete its TLS handshake."""
-        gate, place = self._gate, Handshake()
-        refusal = gate.reserve(host, place) if gate is not None else None
+        admission, place = self._admission, Handshake()
+        refusal = admission.reserve(host, place) if admission is not None else None
         if refusal is not None:
             connection.close()
             if not is_quiet("connection_refused"):
@@ -198,10 +202,10 @@ class Listeners:
         try:
             is_made = await self._attach_protocol(listener, connection)
         finally:
-            if gate is not None and is_made:
-                gate.end_handshake(place)
-            elif gate is not None:
-                gate.cancel_reservation(host, place)
+            if admission is not None and is_made:
+                admission.end_handshake(place)
+            elif admission is not None:
+                admission.cancel_reservation(host, place)
 
     async def _attach_protocol(self, listener: _Listener, connection: socket.socket) -> bool:
         """Attach a protocol to a connection; return whether ``connection_made`` was called."""

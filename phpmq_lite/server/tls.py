@@ -100,11 +100,12 @@ def reload_contexts(secured: Sequence[TlsListener]) -> None:
         SettingsError: a file is unusable; all contexts remain unchanged.
     """
     fresh = [
-        server_context(one.cert, one.key, one.client_ca, section=one.section) for one in secured
+        server_context(listener.cert, listener.key, listener.client_ca, section=listener.section)
+        for listener in secured
     ]
-    for one, context in zip(secured, fresh, strict=True):
+    for listener, context in zip(secured, fresh, strict=True):
         # The callback also runs if the client sends no server name.
-        one.context.sni_callback = partial(_switch_context, context)
+        listener.context.sni_callback = partial(_switch_context, context)
 
 
 def _switch_context(

@@ -121,12 +121,14 @@ class PipelineClient:
         """Return the history's bounds; if ``reader`` is given, its ``position`` is recorded."""
         path = f"{BASE}/history/bounds"
         if reader is not None and position is not None:
-            found = self._post(path, {"reader": reader, "position": position})
+            bounds = self._post(path, {"reader": reader, "position": position})
         if at_ms is not None or reader is None or position is None:
-            found = self._get(path, [] if at_ms is None else [("at_ms", at_ms)])
-        lo, hi, lo_deleted = found["lo"], found["hi"], found["lo_deleted"]
-        allowed = tuple(found.get("allowed", ()))
-        return HistoryBounds(found["history_id"], lo, hi, lo_deleted, found.get("offset"), allowed)
+            bounds = self._get(path, [] if at_ms is None else [("at_ms", at_ms)])
+        lo, hi, lo_deleted = bounds["lo"], bounds["hi"], bounds["lo_deleted"]
+        allowed = tuple(bounds.get("allowed", ()))
+        return HistoryBounds(
+            bounds["history_id"], lo, hi, lo_deleted, bounds.get("offset"), allowed
+        )
 
     def history(
         self, query: Query, history_id: str, allowed: Sequence[str] = ()
@@ -150,8 +152,8 @@ class PipelineClient:
                 check_allowed(allowed, self.bounds().allowed)
 
         digest = globs_digest(allowed)
-        asked = [*query, ("history", history_id)]
-        return self._batches(f"{BASE}/history/arrow", asked, "offset", check)
+        range_query = [*query, ("history", history_id)]
+        return self._batches(f"{BASE}/history/arrow", range_query, "offset", check)
 
     def queues(self) -> list[str]:
         """Return the queues that may occur in the history and that the token can access."""
@@ -184,8 +186,8 @@ class PipelineClient:
 
     def claims(self, subscription: str, lo: int, hi: int) -> Iterator["pa.RecordBatch"]:
         """Yield the messages of claims ``(lo, hi]`` in order, and check the number of rows."""
-        asked: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
-        return self._batches(f"{BASE}/claims/arrow", asked, "claim")
+        query: Query = [("subscription", subscription), ("lo", lo), ("hi", hi)]
+        return self._batches(f"{BASE}/claims/arrow", query, "claim")
 
     def acknowledge(self, subscription: str, upto: int) -> int:
         """Acknowledge all claims up to ``upto``; return how many were newly acknowledged."""
@@ -303,9 +305,9 @@ class PipelineClient:
 
     def _connection(self) -> HTTPConnection:
         kind = HTTPSConnection if self._is_tls else HTTPConnection
-        made = kind(self._host, self._port, timeout=TIMEOUT_S)
-        made._create_connection = self._dial  # type: ignore[attr-defined]
-        return made
+        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        connection._create_connection = self._dial  # type: ignore[attr-defined]
+        return connection
 
     def _dial(self, _address: object, timeout_s: float, _source: object) -> socket.socket:
         """Connect for ``http.client``, within one time limit for all addresses of the host."""
@@ -439,7 +441,7 @@ def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBa
 
 def _retry_after_s(response: HTTPResponse) -> float | None:
     """Return how many seconds to wait for a busy broker, or None if the broker is not busy."""
-    given = response.getheader("Retry-After", "")
-    if response.status != 503 or not given.isdigit():
+    retry_after = response.getheader("Retry-After", "")
+    if response.status != 503 or not retry_after.isdigit():
         return None
-    return min(max(float(given), 0.1), _WAIT_MAX_S)
+    return min(max(float(retry_after), 0.1), _WAIT_MAX_S)

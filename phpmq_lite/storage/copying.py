@@ -89,13 +89,13 @@ def copy_store(
     if not state.is_verified:
         for table in tables:
             _copy_table(source, target, table, state, progress)
-        found = list(filter(None, _differences(source, target, tables, state, progress)))
-        state.is_verified = not found
-        state.copy_id = "" if found else state.copy_id  # it cannot be continued
+        differences = list(filter(None, _differences(source, target, tables, state, progress)))
+        state.is_verified = not differences
+        state.copy_id = "" if differences else state.copy_id  # it cannot be continued
         with target.store.transaction():
             target.set_target(state)
-        if found:
-            raise DataDamagedError(f"{'; '.join(found)}. Copy again with --replace")
+        if differences:
+            raise DataDamagedError(f"{'; '.join(differences)}. Copy again with --replace")
     source.set_source(replaced(state, tables={}))
     target.finish(progress)
     return state
@@ -132,14 +132,14 @@ def _common_tables(source: AnySide, target: AnySide) -> list[Table]:
 
 def tables_of(rows: Iterable[tuple[str, str, str, int | None]]) -> dict[str, Table]:
     """Return tables by name from the rows of the statement ``tables``."""
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for name, column, kind, place in rows:
         if not ONE_SIDED & {name, f"{name}.{column}"}:
-            table = found.setdefault(name, Table(name, [], {}))
+            table = tables.setdefault(name, Table(name, [], {}))
             table.columns[column] = kind
             if place is not None:
                 table.key.append(column)
-    return found
+    return tables
 
 
 def _begin(source: AnySide, target: AnySide, tables: list[str], *, replace: bool) -> CopyState:
@@ -243,10 +243,10 @@ def _differences(
     source: AnySide, target: AnySide, tables: list[Table], state: CopyState, progress: Progress
 ) -> Iterator[str]:
     """Compare number and checksum of all rows, read again; yield for each table how they differ."""
-    done, total = 0, sum(one["rows"] for one in state.tables.values())
+    copied, total = 0, sum(table["rows"] for table in state.tables.values())
     for table in tables:
-        progress("verifying", done, total)
-        done += state.tables[table.name]["rows"]
+        progress("verifying", copied, total)
+        copied += state.tables[table.name]["rows"]
         with ThreadPoolExecutor(2) as threads:
             ours, theirs = threads.map(_digest, (_blocks(s, table) for s in (source, target)))
         if ours != theirs:

@@ -11,22 +11,16 @@ Startup begins with ``DataFolder.open``, and shutdown ends with ``close``::
     folder.close()
 """
 
-import ctypes
-import fcntl
 import os
-import re
 import signal
 import stat
-import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
-from weakref import finalize
+from typing import Any, Final, Self
 
-from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError, StartRefusedError
+from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.storage.atomic_files import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
@@ -36,75 +30,12 @@ from phpmq_lite.storage.atomic_files import (
     write_json,
 )
 from phpmq_lite.storage.copy_state import CopyState
-
-MOUNTS: Final = Path("/proc/self/mountinfo")
-
-# These file systems are remote or shared by several machines; all other "fuse.*" types are local.
-NETWORK: Final = frozenset(
-    (
-        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
-        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs"),
-        *("fuse.ceph", "fuse.ceph-fuse", "fuse.curlftpfs", "fuse.davfs2", "fuse.gcsfuse"),
-        *("fuse.glusterfs", "fuse.goofys", "fuse.juicefs", "fuse.rclone", "fuse.s3fs"),
-        *("fuse.sshfs",),
-    )
-)
-
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-
-
-class Mount(NamedTuple):
-    """A mounted file system."""
-
-    point: str  # absolute path of the mount point
-    kind: str  # type, such as ext4, nfs4 or fuse.sshfs
-
-
-def parse_mounts(text: str) -> list[Mount]:
-    """Parse the lines of ``/proc/self/mountinfo`` (see proc(5)), skipping invalid ones."""
-    mounts = []
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(" "), after.partition(" ")[0]
-        if len(fields) > 4 and kind:
-            point = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields[4])
-            mounts.append(Mount(point, kind))
-    return mounts
-
-
-def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the innermost mount that contains ``path``, an absolute path without symlinks.
-
-    If several mounts share a mount point, the last one is visible.
-    """
-    found = None
-    for mount in mounts:
-        above = mount.point.rstrip("/")
-        is_above = path == above or path.startswith(above + "/")
-        if is_above and (found is None or len(mount.point) >= len(found.point)):
-            found = mount
-    return found
-
-
-def file_system(path: Path) -> str | None:
-    """Return the type of the file system that contains or would contain ``path``.
-
-    Return None if the system provides no list of mounts, as on macOS.
-    """
-    try:
-        text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return None
-    mount = mount_of(str(path.resolve()), parse_mounts(text))
-    return None if mount is None else mount.kind
-
+from phpmq_lite.storage.file_system import check_local
+from phpmq_lite.storage.folder_lock import lock_folder
 
 DATABASE: Final = "phpmq.db"
 STAGED_COPY: Final = ".copied.new"
 _META: Final = "meta.json"
-_LOCK: Final = "lock"
-_LOCK_S: Final = 5.0  # maximum wait for checks, which take up to 1 s, and for a writer process
-_RETRY_S: Final = 0.02
 
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 
@@ -157,7 +88,7 @@ class DataFolder:
             check_local(path)
         try:
             _make_private(path)
-            lock = _take_lock(path)
+            lock = lock_folder(path)
         except OSError as error:
             raise StartRefusedError(f"cannot use data folder {path}: {error.strerror}") from error
         try:
@@ -349,8 +280,8 @@ class DataFolder:
         )
 
     def _prepare_files(self) -> None:
-        known = (self.database, self.wal, self.shm, self.meta_file, self.last_error_file)
-        for file in known:
+        files = (self.database, self.wal, self.shm, self.meta_file, self.last_error_file)
+        for file in files:
             if file.exists() and stat.S_IMODE(file.stat().st_mode) != PRIVATE_FILE:
                 file.chmod(PRIVATE_FILE)
         if not self.database.exists():
@@ -375,14 +306,14 @@ def read_meta(path: Path) -> DataFolderMetadata:
         may_have = file.exists() or bool(_size_of(path / DATABASE))
         return DataFolderMetadata(time.time_ns() // 1_000_000, has_messages=may_have)
     seal, created_at = content.get("seal"), content.get("created_at")
-    mark = content.get("copy")
+    copy = content.get("copy")
     return DataFolderMetadata(
         created_at=created_at if isinstance(created_at, int) else 0,
         has_messages=bool(content.get("has_messages", True)),
         is_running=bool(content.get("is_running", False)),
         seal=seal if isinstance(seal, int) else None,
         leaves_wal=bool(content.get("leaves_wal", False)),
-        copy=CopyState(**mark) if isinstance(mark, dict) else None,
+        copy=CopyState(**copy) if isinstance(copy, dict) else None,
     )
 
 
@@ -392,67 +323,6 @@ def has_never_had_database(path: Path) -> bool:
     if path.is_file() or any((path / name).exists() for name in files):
         return False
     return not read_meta(path).has_messages
-
-
-def locking_pid(path: Path) -> str | None:
-    """Return the pid of the broker that has locked a folder, or None if the folder is not locked.
-
-    This changes nothing, but prevents a broker from starting for a few microseconds.
-    """
-    with _shared_lock(path) as pid:
-        return pid
-
-
-@contextmanager
-def prevent_start(path: Path) -> Iterator[None]:
-    """Prevent a broker from starting in this folder, without changing the folder.
-
-    Raises:
-        StartRefusedError: a broker is running there.
-    """
-    with _shared_lock(path) as pid:
-        if pid is not None:
-            raise StartRefusedError(f"{path} is in use by phpmq-lite; stop it first")
-        yield
-
-
-@contextmanager
-def _shared_lock(path: Path) -> Iterator[str | None]:
-    """Lock a folder in shared mode and yield None; if a broker has locked it, yield its pid."""
-    try:
-        fd = os.open(path / _LOCK, os.O_RDONLY)
-    except FileNotFoundError:  # no broker has ever used this folder
-        yield None
-        return
-    pid = None
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _read_pids(fd)[0]
-        yield pid
-    finally:
-        os.close(fd)
-
-
-def in_use_message(path: Path, pid: str) -> str:
-    """Return the error message for a folder that another broker has open."""
-    return f"{path} is in use by phpmq-lite (pid {pid}). Stop it or choose another --data folder"
-
-
-def check_local(path: Path) -> None:
-    """Raise an error if a path is not on a local disk.
-
-    Raises:
-        StartRefusedError: the path is on a network file system, or would be created on one.
-    """
-    kind = file_system(path)
-    if kind in NETWORK:
-        raise StartRefusedError(
-            f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
-            "memory are unreliable; use a local disk, or allow it with "
-            "storage.allow_network_fs (--allow-network-fs)"
-        )
 
 
 def check_rights(path: Path) -> None:
@@ -482,90 +352,13 @@ def check_rights(path: Path) -> None:
 def _make_private(path: Path) -> None:
     """Create the folder or, if it exists, revoke other accounts' access to it."""
     check_rights(path)
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    for folder in made:
+    for folder in missing:
         sync_folder(folder.parent)
     status = path.stat()
     if stat.S_IMODE(status.st_mode) != PRIVATE_FOLDER and status.st_uid == os.geteuid():
         path.chmod(PRIVATE_FOLDER)
-
-
-def _take_lock(path: Path) -> int:
-    """Lock the file ``lock``, write this process's pid to it and return its descriptor."""
-    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
-    try:
-        os.fchmod(fd, PRIVATE_FILE)
-        _lock_exclusively(fd, path)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-    except BlockingIOError:
-        pid, *writers = _read_pids(fd)
-        os.close(fd)
-        if writers and not _is_alive(pid):
-            raise StartRefusedError(
-                f"{path} is in use by process {writers[0]}, which writes for a broker that has "
-                f"ended (pid {pid}) or runs in another container. End it, or choose another --data "
-                "folder"
-            ) from None
-        raise StartRefusedError(in_use_message(path, pid)) from None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _lock_exclusively(lock: int, path: Path) -> None:
-    """Acquire an exclusive lock, waiting for checks that hold a shared lock.
-
-    Also waits for a writer process whose broker was killed, perhaps before it had recorded the
-    process; it ends after its last commit.
-
-    Raises:
-        BlockingIOError: a broker or its writer process holds the lock.
-        StartRefusedError: a check holds the lock for too long.
-    """
-    until_s = time.monotonic() + _LOCK_S
-    while True:
-        is_late = time.monotonic() >= until_s
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds the lock
-            except BlockingIOError:
-                if is_late or _is_alive(_read_pids(lock)[0]):
-                    raise
-            else:
-                fcntl.flock(lock, fcntl.LOCK_UN)
-                if is_late:
-                    raise StartRefusedError(
-                        f"{path} is locked by a check or a backup; wait until it has finished"
-                    ) from None
-        else:
-            return
-        time.sleep(_RETRY_S)
-
-
-def _read_pids(lock: int) -> list[str]:
-    """Return the pids of the broker and, if it has one, of its writer process."""
-    return os.pread(lock, 64, 0).decode("ascii", "replace").split() or ["unknown"]
-
-
-def _is_alive(pid: str) -> bool:
-    """Return whether a process exists, or may exist.  A zombie has closed all of its files."""
-    try:
-        status = Path("/proc", pid, "stat").read_text(encoding="ascii", errors="replace")
-        return status.rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        pass  # it has ended, or this system has no /proc
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (ValueError, OSError):  # not a pid, or another account's process
-        pass
-    return True
 
 
 def _size_of(path: Path) -> int | None:
@@ -584,179 +377,3 @@ def _sqlite_cause(error: BaseException | None) -> BaseException | None:
         seen.append(error)
         error = error.__cause__ or error.__context__
     return None
-
-
-# -- detecting a removed or replaced database or write-ahead log
-
-# SQLite keeps writing to an unlinked or replaced file, and on closing removes the wrong WAL.
-# Without this check, the broker would confirm messages that are lost at the next startup.
-
-_REMEDY: Final = (
-    "confirmed messages are in the file that the broker had open; move that file back, or restore "
-    "a backup, before the next startup"
-)
-
-
-# Since Linux 6.13, reading a file's times slows down its next sync (for the WAL, by 40 of 120 µs).
-# Here, statx reads only the link count and the inode; os.stat is the fallback.
-_STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
-_AT_FDCWD: Final = -100
-_MASK: Final = 0x4 | 0x100  # STATX_NLINK | STATX_INO; the device is always returned
-_STRUCT: Final = struct.Struct("=16x I 12x Q 96x I I 112x")  # links, inode, device (major, minor)
-
-
-class _OpenedFile:
-    """A file, and its link count, inode and device numbers at the time it was opened.
-
-    The arguments of statx are created only once: on a cold cache, this saves a third of the time.
-    """
-
-    __slots__ = ("_arguments", "_found", "opened", "path")
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._found = bytearray(_STRUCT.size)
-        self._arguments = (
-            ctypes.c_int(_AT_FDCWD), ctypes.c_char_p(os.fsencode(path)), ctypes.c_int(0),
-            ctypes.c_uint(_MASK), (ctypes.c_char * _STRUCT.size).from_buffer(self._found),
-        )  # fmt: skip
-        self.opened = self.identity()
-
-    def identity(self) -> tuple[int, ...]:
-        """Return the identity of the file that currently exists at the path.
-
-        Raises:
-            FileNotFoundError: there is no file.
-        """
-        if _STATX is not None and _STATX(*self._arguments) == 0:
-            return _STRUCT.unpack(self._found)
-        status = os.stat(self.path)  # raises an OSError that describes the failure
-        device = status.st_dev
-        return status.st_nlink, status.st_ino, os.major(device), os.minor(device)
-
-
-_INDEX: Final = struct.Struct("=14x H I")  # of the WAL's index: page size, number of frames
-_HOLE: Final = bytes(4)  # no page has the number 0
-
-
-class OpenedFiles:
-    """Detects, with six system calls (9 µs), whether one of SQLite's files was replaced or cut.
-
-    These are the database, the WAL and its index; with different files for the index, two processes
-    would not see each other's locks.  Call ``note_database`` before the connection is opened and
-    ``note_log`` once the WAL exists.  Any thread can use this class.
-    """
-
-    __slots__ = (
-        "__weakref__", "_close", "_database", "_descriptors", "_frames", "_logs", "_opened",
-    )  # fmt: skip
-
-    def __init__(self, database: Path) -> None:
-        self._database = str(database)
-        self._logs = f"{database}-wal", f"{database}-shm"
-        self._opened: dict[str, _OpenedFile] = {}
-        self._descriptors: list[int] = []  # of the WAL and its index; empty while unchecked
-        self._close: Callable[[], object] = lambda: None
-        self._frames = 0  # number of frames in the WAL at the last check
-
-    def note_database(self) -> None:
-        """Record the identity of the database if it exists; otherwise the connection creates it."""
-        self._opened.clear()
-        self._note(self._database)
-
-    def note_log(self) -> None:
-        """Record the identity of the WAL and its index, and of the database if it is new.
-
-        Raises:
-            DatabaseReplacedError: the database has been replaced since ``note_database``.
-        """
-        if self._opened:
-            self.check()
-        else:
-            self._note(self._database)
-        for path in self._logs:
-            self._note(path)
-        self.close()
-        found: list[int] = []
-        with suppress(FileNotFoundError), ExitStack() as stack:
-            for path in self._logs:
-                found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-                stack.callback(os.close, found[-1])
-            self._descriptors = found
-            self._close = finalize(self, stack.pop_all().close)
-
-    def close(self) -> None:
-        """Close the WAL and its index.
-
-        Call this after SQLite has: closing any descriptor of the index releases SQLite's locks.
-        """
-        self._close()
-        self._descriptors = []
-
-    def check(self) -> None:
-        """Compare the files on disk with those that were opened.
-
-        Raises:
-            DatabaseReplacedError: a file was unlinked or replaced, or has gained another hard link,
-                or the WAL has lost frames.
-        """
-        for file in self._opened.values():
-            try:
-                found = file.identity()
-            except FileNotFoundError:
-                raise DatabaseReplacedError(
-                    f"{file.path} was removed while the broker was running; {_REMEDY}"
-                ) from None
-            if found != file.opened:
-                raise DatabaseReplacedError(
-                    f"{file.path} was replaced while the broker was running: it was "
-                    f"{_describe(file.opened)}, and is now {_describe(found)}; {_REMEDY}"
-                )
-
-        self.check_log()
-
-    def check_log(self) -> None:
-        """Check that the WAL has all frames that its index names; takes 2 µs.
-
-        Call this before each write, too: SQLite writes behind the new end of a WAL that was cut,
-        and only some of the zeros between are noticed afterwards.
-
-        Raises:
-            DatabaseReplacedError: it was truncated.
-        """
-        if not self._descriptors:
-            return
-        log, index = self._descriptors
-        page, frames = _INDEX.unpack(os.pread(index, 20, 0))
-        frame = 24 + (65_536 if page == 1 else page)
-        size = os.lseek(log, 0, os.SEEK_END)
-        known, self._frames = self._frames, frames
-        has_hole = 0 < known < frames and os.pread(log, 4, 32 + (known - 1) * frame) == _HOLE
-        is_short = frames > 0 and size < 32 + frames * frame
-        # Another process may just have checkpointed all frames and truncated the WAL.
-        if (has_hole or is_short) and frames == _INDEX.unpack(os.pread(index, 20, 0))[1]:
-            raise DatabaseReplacedError(
-                f"{self._logs[0]} was truncated while the broker was running: it must have "
-                f"{32 + frames * frame} bytes without holes, and has {size}; restore a backup, "
-                "or start the broker again without the messages that were lost"
-            )
-
-    def check_database(self) -> None:
-        """Check only the database, because closing the last connection removes the other files.
-
-        Raises:
-            DatabaseReplacedError: as for ``check``.
-        """
-        for path in self._logs:
-            self._opened.pop(path, None)
-        self._descriptors = []
-        self.check()
-
-    def _note(self, path: str) -> None:
-        with suppress(FileNotFoundError):
-            self._opened[path] = _OpenedFile(path)
-
-
-def _describe(identity: tuple[int, ...]) -> str:
-    links, inode, major, minor = identity
-    return f"inode {inode} on device {major}:{minor} with {links} links"

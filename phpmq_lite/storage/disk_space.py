@@ -123,23 +123,25 @@ class DiskSpace:
             self.on_change()
 
     def _shortage_of(self, free: int, used_bytes: int) -> Shortage | None:
-        least, most = self.bounds.free_bytes, self.bounds.max_bytes
-        enough = least * 3 // 2
-        is_low = self._disk.update(free, least, enough)
-        is_over = most > 0 and self._database.update(most - used_bytes, 0, most // 16)
+        free_bound, size_bound = self.bounds.free_bytes, self.bounds.max_bytes
+        enough = free_bound * 3 // 2
+        is_low = self._disk.update(free, free_bound, enough)
+        is_over = size_bound > 0 and self._database.update(
+            size_bound - used_bytes, 0, size_bound // 16
+        )
         if self._was_full:
             return self._full()
         if is_low:
             return Shortage(
                 *DISK_LOW,
-                f"the disk has less free space than storage.free_bytes ({_text(least)}); "
+                f"the disk has less free space than storage.free_bytes ({_text(free_bound)}); "
                 f"publishing resumes once {_text(enough)} are free",
             )
         if is_over:
             return Shortage(
                 *DATABASE_FULL,
-                f"the database uses more than storage.max_bytes ({_text(most)}); "
-                f"publishing resumes below {_text(most - most // 16)}",
+                f"the database uses more than storage.max_bytes ({_text(size_bound)}); "
+                f"publishing resumes below {_text(size_bound - size_bound // 16)}",
             )
         return None
 
@@ -244,8 +246,8 @@ class DiskSpace:
 
 
 def _free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    file_system = os.statvfs(folder)
+    return file_system.f_bavail * file_system.f_frsize
 
 
 def _allocate(file: int, size: int) -> None:

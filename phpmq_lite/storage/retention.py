@@ -245,9 +245,9 @@ class _RetentionStep:
             # If no bound is exceeded, look at one row first: usually, it is not too old.
             is_check = not is_old and part.excess_rows <= 0 >= part.excess_bytes
             limit = 1 if is_check else excess if excess > 0 else self._rows_at_once
-            given = {"lo": lo, "limit": min(limit, room, self._rows_at_once)}
-            if name == "deleted" or not self._take_range(part, given):
-                part.take(self._execute(self._sql[pick], given))
+            parameters = {"lo": lo, "limit": min(limit, room, self._rows_at_once)}
+            if name == "deleted" or not self._take_range(part, parameters):
+                part.take(self._execute(self._sql[pick], parameters))
             if part.lo == lo:
                 return rows > most[0] or size > most[1]
             if is_check:
@@ -265,18 +265,18 @@ class _RetentionStep:
         """Return whether a whole range of rows exceeds a bound, if this step is part of a batch."""
         if self._rows_at_once < _RANGE_ROWS or excess >= _RANGE_ROWS:
             return True
-        given = {"lo": part.lo + _RANGE_ROWS - 1, "limit": 1}
-        found = self._execute(self._sql[pick], given).fetchone()
-        is_old = found is not None and part.is_old(*found[::3])
+        parameters = {"lo": part.lo + _RANGE_ROWS - 1, "limit": 1}
+        row = self._execute(self._sql[pick], parameters).fetchone()
+        is_old = row is not None and part.is_old(*row[::3])
         return is_old or part.excess_bytes >= _BYTES_AT_ONCE
 
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
         """Remove the newest row's body if it exceeds a bound; the row itself stays."""
-        given = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
-        found = self._execute(self._sql["newest_removable_body"], given).fetchone()
-        if found is not None:
+        parameters = {"cutoff": cutoff_ms, "others": others, "deleted": deleted}
+        row = self._execute(self._sql["newest_removable_body"], parameters).fetchone()
+        if row is not None:
             self._execute(self._sql["store_next_number"])
-            self._execute(self._sql["remove_bodies"], {"seqs": json.dumps([found[0]])})
+            self._execute(self._sql["remove_bodies"], {"seqs": json.dumps([row[0]])})
 
     def _take_range(self, part: RetentionSlice, given: dict[str, int]) -> bool:
         """Add all of the next rows to ``part`` if all may go: a third of the time of ``take``."""
@@ -287,8 +287,8 @@ class _RetentionStep:
             return False
         seqs: Sequence[int] = range(low or 0, (high or -1) + 1)
         if len(seqs) > rows:
-            found = execute(sql["seqs_of_range"], {"lo": part.lo, "end": last + 1})
-            seqs = [seq for (seq,) in found]
+            seq_rows = execute(sql["seqs_of_range"], {"lo": part.lo, "end": last + 1})
+            seqs = [seq for (seq,) in seq_rows]
         part.lo, part.rows, part.bytes, part.has_traces = last + 1, rows, size, traces > 0
         part.runs = number_runs(seqs) if rows else []
         if len(part.runs) * MIN_RUN > rows:
@@ -301,13 +301,13 @@ class _RetentionStep:
         Takes the names of the two statements.  At most 1,000 events are removed for each run, or
         in all.
         """
-        given: dict[str, Any] = {"limit": ROWS_PER_STEP}
+        parameters: dict[str, Any] = {"limit": ROWS_PER_STEP}
         if part.seqs:
-            given["seqs"] = json.dumps(part.seqs)
-            return int(self._execute(self._sql[by_seqs], given).rowcount)
+            parameters["seqs"] = json.dumps(part.seqs)
+            return int(self._execute(self._sql[by_seqs], parameters).rowcount)
         statement, rows = self._sql[by_run], 0
-        for given["first"], given["last"] in part.runs:
-            rows += self._execute(statement, given).rowcount
+        for parameters["first"], parameters["last"] in part.runs:
+            rows += self._execute(statement, parameters).rowcount
         return rows
 
     def _remove(self, name: str, lo: int, part: RetentionSlice) -> None:
@@ -315,15 +315,15 @@ class _RetentionStep:
         if part.rows:
             execute(sql["store_next_number"])
             self._remove_by_seq("remove_bodies", "remove_bodies_run", part)
-            given: dict[str, Any] = {"lo": lo, "end": part.lo}
+            parameters: dict[str, Any] = {"lo": lo, "end": part.lo}
             remove_traces, remove_rows = "remove_traces_range", "remove_settled_range"
             if part.offsets:
-                given = {"offsets": json.dumps(part.offsets)}
+                parameters = {"offsets": json.dumps(part.offsets)}
                 remove_traces, remove_rows = "remove_traces", "remove_settled"
-                execute(sql["remove_originals"], given)
+                execute(sql["remove_originals"], parameters)
             if part.has_traces and remove_traces in sql:  # only SQLite's have their own table
-                execute(sql[remove_traces], given)
-            execute(sql[remove_rows], given)
+                execute(sql[remove_traces], parameters)
+            execute(sql[remove_rows], parameters)
             self._count(f"{name}_rows", -part.rows)
             self._count(f"{name}_bytes", -part.bytes)
             self._count("retention_removed", part.rows)
@@ -342,8 +342,8 @@ class _RetentionStep:
         if ends is not None and self._rows_left:
             oldest, newest, newest_at = ends
             hi = min(oldest + KEYS_AT_ONCE - 1, newest)
-            given = {"lo": oldest, "hi": hi, "cutoff": newest_at - window_ms}
-            removed = self._execute(self._sql["remove_receipts"], given).rowcount
+            parameters = {"lo": oldest, "hi": hi, "cutoff": newest_at - window_ms}
+            removed = self._execute(self._sql["remove_receipts"], parameters).rowcount
             self._removed += removed
             self._was_cut |= removed > 0 and hi < newest
 
@@ -369,8 +369,8 @@ class _RetentionStep:
             oldest = execute(sql["oldest_audit"], {"refused": refused}).fetchone()
             removed, room = 0, self._rows_left
             if room and oldest is not None and (excess > 0 or oldest[0] < cutoff_ms):
-                given = {"excess": excess, "cutoff": cutoff_ms, "limit": room}
-                removed = execute(sql["remove_audit"], given | {"refused": refused}).rowcount
+                parameters = {"excess": excess, "cutoff": cutoff_ms, "limit": room}
+                removed = execute(sql["remove_audit"], parameters | {"refused": refused}).rowcount
                 self._was_cut |= removed == room
             self._removed += removed
             if more != removed:

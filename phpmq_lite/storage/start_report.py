@@ -135,5 +135,5 @@ def _report(text: str) -> StartReport:
         content = json.loads(text)
     except ValueError:
         content = {}
-    known = StartReport.__dataclass_fields__
-    return StartReport(**{name: value for name, value in content.items() if name in known})
+    fields = StartReport.__dataclass_fields__
+    return StartReport(**{name: value for name, value in content.items() if name in fields})

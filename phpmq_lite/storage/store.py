@@ -78,9 +78,9 @@ class Store(ABC):
         """Return the engine's statements in ``<file>.sql``, keyed by name."""
         return load(file, self.engine)
 
-    def query(self, name: str, given: Any = ()) -> list[Any]:
+    def query(self, name: str, parameters: Any = ()) -> list[Any]:
         """Execute a query of ``batch.sql`` and return all rows."""
-        rows: list[Any] = self.execute(self.sql("batch")[name], given).fetchall()
+        rows: list[Any] = self.execute(self.sql("batch")[name], parameters).fetchall()
         return rows
 
     # -- startup
@@ -154,10 +154,10 @@ class Store(ABC):
         Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
         """
         before = 1 << 62
-        while limit > 0 and (some := self.query("receipts", (before, after_ms, _RECEIPTS_AT_ONCE))):
-            yield from some
-            before = some[-1][0]
-            limit -= sum(len(keys) // size for *_, size, keys in some)
+        while limit > 0 and (runs := self.query("receipts", (before, after_ms, _RECEIPTS_AT_ONCE))):
+            yield from runs
+            before = runs[-1][0]
+            limit -= sum(len(keys) // size for *_, size, keys in runs)
 
     # -- loading
 
@@ -195,28 +195,28 @@ class Store(ABC):
         return loaded
 
     def _load_due(self, loaded: LoadedRows, due_from: int, due_at: int) -> None:
-        found = self.query("due_messages", (due_from, due_at, DUE_AT_ONCE))
+        rows = self.query("due_messages", (due_from, due_at, DUE_AT_ONCE))
         loaded.has_due = True
-        loaded.due = [message_of(row) for row in found]
-        after = due_at if len(found) < DUE_AT_ONCE else found[-1][6] - 1
+        loaded.due = [message_of(row) for row in rows]
+        after = due_at if len(rows) < DUE_AT_ONCE else rows[-1][6] - 1
         [(loaded.next_deadline_ms,)] = self.query("next_deadline", (after,))
 
     def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
-        found = self.query("next_ready", (request.queue_id, request.after, request.limit))
-        page = [message_of(row) for row in found]
+        rows = self.query("next_ready", (request.queue_id, request.after, request.limit))
+        page = [message_of(row) for row in rows]
         self._load_bodies(page[: _count_fitting(page, request.body_bytes)])
         return request.queue_id, page, len(page) < request.limit
 
     def _page(self, request: PageRequest) -> LoadedPage:
-        given = {"of": request.queue_id, "after": request.after, "upto": request.upto}
-        found = self.query(_PAGES[request.kind], given | {"limit": request.limit})
-        page = [message_of(row) for row in found]
+        parameters = {"of": request.queue_id, "after": request.after, "upto": request.upto}
+        rows = self.query(_PAGES[request.kind], parameters | {"limit": request.limit})
+        page = [message_of(row) for row in rows]
         return self._with_bodies(request, page, "checksums", len(page) < request.limit)
 
     def _rows(self, request: RowsRequest) -> LoadedPage:
         name = "settled_by_seq" if request.settled else "messages_by_seq"
-        found = {row[0]: row for row in self.many(name, request.seqs)}
-        page = [message_of(found[seq]) for seq in request.seqs if seq in found]
+        rows = {row[0]: row for row in self.many(name, request.seqs)}
+        page = [message_of(rows[seq]) for seq in request.seqs if seq in rows]
         checksums = "settled_checksums" if request.settled else "checksums"
         return self._with_bodies(request, page, checksums, is_last=True)
 
@@ -244,8 +244,8 @@ class Store(ABC):
         for count, message in enumerate(page):
             reference = RECORD_REFERENCE.match(message.body or b"")
             if reference is not None and message.source.seq is not None:
-                found = self.many("bodies", [message.source.seq])
-                message.body = found[0][1] if found else None
+                rows = self.many("bodies", [message.source.seq])
+                message.body = rows[0][1] if rows else None
                 total += len(message.body or b"")
                 if total > _PAGE_BYTES and count:
                     return count
@@ -261,9 +261,9 @@ class Store(ABC):
     def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
         """Return bodies, keyed by seq; None if a body is missing or has a wrong checksum."""
         expected = dict(self.many(checksums, seqs))
-        found = self.many("bodies", seqs)
-        whole = {seq: body for seq, body in found if checksum(seq, body) == expected.get(seq)}
-        return {seq: whole.get(seq) for seq in seqs}
+        rows = self.many("bodies", seqs)
+        undamaged = {seq: body for seq, body in rows if checksum(seq, body) == expected.get(seq)}
+        return {seq: undamaged.get(seq) for seq in seqs}
 
     def _records(
         self, places: dict[int, tuple[int, int, int]]
@@ -273,13 +273,13 @@ class Store(ABC):
         If their total size is too large, only the smallest are returned: real records, not padding.
         """
         flat = [number for seq, others in places.items() for number in (seq, *others)]
-        found = self.many("client_records", flat)
-        found.sort(key=lambda row: row[3])
-        sums = accumulate(row[3] for row in found)
-        some = [row for row, size in zip(found, sums, strict=True) if size <= _RECORD_BYTES]
-        bodies = self._bodies([seq for _, seq, _, _ in some])
+        rows = self.many("client_records", flat)
+        rows.sort(key=lambda row: row[3])
+        sums = accumulate(row[3] for row in rows)
+        small_rows = [row for row, size in zip(rows, sums, strict=True) if size <= _RECORD_BYTES]
+        bodies = self._bodies([seq for _, seq, _, _ in small_rows])
         about: dict[int, list[tuple[bytes, bytes]]] = {}
-        for source_seq, seq, token, _ in sorted(some):
+        for source_seq, seq, token, _ in sorted(small_rows):
             body = bodies[seq]
             if body is not None:
                 about.setdefault(source_seq, []).append((b"%016x%016x" % (seq, token), body))
@@ -298,9 +298,15 @@ def _count_fitting(page: list[Message], room: int) -> int:
 def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     own = dict(zip(COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
     return QueueRow(
-        row[0], row[1], row[2], {name: v for name, v in own.items() if v is not None},
-        row[10], row[11], (row[10], row[11]), row[12],
-    )  # fmt: skip
+        row[0],
+        row[1],
+        row[2],
+        {name: v for name, v in own.items() if v is not None},
+        row[10],
+        row[11],
+        (row[10], row[11]),
+        row[12],
+    )
 
 
 _MIN_STEP_MS: Final = 2_000  # smaller clock differences are not recorded at startup

@@ -70,4 +70,8 @@ class StoreStatus:
     @property
     def replicas_ready(self) -> int | None:
         """Return how many replicas can confirm commits, or None if that is not known."""
-        return None if self.server is None else sum(one.is_ready for one in self.server.replicas)
+        return (
+            None
+            if self.server is None
+            else sum(replica.is_ready for replica in self.server.replicas)
+        )

@@ -1,13 +1,13 @@
 """What the writers of both engines share."""
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from phpmq_lite.errors import BatchRefusedError
 from phpmq_lite.logs import get_logger
-from phpmq_lite.model import ClockReading
+from phpmq_lite.model import BatchStore, ClockReading
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.retention import RetentionBounds
@@ -22,8 +22,8 @@ _RETENTION_MOST_MS: Final = 10_000
 _CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
 
 
-class StoreWriter(ABC):
-    """Stores batches (``BatchStore``) and does other work on the store, in order of the calls."""
+class StoreWriter(BatchStore):
+    """Stores batches and does other work on the store, in order of the calls."""
 
     space: DiskSpace  # room for messages, and why nothing can be stored at the moment
     # Called between batches; returns True if it should be called again soon.
@@ -32,6 +32,10 @@ class StoreWriter(ABC):
     @abstractmethod
     def start(self, work: Callable[[Any], T]) -> asyncio.Future[T]:
         """Run a function on the store after all earlier work; it may be repeated if it failed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the database after all earlier work; can be called twice."""
 
     async def run(self, work: Callable[[Any], T]) -> T:
         """Run a function on the store after all earlier work, and return its result."""

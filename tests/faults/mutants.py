@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar, cast
 import aiosqlite
 import pytest
 
-from phpmq_lite import service
 from phpmq_lite.broker import broker, transitions
 from phpmq_lite.broker.ack_timeouts import AckTimeouts
 from phpmq_lite.broker.broker import Broker
@@ -31,6 +30,7 @@ from phpmq_lite.installation import build_kind
 from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, RecoveredState
 from phpmq_lite.server import engine
 from phpmq_lite.server.engine import Engine
+from phpmq_lite.service import active, lifecycle, starting
 from phpmq_lite.storage import disk_space
 from phpmq_lite.storage.batch_sql import Step
 from phpmq_lite.storage.data_folder import DataFolder
@@ -170,8 +170,8 @@ def _stay_half_alive() -> None:
         with suppress(Exception):
             await engine.run()
 
-    setattr(service, "run_engine", run_engine)  # noqa: B010 - a function is not assigned to
-    setattr(service, "fail_stop", lambda _folder, _error: None)  # noqa: B010
+    setattr(active, "run_engine", run_engine)  # noqa: B010 - a function is not assigned to
+    setattr(lifecycle, "fail_stop", lambda _folder, _error: None)  # noqa: B010
 
 
 def _charge_all() -> None:
@@ -309,19 +309,19 @@ def _set(module: Any, name: str, defect: Any) -> Callable[[], None]:
 
 # Compiled code cannot be replaced.
 _OF_SOURCES: Final[dict[str, Callable[[], None]]] = {
-    "ConfirmsBeforeCommit": _set(service, "Engine", ConfirmsBeforeCommit),
-    "ForgetsAcknowledgements": _set(service, "Engine", ForgetsAcknowledgements),
-    "ForgetsKeys": _set(service, "Engine", ForgetsKeys),
+    "ConfirmsBeforeCommit": _set(active, "Engine", ConfirmsBeforeCommit),
+    "ForgetsAcknowledgements": _set(active, "Engine", ForgetsAcknowledgements),
+    "ForgetsKeys": _set(active, "Engine", ForgetsKeys),
     "CountsFromTheFirstDispatch": _set(broker, "AckTimeouts", CountsFromTheFirstDispatch),
     "IgnoresKeys": _set(broker, "PublishKeys", IgnoresKeys),
     "ChargesAllThatWasHeld": _charge_all,
-    "DispatchesBeforeCommit": _set(service, "Engine", DispatchesBeforeCommit),
-    "SettlesLate": _set(service, "Engine", SettlesLate),
-    "StoresNoKeys": _set(service, "Engine", StoresNoKeys),
+    "DispatchesBeforeCommit": _set(active, "Engine", DispatchesBeforeCommit),
+    "SettlesLate": _set(active, "Engine", SettlesLate),
+    "StoresNoKeys": _set(active, "Engine", StoresNoKeys),
 }
 _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
-    "CountsGapsTwice": _set(service, "Clock", CountsGapsTwice),
-    "LeavesAtOnce": _set(service, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
+    "CountsGapsTwice": _set(starting, "Clock", CountsGapsTwice),
+    "LeavesAtOnce": _set(active, "DRAIN_S", 0.0),  # acknowledgements on their way are not read
     "WaitsForTheDiskInTheLoop": _set(writer, "_FAST_S", inf),
     "KeepsItsTransactions": _set(backend, "SqliteReaders", KeepsItsTransactions),
     "ReturnsToTheEnd": _set(Broker, "make_ready", Broker.make_ready_at_end),
@@ -330,8 +330,8 @@ _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     "KeepsItsSeals": _keep_seals,
     "WritesAtOnce": _write_at_once,
     # with another clock, see test_clock.py
-    "LiveWallClock": _set(service, "Clock", LiveWallClock),
-    "BelievesAtTheStart": _set(service, "Clock", BelievesAtTheStart),
+    "LiveWallClock": _set(starting, "Clock", LiveWallClock),
+    "BelievesAtTheStart": _set(starting, "Clock", BelievesAtTheStart),
     # with damaged files, see test_damage.py
     "ChecksNoWal": _set(startup, "check_wal", lambda *_given, **_more: WalScan()),
     "ChecksNoBodies": _check_no_bodies,
@@ -346,22 +346,21 @@ def _hurry() -> None:
     setattr(engine, "_MAINTENANCE_S", 0.05)  # noqa: B010 - a constant is not assigned to
     setattr(disk_space, "RETRY_S", 0.05)  # noqa: B010
     setattr(disk_space, "MAX_TROUBLE_S", MAX_TROUBLE_S)  # noqa: B010
-    setattr(service, "DRAIN_S", 0.3)  # noqa: B010
+    setattr(active, "DRAIN_S", 0.3)  # noqa: B010
 
 
 def _use_second() -> None:
     """Start the writer process before the listeners open, and pass all batches to it."""
-    open_engine = service.Service._open_engine
+    serve = active.Active.serve
 
-    async def opened(self: service.Service, stack: Any, one: SqliteBackend, *rest: Any) -> Engine:
-        engine = await open_engine(self, stack, one, *rest)
-        own = one.writer
+    async def serving(self: active.Active, *arguments: Any) -> None:
+        own = cast(SqliteBackend, self._backend).writer
         own._start_process()
         while own._process is not None and not own._process.is_ready:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        return engine
+        await serve(self, *arguments)
 
-    setattr(service.Service, "_open_engine", opened)  # noqa: B010 - a method is not assigned to
+    setattr(active.Active, "serve", serving)  # noqa: B010 - a method is not assigned to
     for name, value in (("START_BATCHES", 1), ("FEW_COMMANDS", 0), ("_PROCESS_BYTES", 1 << 30)):
         setattr(writer, name, value)
     setattr(writer, "_has_processors", lambda: True)  # noqa: B010

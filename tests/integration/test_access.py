@@ -297,7 +297,7 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
     assert (row, reason) == (["nobody", "ui", "session.login", "anna"], "wrong_password")
     assert count == 1 or len(rows) == 2  # a minute ended meanwhile: its count and another row
     assert context.auth.refused_logins.total == 100
-    assert home.broker.service._context is context
+    assert home.broker.service.pages.context is context
     async with HttpUser(home.url) as owner:  # no account is locked, but this address must wait
         assert (await owner.log_in("anna")).status == 429
 

@@ -61,6 +61,14 @@ def test_publish_reads_standard_input(run: Run, queue: str, source: list[str]) -
     assert run("consume", queue, "-n", "1").stdout_bytes == b"a\nb\n\n"
 
 
+@pytest.mark.parametrize("source", [[], ["-"]])
+def test_publish_refuses_an_empty_standard_input(run: Run, queue: str, source: list[str]) -> None:
+    """As in cron, where a program that failed may have written nothing."""
+    refused = run("publish", queue, *source, code=2)
+    assert "standard input is empty, so nothing was published" in refused.stderr
+    assert run("publish", queue, "--body", "").stderr.startswith("1 message stored")
+
+
 def test_publish_makes_a_message_of_each_line(run: Run, queue: str, broker: BrokerProcess) -> None:
     published = run("publish", queue, "--lines", input=b"a\n\nb\r\nlast")
     assert published.stderr == f"4 messages stored in {queue} by the broker on {broker.phpmq[0]}\n"

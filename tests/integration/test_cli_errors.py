@@ -156,6 +156,28 @@ def test_typo_in_a_command_gets_the_command(name: str) -> None:
     assert name in result.stderr.partition("Did you mean")[2]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("serve", "--port", "9100"), "Use --listen HOST:PORT instead."),
+        (("serve", "--log-level", "warn"), "Did you mean 'warning'?"),
+        (("serve", "--log-format=jsn"), "Did you mean 'json'?"),
+        (("clock", "decide", "expir"), "Did you mean 'expire'?"),
+        (("consume", "q", "--limt", "3"), "Did you mean '--limit'?"),
+    ],
+)
+def test_typo_in_an_option_or_its_value_gets_the_right_one(
+    arguments: tuple[str, ...], hint: str
+) -> None:
+    result = ask(*arguments)
+    assert result.exit_code == 2
+    assert hint in " ".join(result.stderr.split())
+
+
+def test_option_that_resembles_others_only_by_its_dashes_gets_no_hint() -> None:
+    assert "Did you mean" not in ask("serve", "--prt").stderr
+
+
 def test_typo_in_a_group_gets_its_command() -> None:
     assert "'create'" in ask("queue", "craete").stderr.partition("Did you mean")[2]
     assert "'archive'" in ask("pipeline", "archiv").stderr.partition("Did you mean")[2]

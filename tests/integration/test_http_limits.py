@@ -278,7 +278,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
 
 
 async def limits_of(broker: RunningBroker) -> ConnectionLimits:
-    return (await broker.service.open_pages()).connection_limits
+    return (await broker.service.pages.open()).connection_limits
 
 
 @pytest.fixture

@@ -265,7 +265,7 @@ async def test_wait_finds_each_of_many_messages_once_while_they_arrive(
 async def test_wait_answers_when_the_message_is_settled(
     broker: RunningBroker, browser: LivePages
 ) -> None:
-    context = await broker.service.open_pages()
+    context = await broker.service.pages.open()
     before = await WaitPosition.now(context.readers)
     await publish(broker, b"job")
     waiting = asyncio.create_task(

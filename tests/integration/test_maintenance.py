@@ -64,8 +64,8 @@ async def allow() -> None:
 
 
 def maintenance_of(running: testing.RunningBroker) -> Maintenance:
-    assert running.service._maintenance is not None
-    return running.service._maintenance
+    assert running.service.active.maintenance is not None
+    return running.service.active.maintenance
 
 
 def page(running: testing.RunningBroker, path: str) -> str:

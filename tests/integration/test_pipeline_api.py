@@ -73,7 +73,7 @@ async def _endless() -> AsyncIterator[bytes]:
 
 
 def context_of(home: BrokerFixture) -> Context:
-    context = home.broker.service._context
+    context = home.broker.service.pages.context
     assert context is not None
     return context
 

@@ -57,7 +57,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await running.service.handle.run(
             history_readers.report, entry, "archive", 7, owner="anna", is_admin=False
         )
-        context = await running.service.open_pages()
+        context = await running.service.pages.open()
         pipeline = StoredPipeline(context.readers)
         empty, mine = await pipeline.subscriptions()
         assert (empty.name, empty.count, empty.bytes, empty.oldest_at_ms, empty.hi,

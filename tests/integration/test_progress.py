@@ -83,7 +83,7 @@ def test_progress_without_a_socket_is_that_of_the_buffer() -> None:
 
 async def test_slow_http_client_is_disconnected_only_when_it_stops_reading(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
-        limits = (await running.service.open_pages()).connection_limits
+        limits = (await running.service.pages.open()).connection_limits
         limits.timeouts = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
         reader = SlowReader(
             int(running.admin_url.rstrip("/").rpartition(":")[2]), limits.close_slow

@@ -48,7 +48,7 @@ async def test_overview_of_a_healthy_broker_has_no_attention_list(site: HttpSite
 
 async def test_charts_show_each_span(site: HttpSite) -> None:
     await site.publish_many("orders", 3)
-    await site.broker.service.sampler.sample()
+    await site.broker.service.active.sampler.sample()
     for span in ("1h", "24h", "7d", "30d"):
         page = await site.get(f"/queues/orders?tab=charts&span={span}")
         assert page.status == 200, error_of(page.text)

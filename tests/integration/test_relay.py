@@ -123,7 +123,7 @@ async def test_slow_reader_fills_only_bounded_buffers(tmp_path: Path, listen: st
         with await in_thread(lambda: SocketClient(brokers.port)) as client:
             client.read_nothing()
             client.consume("orders", 40)
-            session = brokers.active.service._session_context.sessions
+            session = brokers.active.service.active.sessions.sessions
             await wait_until(lambda: any(one.blocked_at is not None for one in session))
             (relayed,) = brokers.relay.connections
             assert relayed.transport.get_write_buffer_size() < 1 << 20
@@ -154,7 +154,7 @@ async def test_publisher_waits_while_the_active_broker_does_not_read(
     async with relayed_brokers(tmp_path, listen) as brokers:
         with await in_thread(lambda: SocketClient(brokers.port)) as client:
             await in_thread(lambda: client.confirm("orders", b"first"))
-            (session,) = brokers.active.service._session_context.sessions
+            (session,) = brokers.active.service.active.sessions.sessions
             session.pause_reading("test")
             bodies = [BIG] * 40
             sending = asyncio.gather(
@@ -276,6 +276,23 @@ async def test_connection_is_closed_while_no_broker_is_active(
         assert brokers.relay.counters.refused == {code: 1}
         (line,) = [one for one in lines if one["event"] == "connection_not_relayed"]
         assert (line["code"], line["address"]) == (code, "127.0.0.1")
+
+
+async def test_absence_of_the_active_broker_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "WAIT_S", 0.2)
+    async with relayed_brokers(tmp_path) as brokers:
+        brokers.relay.set_active(EPOCH, "127.0.0.1:1")
+        with capture_logs() as lines:
+            for _ in range(3):
+                await as_client(brokers.port, assert_closed_without_reply)
+            brokers.relay.set_active(EPOCH + 1, None)
+            await as_client(brokers.port, assert_closed_without_reply)
+            brokers.relay.set_active(EPOCH, brokers.listener.address)
+            await as_client(brokers.port, exchange)
+        names = [line["event"] for line in lines if line["event"].startswith("active_broker")]
+        assert names == ["active_broker_away", "active_broker_reached"]
 
 
 async def test_stop_of_the_active_broker_closes_its_clients(tmp_path: Path) -> None:
@@ -412,7 +429,7 @@ async def test_fallback_serves_pages_while_no_broker_is_active(tmp_path: Path) -
             brokers.relay.set_active(EPOCH, address)
             async with HttpUser(brokers.standby.admin_url) as me:
                 assert (await me.get("/queues")).status == 200
-        context = brokers.standby.service._context
+        context = brokers.standby.service.pages.context
         assert context is not None
         await wait_until(lambda: not context.connection_limits.admission.connections)
 
@@ -507,7 +524,7 @@ async def test_key_of_another_database_does_not_fool_the_standby(tmp_path: Path)
     async with relayed_brokers(tmp_path) as brokers:
         impostor = RelayListener(
             PLAIN, other, brokers.active.service.session,
-            brokers.active.service.http_connection, RelayCounters(),
+            brokers.active.service.pages.connect, RelayCounters(),
         )  # fmt: skip
         impostor.epoch = EPOCH
         await impostor.open()
@@ -585,7 +602,7 @@ async def test_relayed_connection_is_not_relayed_again(tmp_path: Path) -> None:
         between = RelayListener(
             PLAIN, SECRET,
             lambda kind, revision: again.accept(gate, kind, revision, asyncio.Protocol),
-            brokers.standby.service.http_connection, RelayCounters(),
+            brokers.standby.service.pages.connect, RelayCounters(),
         )  # fmt: skip
         between.epoch = EPOCH
         await between.open()

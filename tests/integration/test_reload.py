@@ -166,7 +166,7 @@ async def test_certificates_are_reloaded_and_invalid_ones_change_nothing(tmp_pat
         with pytest.raises(SettingsError, match=r"admin\.tls_cert .* cannot be used"):
             reload_settings(running, tcp=tls, admin=tls, history={"days": 1})
         assert await serials(running, trusted) == before
-        assert running.service.settings.history.days == 7
+        assert running.service.state.settings.history.days == 7
         put(new)
         reload_settings(running, tcp=tls, admin=tls)
         after = await serials(running, trusted)

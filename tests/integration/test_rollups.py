@@ -26,7 +26,7 @@ async def loaded_site(data: Path) -> AsyncIterator[HttpSite]:
 
 async def loaded(broker: RunningBroker) -> None:
     """Wait until the broker has read its roll-ups; if it stops earlier, it stores none."""
-    await wait_until(lambda: broker.service.sampler.is_loaded)
+    await wait_until(lambda: broker.service.active.sampler.is_loaded)
 
 
 async def ack(site: HttpSite, queue: str, count: int) -> None:

@@ -42,7 +42,7 @@ async def site(tmp_path: Path, folder: Path) -> AsyncIterator[HttpSite]:
 def read_again(site: HttpSite) -> None:
     """Read the folder now instead of waiting for the watch."""
     with suppress(RegistryError):
-        site.broker.service.schemas.refresh()
+        site.broker.service.state.schemas.refresh()
 
 
 async def test_page_lists_urns_with_version_and_fields(site: HttpSite) -> None:

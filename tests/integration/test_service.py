@@ -19,11 +19,13 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from phpmq_lite import process, service, testing
+from phpmq_lite import process, testing
 from phpmq_lite.broker_process import broker_process as fresh_process
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.protocol.connection import ClientSide
+from phpmq_lite.service import lifecycle
+from phpmq_lite.service import pages as service_pages
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite import backend
@@ -343,7 +345,7 @@ def broken_admin(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_name: str) -> None:
         raise ImportError("broken")
 
-    monkeypatch.setattr(service, "import_module", fail)
+    monkeypatch.setattr(service_pages, "import_module", fail)
 
 
 def libraries_of(pid: int) -> str:
@@ -380,7 +382,7 @@ async def test_broker_that_needs_its_broken_admin_accepts_no_client(data: Path) 
     password.chmod(0o600)
     lines: list[str] = []
     settings = testing.settings_for(data, admin={"initial_password_file": password})
-    broker = service.Service(settings, lines.append)
+    broker = lifecycle.Service(settings, lines.append)
     with pytest.raises(ExceptionGroup) as failure:
         await asyncio.wait_for(broker.run(), WAIT_S)
     assert failure.group_contains(ImportError, match="broken")
@@ -397,15 +399,15 @@ async def test_pages_answer_while_the_database_is_being_recovered(
         return check_files(*args, **more)
 
     monkeypatch.setattr(backend, "check_files", check_later)
-    broker = service.Service(testing.settings_for(data), lambda _line: is_open.set())
+    broker = lifecycle.Service(testing.settings_for(data), lambda _line: is_open.set())
     running = asyncio.create_task(broker.run())
     try:
         await asyncio.wait_for(is_open.wait(), WAIT_S)
-        assert not await asyncio.to_thread(is_ready, broker.admin[0])
-        assert not broker.phpmq
+        assert not await asyncio.to_thread(is_ready, broker.state.admin[0])
+        assert not broker.state.phpmq
         go_on.set()
-        await asyncio.wait_for(broker.ready.wait(), WAIT_S)
-        assert await asyncio.to_thread(is_ready, broker.admin[0])
+        await asyncio.wait_for(broker.state.ready.wait(), WAIT_S)
+        assert await asyncio.to_thread(is_ready, broker.state.admin[0])
     finally:
         go_on.set()
         broker.stop()
@@ -415,11 +417,14 @@ async def test_pages_answer_while_the_database_is_being_recovered(
 async def test_garbage_is_collected_again_once_the_broker_has_started() -> None:
     before, is_started = gc.get_threshold(), asyncio.Event()
 
+    class State:
+        listening = opened = is_started
+
     class Starting:
-        listening = pages_open = is_started
+        state = pages = State
 
     tending = asyncio.create_task(
-        process._manage_garbage_collection(cast("service.Service", Starting()))
+        process._manage_garbage_collection(cast("lifecycle.Service", Starting()))
     )
     try:
         await asyncio.sleep(0)

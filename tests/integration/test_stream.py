@@ -8,7 +8,7 @@ import time
 import pytest
 
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.client.blocking_client import BufferedSocket
+from phpmq_lite.client.buffered_socket import BufferedSocket
 
 
 @pytest.mark.timeout(10)

@@ -34,7 +34,7 @@ class ExportSite:
 
     @property
     def exports(self) -> ExportProcesses:
-        context = self.broker.service._context
+        context = self.broker.service.pages.context
         assert context is not None
         return context.exports
 
@@ -81,7 +81,7 @@ async def site_on(data: Path, rows: int = 0, **sections: Any) -> AsyncIterator[E
         running_service(data, **sections) as broker,
         aiohttp.ClientSession(read_bufsize=1 << 16) as session,
     ):
-        await broker.service.open_pages()
+        await broker.service.pages.open()
         site = ExportSite(broker, session)
         site.exports.program = FAST_PROGRAM
         yield site

@@ -28,7 +28,7 @@ PRELOADED: Final = [
     "phpmq_lite.envelopes.worker",
     "phpmq_lite.logs",
     "phpmq_lite.process",
-    "phpmq_lite.service",
+    "phpmq_lite.service.lifecycle",
     "pytest",  # the main module here; each process imports it once more
 ]
 _server: Final = multiprocessing.get_context("forkserver")

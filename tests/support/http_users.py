@@ -137,7 +137,7 @@ class BrokerFixture:
     @property
     def context(self) -> Context:
         """The shared objects of the admin application."""
-        context = self.broker.service._context
+        context = self.broker.service.pages.context
         assert context is not None
         return context
 

@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 from phpmq_lite.cli import outbox as command
 from phpmq_lite.cli.main import main
-from phpmq_lite.client.blocking_client import KeyedMessage, PublishOutcome, publish_each
+from phpmq_lite.client.keyed_publishes import PublishOutcome, publish_each
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes import outbox_relay
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 

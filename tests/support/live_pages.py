@@ -118,7 +118,7 @@ async def taps(broker: RunningBroker) -> int:
 
 async def streams(broker: RunningBroker) -> int:
     """Return the number of open streams."""
-    context = broker.service._context
+    context = broker.service.pages.context
     assert context is not None
     return context.live.streams
 

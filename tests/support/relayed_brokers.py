@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 from phpmq_lite.relay.active import RelayListener
 from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
 from phpmq_lite.relay.standby import Relay
+from phpmq_lite.service.active import Active
 from phpmq_lite.testing import RunningBroker
 from tests.support.http_users import prepared_service
 from tests.support.socket_client import SocketClient
@@ -41,6 +42,21 @@ class RelayedBrokers:
         return list(self.active.service.handle.summary().clients)
 
 
+class Relaying:
+    """An active broker that relays its connections, as a standby does."""
+
+    def __init__(self, active: Active, relay: Relay) -> None:
+        self._active = active
+        self._relay = relay
+
+    def accept(self, own: Any, admission: Any, kind: Any, protocol: Any, *name_of: Any) -> Any:
+        """Relay a connection."""
+        return self._relay.accept(admission, kind, protocol, own, *name_of)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._active, name)
+
+
 @asynccontextmanager
 async def relayed_brokers(
     folder: Path,
@@ -57,13 +73,13 @@ async def relayed_brokers(
     ):
         service = first.service
         counters = service.handle.counters.relay
-        listener = RelayListener(listen, SECRET, service.session, service.http_connection, counters)
+        listener = RelayListener(listen, SECRET, service.session, service.pages.connect, counters)
         listener.epoch = EPOCH
         await listener.bind()
         await listener.open()
         relay = Relay("broker-2", secret, second.service.handle.counters.relay)
         relay.set_active(EPOCH, listener.address)
-        second.service._relay = relay
+        second.service.phase = Relaying(second.service.active, relay)
         try:
             yield RelayedBrokers(first, second, listener, relay)
         finally:

@@ -64,7 +64,7 @@ async def test_manager_hears_that_the_broker_is_a_standby() -> None:
     listening.set()
     manager: Any = SimpleNamespace(each_s=60, notify=lambda **given: heard.put_nowait(given))
     service: Any = SimpleNamespace(
-        listening=listening,
+        state=SimpleNamespace(listening=listening),
         has_progressed=lambda: True,
         handle=SimpleNamespace(summary=lambda: broker_status(store=store)),
     )

@@ -22,7 +22,7 @@ from phpmq_lite.server.addresses import (
 from phpmq_lite.server.certificates import Certificate, read_certificates
 from phpmq_lite.server.processes import PeerProcess, find_listener
 from phpmq_lite.server.tls import server_context
-from phpmq_lite.service import has_admin
+from phpmq_lite.service.startup_checks import has_admin
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.initial_password import initial_password
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from phpmq_lite.errors import StorageError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import ClockReading, RecoveredState
+from phpmq_lite.storage.backend import Backend
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState, read_row
 from phpmq_lite.storage.postgres.migrate import migrate
@@ -27,7 +28,7 @@ _log = get_logger(__name__)
 _OFFSETS_AT_ONCE: Final = 10_000
 
 
-class PostgresBackend:
+class PostgresBackend(Backend):
     """One of the brokers that use a database.
 
     ``start_standby`` is called with the secret that the brokers share (key, certificate, private
@@ -47,7 +48,7 @@ class PostgresBackend:
         allow_asynchronous: bool,
     ) -> None:
         self.conninfo = connection_info(url)
-        self.writer = PostgresWriter(
+        self.writer: PostgresWriter = PostgresWriter(
             self.conninfo, space, on_fatal, allow_asynchronous=allow_asynchronous
         )
         self.read_clocks = self.writer.read_clocks
@@ -58,11 +59,11 @@ class PostgresBackend:
         self._make_secret = make_secret
         self._relay_to = relay_to
         self._allow_asynchronous = allow_asynchronous
-        self.monitor = ServerMonitor(self.readers(count=1), self.writer)
+        self._monitor = ServerMonitor(self.readers(count=1), self.writer)
 
     def status(self) -> StoreStatus:
         """Return the known state of the database, without reading it."""
-        writer, row, monitor = self.writer, self.state.row, self.monitor
+        writer, row, monitor = self.writer, self.state.row, self._monitor
         epoch, is_standby = writer.epoch, writer.epoch is None
         return StoreStatus(
             engine="PostgreSQL",
@@ -148,12 +149,19 @@ class PostgresBackend:
         """Add to ``stack`` what releases the epoch."""
         stack.push_async_callback(self.writer.close)
 
+    def record_use(self, stack: AsyncExitStack) -> None:
+        """Do nothing: the row of the epoch says which broker uses the database."""
+
     async def start_maintenance(
         self, bounds: RetentionBounds, counters: Callable[[ClockReading], Mapping[str, int]]
     ) -> StoreMaintenance:
         """Begin counting and retention."""
         maintenance = self.writer.maintenance = PostgresMaintenance(bounds, counters)
         return maintenance
+
+    async def watch_server(self) -> None:
+        """Read the server's state at intervals, and explain why a batch takes long."""
+        await self._monitor.run()
 
 
 class PostgresMaintenance(StoreMaintenance):

@@ -11,6 +11,7 @@ from phpmq_lite.errors import DatabaseReplacedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import ClockReading
+from phpmq_lite.storage.backend import Backend
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.read.read_pool import Readers
@@ -28,10 +29,8 @@ from phpmq_lite.storage.store_status import StoreStatus
 _log = get_logger(__name__)
 
 
-class SqliteBackend:
+class SqliteBackend(Backend):
     """The database of a locked data folder."""
-
-    read_clocks = None
 
     def __init__(
         self,
@@ -43,8 +42,8 @@ class SqliteBackend:
         cache_bytes: int,
         wal_bytes: int,
     ) -> None:
-        self.writer = Writer(folder.database, space, on_fatal, folder)
-        self.is_structure_due = False
+        self.writer: Writer = Writer(folder.database, space, on_fatal, folder)
+        self.database = folder.database
         self._folder = folder
         self._on_fatal = on_fatal
         self._accept_loss = accept_loss
@@ -53,7 +52,7 @@ class SqliteBackend:
         self._live_seal: LiveSeal | None = None
 
     def status(self) -> StoreStatus:
-        """Return the state of the store; that of the files is measured when a page shows it."""
+        """Return the state of the store; pages measure that of the files."""
         return StoreStatus(place=str(self._folder.path))
 
     def readers(self, count: int = 2) -> Readers:

@@ -1,11 +1,16 @@
 """Typed values of queue settings."""
 
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import click
 import pytest
+import rich.live
 
-from phpmq_lite.cli.queues import _parse_value, queue_path
+from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError
+from phpmq_lite.cli.queues import _parse_value, _show_live, queue_path
 from phpmq_lite.queue_settings import QueueSettings
 
 
@@ -45,3 +50,39 @@ def test_each_setting_of_a_queue_has_a_kind_that_can_be_typed() -> None:
 
 def test_path_has_the_name_as_one_segment() -> None:
     assert queue_path("a/b", "pause") == "/queues/a%2Fb/pause"
+
+
+def test_top_shows_that_the_broker_is_away_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies: Iterator[Any] = iter([0, BrokerUnavailableError("no broker answers"), 1])
+    captions: list[str | None] = []
+
+    class Screen:
+        def __init__(self, *_table: object, **_options: object) -> None:
+            pass
+
+        def __enter__(self) -> "Screen":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, table: Any, *, refresh: bool) -> None:
+            captions.append(table.caption)
+
+    def get(_admin: AdminClient, _path: str) -> dict[str, int]:
+        if isinstance(reply := next(replies), Exception):
+            raise reply
+        names = ("ready", "dispatched", "dead", "published_per_s", "acked_per_s")
+        return dict.fromkeys(names, reply)
+
+    def sleep(_seconds: float) -> None:
+        if len(captions) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(AdminClient, "get", get)
+    monkeypatch.setattr(AdminClient, "list", lambda *_arguments, **_query: iter(()))
+    monkeypatch.setattr(rich.live, "Live", Screen)
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        _show_live(AdminClient(None), 1.0)
+    assert captions == ["no broker answers; trying again", None]

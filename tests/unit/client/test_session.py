@@ -5,13 +5,9 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.client.session import (
-    Backoff,
-    ClientSession,
-    Delivery,
-    PendingPublishes,
-    PublishBatch,
-)
+from phpmq_lite.client.publishes import PendingPublishes, PublishBatch
+from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.session import ClientSession, Delivery
 from phpmq_lite.errors import (
     ClientError,
     ConnectionLostError,
@@ -349,7 +345,7 @@ def test_all_fail_when_the_connection_does_not_come_back() -> None:
 
 def test_batch_counts_and_keeps_the_first_error() -> None:
     notified: list[None] = []
-    batch = PublishBatch(lambda: notified.append(None))
+    batch = PublishBatch(notify=lambda: notified.append(None))
     batch.unanswered = 3
     first = PublishRefusedError("full")
     for error in (None, first, PublishRefusedError("paused")):

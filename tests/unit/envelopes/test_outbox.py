@@ -9,7 +9,8 @@ import pytest
 from babelqueue.outbox import Outbox as SdkOutbox
 from babelqueue.outbox import OutboxRelay, OutboxStore
 
-from phpmq_lite.client.blocking_client import KeyedMessage, NoReplyError, PublishOutcome
+from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.outbox import (
     Outbox,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from phpmq_lite.client.blocking_client import KeyedMessage
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from phpmq_lite.importers.beanstalkd import (
     PROBE_TUBE,

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from phpmq_lite.client.blocking_client import KeyedMessage
+from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from phpmq_lite.importers.initphp import InitphpError, InitphpRow, TableMapping, plan_row, read_rows

@@ -16,7 +16,7 @@ from phpmq_lite.protocol.frames import (
 )
 from phpmq_lite.protocol.parser import Parser
 from phpmq_lite.protocol.revisions import REVISION_OF_HEADER
-from phpmq_lite.server.frame_recorder import Dissector
+from phpmq_lite.server.frame_recorder import DissectedFrame, Dissector
 
 
 def test_frames_are_slotted_values() -> None:
@@ -44,8 +44,11 @@ def test_message_tables_are_consistent() -> None:
 def test_parser_and_dissector_know_every_message(table: frames.Shapes, fast_path: Any) -> None:
     for header, packets in table.items():
         frame = header + b"".join(b"P%02d%029d1" % (packet, 1) for packet in packets)
-        parsed = Parser(WireLimits(), table, fast_path).feed(frame)
-        [dissected] = Dissector().feed(frame)
+        kept: list[DissectedFrame] = []
+        parser = Parser(WireLimits(), table, fast_path)
+        parser.observe(Dissector(kept.append))
+        parsed = parser.feed(frame)
+        [dissected] = kept
         assert (header, len(parsed), dissected.kind != "unknown") == (header, 1, True)
 
 

@@ -18,7 +18,6 @@ from phpmq_lite.server.frame_recorder import (
     IDLE_S,
     WATCHED,
     DissectedFrame,
-    Dissector,
     FrameRecorder,
     Inspector,
     ProtocolErrorRecord,
@@ -179,20 +178,20 @@ def test_recorder_shows_nothing_after_a_wrong_byte() -> None:
     assert side.error is not None
 
 
-def test_dissector_skips_invalid_bytes() -> None:
-    dissector = Dissector()
-    dissector.feed(b"H01!!!xxP01garbage" + bytes(range(256)))
-    dissector.reset()
-    assert [frame.kind for frame in dissector.feed(CLIENT.consume("q", 1))] == ["consume"]
-
-
-@given(data=st.binary(max_size=400), read=st.integers(1, 50), is_line=st.booleans())
-def test_dissector_accepts_any_bytes_and_keeps_few(data: bytes, read: int, is_line: bool) -> None:
-    dissector = Dissector()
-    dissector.is_line = is_line
-    for at in range(0, len(data), read):
-        for frame in dissector.feed(data[at : at + read]):
-            assert all(len(piece.raw) <= CUT_BYTES + 400 for piece in frame.pieces)
+@given(
+    at=st.integers(0, len(STREAM) - 1), byte=st.integers(0, 255), read=st.integers(1, 99), data=...
+)
+def test_recorder_shows_the_frames_before_any_wrong_byte(
+    at: int, byte: int, read: int, data: bytes
+) -> None:
+    side, recorder = watched()
+    stream = STREAM[:at] + bytes([byte]) + data + STREAM[at + 1 :]
+    received = 0
+    for start in range(0, len(stream), read):
+        received += len(side.receive(stream[start : start + read]))
+    frames = [one.frame for one in recorder.frames]
+    assert len(frames) == received
+    assert stream.startswith(b"".join(piece.raw for frame in frames for piece in frame.pieces))
 
 
 # -- recordings

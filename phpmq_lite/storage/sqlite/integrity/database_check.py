@@ -21,8 +21,9 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
+from phpmq_lite.storage.folder_lock import prevent_start
 from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.errors import is_damage

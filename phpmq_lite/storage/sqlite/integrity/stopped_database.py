@@ -12,7 +12,8 @@ from pathlib import Path
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.data_folder import DataFolder, prevent_start
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.folder_lock import prevent_start
 from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.integrity.database_check import check_log
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of

@@ -1,0 +1,131 @@
+"""What the asyncio and the blocking client decide alike, without I/O.
+
+These are errors, the confirmations of publishes, and whether and when to connect again.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from errno import ECONNREFUSED
+from socket import gaierror
+from typing import TYPE_CHECKING, Final
+
+from phpmq_lite.client.address import BrokerAddress
+from phpmq_lite.client.reconnection import AwayLog, Backoff
+from phpmq_lite.client.session import ClientSession, ConsumedQueue, Delivery, Settler
+from phpmq_lite.client.tls_errors import tls_reason
+from phpmq_lite.errors import ConnectionLostError, os_reason
+from phpmq_lite.forks import reset_after_fork
+
+if TYPE_CHECKING:
+    from ssl import SSLContext  # ssl is slow to import
+
+_STABLE_S: Final = 10.0  # connections that last longer reset the reconnection delay
+_QUICK_S: Final = 0.5  # a server that refuses all connections ends them within this time
+_SILENT_ENDS: Final = 3  # quick ends without an answer, which a warning then explains
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class ConnectionOptions:
+    """Connection options of a client; see ``connect``."""
+
+    address: BrokerAddress
+    ssl: "SSLContext | None"
+    server_hostname: str | None
+    max_content: int
+    reconnect: bool
+    backoff: Backoff | None
+
+
+class ClientCore(Settler):
+    """What both clients know and decide; their subclasses do the I/O that follows from it."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self.target = options.address
+        self.session = ClientSession(options.max_content)
+        self._ssl = options.ssl
+        self._server_hostname = options.server_hostname
+        self._reconnects = options.reconnect
+        self._backoff = options.backoff or Backoff()
+        self._ended: str | None = "the client is not open"  # why calls fail; None if open
+        self.is_closing = False
+        self._was_answered = False  # since then, lost connections are taken as temporary
+        self._silent_ends = 0
+        self._away = AwayLog(options.address)
+        reset_after_fork(self)
+
+    def forked(self) -> None:
+        """Leave the connection to the parent process: the child can only open a new one."""
+        self.session.begin_anew()
+        if self._ended is None:
+            self._ended = (
+                f"the client was opened before process {os.getpid()} was forked, so its connection "
+                "belongs to the parent process; open a client in each process, after the fork"
+            )
+
+    def raise_if_ended(self) -> None:
+        """Raise ConnectionLostError if the client has ended."""
+        if self._ended is not None:
+            raise ConnectionLostError(self._ended)
+
+    def _end(self, detail: str) -> None:
+        """End the client; all unanswered publishes and all later calls fail."""
+        if self._ended is None:
+            self._ended = detail
+        self.session.pending.fail(self._ended)
+
+    def _connect_error(self, error: OSError) -> ConnectionLostError:
+        plain = None if self._ssl is None else f"phpmq://{self.target} (in Python, no ssl)"
+        reason = tls_reason(error, plain, "tcp.allow") or os_reason(error)
+        if isinstance(error, gaierror):
+            reason = f"the name {self.target.host} is unknown ({reason}); check the address"
+        elif reason == os.strerror(ECONNREFUSED):
+            reason += "; no broker listens there: start it, or correct the port"
+        return ConnectionLostError(f"cannot connect to {self.target}: {reason}")
+
+    def _lose_connection(self, connected_s: float, error: OSError | None = None) -> bool:
+        """Stop using a lost connection; return whether to connect again after a delay.
+
+        If not, the client has ended.  The delay is reset if the connection was successful; if none
+        ever was, a warning is logged.
+        """
+        session = self.session
+        session.lost()
+        if session.has_received or connected_s > _STABLE_S:
+            self._backoff.reset()
+        if session.has_received or connected_s > _QUICK_S:
+            self._was_answered = True
+            if self._reconnects and not self.is_closing:
+                self._away.lost(error)
+        if not self._was_answered:
+            self._silent_ends += 1
+            if self._silent_ends == _SILENT_ENDS:
+                _log.warning("%s", self._not_accepted())
+        if not self._reconnects:
+            reason = "" if error is None else f": {os_reason(error)}"
+            self._end(f"the connection to {self.target} is lost{reason}")
+        return self._reconnects
+
+    def _receive(self, data: bytes) -> bool:
+        """Process received bytes; end the client and return False if the broker's are invalid."""
+        self.session.receive(data)
+        problem = self.session.protocol_problem(self.target)
+        if problem is not None:
+            self._end(problem)
+        return problem is None
+
+    def _deliver(self, window: ConsumedQueue) -> Delivery:
+        """Return the next message that has been received; raise IndexError if there is none."""
+        return Delivery(self, window.dispatches.popleft(), self.session.generation)
+
+    def _not_accepted(self) -> ConnectionLostError:
+        """Return the error of a call that has waited for a connection until its time limit."""
+        if self._was_answered or self._silent_ends < _SILENT_ENDS:
+            return ConnectionLostError(f"{self.target} did not accept a new connection in time")
+        return ConnectionLostError(
+            f"{self.target} ended {self._silent_ends} connections without an answer; it may not "
+            "allow this address (tcp.allow), need a client certificate (tcp.tls_client_ca), or have"
+            f" a limits.max_content below the {self.session.pending.largest()} bytes of a message"
+        )

@@ -1,0 +1,207 @@
+"""Publishes that wait for the broker's answer, without I/O."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from phpmq_lite.errors import (
+    KEY_CONFLICT,
+    ClientError,
+    ConnectionLostError,
+    LocalProtocolError,
+    PublishRefusedError,
+    RefusedError,
+)
+from phpmq_lite.queue_settings import publish_target
+
+AnswerCallback = Callable[[ClientError | None], None]  # receives None if the message was stored
+
+
+@contextmanager
+def storing_once() -> Iterator[None]:
+    """Within the block, let the refusal of a known key pass: its message was stored before.
+
+    For keys that stand for an event, such as a failure, whose message has other bytes (a time, an
+    id) when a publish is repeated.
+    """
+    try:
+        yield
+    except PublishRefusedError as error:
+        if error.reason != KEY_CONFLICT:
+            raise
+
+
+def to_target(queue: str, ttl_s: int, delay_s: float) -> tuple[str, int]:
+    """Return the queue and the TTL to publish with; with a delay, these of the ``.retry`` queue.
+
+    Raises:
+        LocalProtocolError: the delay is combined with a TTL, or the queue cannot have delays.
+    """
+    if not delay_s:
+        return queue, ttl_s
+    try:
+        target, ttl = publish_target(queue, ttl_s or None, delay_s)
+    except RefusedError as error:
+        raise LocalProtocolError(str(error)) from None
+    return target, ttl or 0
+
+
+@dataclass(slots=True, frozen=True)
+class KeyedMessage:
+    """A message to be published, with its publish key."""
+
+    queue: str
+    content: bytes
+    ttl_s: int
+    key: bytes  # publish key of 1 to 64 bytes
+
+
+@dataclass(slots=True)
+class UnansweredPublish:
+    """An unanswered publish request.
+
+    ``sent`` counts the connections on which it has been sent since the broker last answered one.
+    """
+
+    queue: str
+    content: bytes
+    ttl_s: int
+    key: bytes
+    answer: AnswerCallback
+    sent: int = 0
+
+
+_LARGE_BYTES: Final = 65_536  # a larger body may be above the broker's limits.max_content
+_LARGE_SENDS: Final = 3  # limit of ``max_sends`` for such a body
+PROBE_S: Final = 0.2  # a proxy whose broker is away closes new connections within this time
+
+
+class PendingPublishes:
+    """Unanswered publish requests by queue and key, in the order in which they were made.
+
+    The broker stores each key only once, so all requests can be repeated on the next connection.
+    The client gives up on a publish after ``max_sends`` connections in a row have ended without an
+    answer to any publish, because that publish may be why the broker closes connections: it closes
+    one as soon as it reads the size of a body above its limit.  For the largest body, if it has
+    more than 64 KiB, three such connections are therefore enough.
+    """
+
+    def __init__(self, max_sends: int = 10) -> None:
+        self._max_sends = max_sends
+        self._waiting: dict[tuple[str, bytes], UnansweredPublish] = {}
+        self._has_answers = False  # whether the broker has answered on the current connection
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def largest(self) -> int:
+        """Return the number of bytes of the largest unanswered message."""
+        return max((len(entry.content) for entry in self._waiting.values()), default=0)
+
+    def add(
+        self, queue: str, content: bytes, ttl_s: int, key: bytes, answer: AnswerCallback
+    ) -> UnansweredPublish:
+        """Remember a publish until it is answered.
+
+        Raises:
+            LocalProtocolError: a publish with this key is unanswered.
+        """
+        if (queue, key) in self._waiting:
+            raise LocalProtocolError(
+                f"a publish with key {key!r} is already waiting for its receipt"
+            )
+        entry = self._waiting[queue, key] = UnansweredPublish(queue, content, ttl_s, key, answer)
+        return entry
+
+    def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
+        """Report a publish as stored or refused (``reason``); return False if it is unknown."""
+        entry = self._waiting.pop((queue, key), None)
+        if entry is None:
+            return False
+        self._has_answers = True
+        entry.answer(None if reason is None else PublishRefusedError(reason))
+        return True
+
+    def forget(self, queue: str, key: bytes) -> None:
+        """Forget a publish whose sender has stopped waiting; the message may still be stored."""
+        self._waiting.pop((queue, key), None)
+
+    def forget_all(self, answer: AnswerCallback) -> None:
+        """Forget all unanswered publish requests whose callback is ``answer``."""
+        for place in [at for at, entry in self._waiting.items() if entry.answer == answer]:
+            del self._waiting[place]
+
+    def to_repeat(self) -> list[UnansweredPublish]:
+        """Return the publish requests to repeat, oldest first; fail any sent too often."""
+        if self._has_answers:
+            self._has_answers = False
+            for entry in self._waiting.values():
+                entry.sent = 0
+        suspect = self.suspect()
+        for entry in list(self._waiting.values()):
+            if entry.sent < (_LARGE_SENDS if entry is suspect else self._max_sends):
+                continue
+            del self._waiting[entry.queue, entry.key]
+            detail = f"{entry.sent} connections ended before the broker answered a publish"
+            if entry is suspect:
+                detail += (
+                    f" of {len(entry.content)} bytes; if that is above the broker's "
+                    "limits.max_content, raise the limit, or make the body smaller"
+                )
+            entry.answer(ConnectionLostError(detail))
+        return list(self._waiting.values())
+
+    def suspect(self) -> UnansweredPublish | None:
+        """Return the largest publish if it was sent and may be above the broker's limit.
+
+        The next connection must stay open for ``PROBE_S`` before it is sent again, so that only
+        ends that it may have caused are counted.
+        """
+        largest = max(self._waiting.values(), key=lambda entry: len(entry.content), default=None)
+        if largest is None or not largest.sent or len(largest.content) <= _LARGE_BYTES:
+            return None
+        return largest
+
+    def fail(self, detail: str) -> None:
+        """Fail all unanswered publish requests, because the client will not connect again."""
+        waiting, self._waiting = self._waiting, {}
+        for entry in waiting.values():
+            entry.answer(ConnectionLostError(detail))
+
+
+class PublishBatch:
+    """Counts the answers to a batch of publishes; ``answered`` is the callback of each publish.
+
+    ``notify`` is called after each answer; at most ``window`` publishes are unanswered at a time.
+    """
+
+    def __init__(self, window: int = 1, notify: Callable[[], None] = lambda: None) -> None:
+        self._window = window
+        self._notify = notify
+        self.stored = 0
+        self.unanswered = 0
+        self.error: ClientError | None = None  # the first error among the answers
+
+    def bound(self) -> int:
+        """Return below how many unanswered publishes to wait before the next one; 0: do not wait.
+
+        After an error no more is sent, but the others must be answered.
+        """
+        if self.error is not None:
+            return 1
+        return max(1, self._window // 2) if self.unanswered >= self._window else 0
+
+    def begin(self) -> AnswerCallback:
+        """Count one more publish; return the callback for its answer, which is always the same."""
+        self.unanswered += 1
+        return self.answered
+
+    def answered(self, error: ClientError | None) -> None:
+        """Count one answer to a publish."""
+        self.unanswered -= 1
+        if error is None:
+            self.stored += 1
+        elif self.error is None:
+            self.error = error
+        self._notify()

@@ -1,0 +1,1 @@
+"""The composition root, which builds, starts and stops all parts of the broker."""

@@ -1,0 +1,119 @@
+"""A broker that starts: its files are locked, its ports bound, and its database is recovered."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from phpmq_lite import __version__, logs
+from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.publish_keys import STORED_FACTOR
+from phpmq_lite.clock import Clock
+from phpmq_lite.model import RecoveredState
+from phpmq_lite.server.engine import Engine
+from phpmq_lite.server.listeners import Listeners
+from phpmq_lite.service.pages import AdminPages
+from phpmq_lite.service.state import ServiceState, cancel, now_ms
+from phpmq_lite.settings import Settings
+from phpmq_lite.storage.backend import Backend
+from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.start_report import StartRecorder
+from phpmq_lite.storage.store import Store
+
+_REPLICA_S: Final = 2.0  # how often a replica is read while no broker is active
+_log = logs.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class RecoveredDatabase:
+    """An open database, what it contains, and the clock that continues its times."""
+
+    backend: Backend
+    stored: RecoveredState
+    clock: Clock
+    recorder: StartRecorder  # of this startup
+
+    async def load_core(self, state: ServiceState) -> Broker:
+        """Create the core from what is stored, after the database has refused a batch."""
+        read = partial(read_state, clock=self.clock, settings=state.settings)
+        return await self.backend.writer.run(lambda store: state.create_core(read(store)))
+
+
+def read_state(store: Store, clock: Clock, settings: Settings) -> RecoveredState:
+    """Read the state of the broker, in the writer's thread."""
+    receipts = settings.receipts
+    stored = STORED_FACTOR * receipts.limit
+    return store.recover(clock.now(), receipts.window_s * 1_000, stored)
+
+
+class Starting:
+    """Recovers the database; with a shared one, this ends once no other broker is active."""
+
+    def __init__(
+        self,
+        state: ServiceState,
+        folder: DataFolder,
+        listeners: Listeners,
+        backend: Backend,
+        pages: AdminPages,
+    ) -> None:
+        self.folder = folder
+        self.listeners = listeners  # bound, but not open
+        self.backend = backend
+        self.pages = pages
+        self._state = state
+        self._recorder = StartRecorder(__version__, now_ms(), was_clean=not folder.meta.is_running)
+
+    async def recover(self) -> RecoveredDatabase:
+        """Open and migrate the database and recover it."""
+        handle, backend, recorder = self._state.handle, self.backend, self._recorder
+        recorder.note_error(self.folder.read_last_error())
+        await backend.open(recorder, lambda step: handle.set(step=step))
+        if recorder.report.migrations:
+            _log.info("migrated", applied=recorder.report.migrations)
+        handle.set(step="recovering")
+        counters = await backend.writer.run(lambda store: store.counters())
+        clock = Clock(counters, read=backend.read_clocks)
+        read = partial(read_state, clock=clock, settings=self._state.settings)
+        return RecoveredDatabase(backend, await backend.writer.run(read), clock, recorder)
+
+    async def is_stopped(self, recovering: "asyncio.Task[Any]") -> bool:
+        """Wait until the database is recovered; return True if a standby was stopped before."""
+        stopping = asyncio.create_task(self._state.stopping.wait())
+        showing = asyncio.create_task(self._show_replica())
+        await asyncio.wait({recovering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await cancel(showing)
+        self._state.handle.engine = None
+        self.pages.shows_replica = False
+        if recovering.done() or self.backend.status().is_active:
+            return False
+        await cancel(recovering)
+        return True
+
+    async def _show_replica(self) -> None:
+        """Show a replica on pages, read-only, as long as no broker is active."""
+        while True:
+            await asyncio.sleep(_REPLICA_S)
+            stored = await asyncio.to_thread(self.backend.read_replica)
+            await self.pages.show_replica(is_shown=stored is not None)
+            self._state.handle.engine = None
+            if stored is not None:
+                core, clock = self._state.create_core(stored), Clock(stored.counters)
+                engine = Engine(core, self.backend.writer, clock)
+                engine.is_stopping = True  # so that it refuses changes
+                self._state.handle.engine = engine
+
+    # -- the phase
+
+    def accept(self, own: Callable[[], asyncio.Protocol], *_: object) -> asyncio.Protocol:
+        """Return the protocol of a connection to the pages, the only one that is accepted now."""
+        return own()
+
+    def has_progressed(self) -> bool:
+        """Return False, because no client can connect."""
+        return False
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Do nothing: the core is created later, with the settings of that moment."""
