@@ -211,7 +211,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
     "documentation": {"markdown_it", "markupsafe"},
     "envelopes": {"babelqueue", "msgspec"},
-    "admin.pipeline.staging": {"pydantic", "pyarrow"},
+    "admin.pipeline.staging": {"aiohttp", "pydantic", "pyarrow"},
     "spark": {"pyspark", "pyarrow"},
     "process": {"uvloop"},
     "cli": {ANY},
@@ -397,6 +397,41 @@ def upward_imports(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[st
             yield f"{name}:{line} imports {target}, which is in a later group of storage"
 
 
+# Which parts of admin/ each part may import; ``app`` and the like put the parts together.
+PURE: Final = {"dead_letter_queues", "formats", "urls"}
+DRAWING: Final = {"charts", "history_chart", "trends"}
+TOP: Final = ("app", "page_values", "routes", "serving")
+ADMIN: Final[dict[str, set[str]]] = {
+    **{part: set() for part in ("__init__", "listeners", *PURE)},
+    "http": {*PURE},
+    "slow_clients": {"http"},
+    "trends": {*PURE, "http"},
+    "charts": {*PURE, "http", "trends"},
+    "history_chart": {*PURE, "http", "trends", "charts"},
+    "accounts": {*PURE, "http"},
+    "messages": {*PURE, *DRAWING, "http", "accounts"},
+    "pipeline": {*PURE, *DRAWING, "http", "accounts", "messages"},
+    "queues": {*PURE, *DRAWING, "http", "accounts", "messages", "pipeline"},
+    "system": {*PURE, *DRAWING, "http", "accounts", "messages", "pipeline", "queues"}
+    | {"slow_clients"},
+    **{part: {ANY} for part in TOP},
+}
+
+
+def admin_part(name: str) -> str:
+    """Return the module or folder directly under admin/ that a module belongs to."""
+    return name.removeprefix("admin").removeprefix(".").partition(".")[0] or "__init__"
+
+
+def admin_imports() -> Iterator[tuple[str, str, str]]:
+    """Yield the importing and the imported part of each import between parts, and its place."""
+    for name in MODULES:
+        for line, target in imports_of(name) if name.partition(".")[0] == "admin" else ():
+            parts = admin_part(name), admin_part(target.removeprefix(f"{PACKAGE}."))
+            if target.startswith(f"{PACKAGE}.admin.") and parts[0] != parts[1]:
+                yield *parts, f"{name}:{line} imports {target}"
+
+
 STATEMENTS: Final = frozenset(
     (file, name) for file in files("sqlite") for name in {**load(file), **parts(file)}
 )
@@ -428,6 +463,19 @@ def test_module_of_storage_imports_no_later_group() -> None:
     modules = [name for name in MODULES if name.startswith("storage.")]
     assert [each for name in modules for each in upward_imports(name, imports_of(name))] == []
     assert [name for name in modules if storage_group(name) is None] == ["storage.sqlite"]
+
+
+def test_part_of_the_admin_imports_only_what_it_may() -> None:
+    against = {
+        place
+        for part, target, place in admin_imports()
+        if target not in ADMIN[part] and ANY not in ADMIN[part]
+    }
+    assert against == set()
+
+
+def test_parts_of_the_admin_have_no_cycle() -> None:
+    assert first_cycle({part: targets - {ANY} for part, targets in ADMIN.items()}) is None
 
 
 def test_engine_knows_the_database_by_its_interface_only() -> None:

@@ -11,23 +11,30 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite import logs
-from phpmq_lite.admin.accounts import middleware
+from phpmq_lite.admin.accounts import middleware, refused_forms
 from phpmq_lite.admin.accounts.accounts import Accounts
-from phpmq_lite.admin.accounts.csrf import HSTS, add_headers
-from phpmq_lite.admin.accounts.services import MINUTE_MS, STANDBY_ACCOUNTS_MS, AuthServices
+from phpmq_lite.admin.accounts.audit_rows import begin_entry, finish_entry, write_entry
+from phpmq_lite.admin.accounts.services import (
+    MINUTE_MS,
+    SERVICES,
+    STANDBY_ACCOUNTS_MS,
+    AccountServices,
+    services_of,
+)
 from phpmq_lite.admin.accounts.setup_token import SetupToken
-from phpmq_lite.admin.context import CONTEXT, Context, EngineProtocol, context_of
-from phpmq_lite.admin.http import refused_forms, rendering, request_audit
 from phpmq_lite.admin.http.body import check_length, release_memory
 from phpmq_lite.admin.http.browser_sessions import BASE_PATH
-from phpmq_lite.admin.http.fields import check_path
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import CONTEXT, Context, EngineProtocol
 from phpmq_lite.admin.http.headers import check_encoding, media_type_of
-from phpmq_lite.admin.http.identity import identity_of, set_identity
+from phpmq_lite.admin.http.identity import set_identity
+from phpmq_lite.admin.http.input import check_path
 from phpmq_lite.admin.http.memory import FREE_BYTES
+from phpmq_lite.admin.http.output import problem_json
 from phpmq_lite.admin.http.problems import Problem, forget_frames, problem_of
-from phpmq_lite.admin.http.rendering import send_response
-from phpmq_lite.admin.http.request_audit import begin_entry
-from phpmq_lite.admin.http.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Role, Route
+from phpmq_lite.admin.http.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
+from phpmq_lite.admin.http.security_headers import HSTS, add_headers
+from phpmq_lite.admin.http.sending import send_response
 from phpmq_lite.admin.http.source import (
     address_of,
     as_browser_sent,
@@ -37,38 +44,47 @@ from phpmq_lite.admin.http.source import (
     is_program,
     known_hosts,
 )
+from phpmq_lite.admin.http.templates import PageTemplates, StaticFiles
+from phpmq_lite.admin.messages.stores import STORES, MessageStores
+from phpmq_lite.admin.page_values import page_environment, page_values
+from phpmq_lite.admin.pipeline.staging import UPLOAD_SLOTS, UPLOADS
+from phpmq_lite.admin.pipeline.summary import SUMMARIES, SummaryFile
 from phpmq_lite.admin.routes import ROUTES, form_page, register_routes, route_paths
-from phpmq_lite.admin.slow_clients import connection_of
+from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits, connection_of
 from phpmq_lite.admin.system.health import (
     HEALTH_PATHS,
     check_started,
     is_relaying,
     is_started,
 )
+from phpmq_lite.admin.system.series import HTTP_COUNTERS, LABELS, HttpCounters, MetricLabels
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.errors import StorageError
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.roles import Role
 from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_pool import Readers
+from phpmq_lite.storage.read.read_pool import FairReadSlots, Readers
 from phpmq_lite.storage.search.reader import SLICE_LIMIT_S, Search
 
 _HOST_CHARACTERS: Final = 255  # of a refused host name, which is shown
+_log = get_logger(__name__)
 _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
 
 
-def record_response(request: web.Request, response: web.StreamResponse, seconds: float) -> None:
+def _record_response(request: web.Request, response: web.StreamResponse, seconds: float) -> None:
     """Count a response, and log it if ``log.access`` is set.
 
     The log line omits the query string, because searches are private.
     """
-    context = context_of(request)
+    call, context = Call.of(request), request.app[CONTEXT]
     route = request.get(ROUTE_NAME, "other")
     is_stream = response.content_type == "text/event-stream"
-    context.http.add(route, request.method, response.status, None if is_stream else seconds)
+    counted_s = None if is_stream else seconds
+    context.app[HTTP_COUNTERS].add(route, request.method, response.status, counted_s)
     if context.settings.log.access:
         _access_log.info(
             "request",
@@ -78,12 +94,9 @@ def record_response(request: web.Request, response: web.StreamResponse, seconds:
             bytes=response.body_length if response.prepared else response.content_length,
             ms=round(seconds * 1_000, 1),
             address=address_of(request),
-            actor=identity_of(request).actor,
+            actor=call.actor,
             request_id=request.get(REQUEST_ID, ""),
         )
-
-
-_log = get_logger(__name__)
 
 
 def create_app(
@@ -108,20 +121,20 @@ def create_app(
         now_ms: returns the current time in Unix milliseconds, from which pages compute ages.
     """
     folder = templates_folder()
-    static = rendering.StaticFiles(folder / "static")
+    static = StaticFiles(folder / "static")
     urls = Urls(settings.admin.base_path, route_paths(), static.version)
     app = web.Application(
-        middlewares=[
-            _see_through_proxies,
-            _send_in_pieces,
-            _observe,
-            _guard_host,
-            _answer_problems,
-            _identify,
-        ],
-        client_max_size=FREE_BYTES,  # request_body.py reads larger bodies
+        middlewares=_MIDDLEWARES,
+        client_max_size=FREE_BYTES,  # http/body.py reads larger bodies
     )
+    app[SERVICES] = AccountServices(Accounts(readers, engine), SetupToken(settings.data))
+    app[STORES] = MessageStores(now_ms)
+    app[SUMMARIES] = SummaryFile(settings.data)
+    app[UPLOAD_SLOTS] = FairReadSlots(UPLOADS)
+    app[LIMITS] = ConnectionLimits.of(settings)
+    app[HTTP_COUNTERS], app[LABELS] = HttpCounters(), MetricLabels()
     app[CONTEXT] = Context(
+        app=app,
         engine=engine,
         readers=readers,
         reader=MessageReader(readers),
@@ -130,11 +143,11 @@ def create_app(
         sources=sources or {},
         urls=urls,
         routes=ROUTES,
-        templates=rendering.PageTemplates(folder),
+        templates=PageTemplates(page_environment(folder)),
         version=version,
         is_ready=is_ready,
         now_ms=now_ms,
-        auth=AuthServices(Accounts(readers, engine), SetupToken(settings.data)),
+        layout=page_values,
     )
     app[BASE_PATH] = urls.base_path
     app.on_response_prepare.append(add_headers)
@@ -149,25 +162,25 @@ def create_app(
 async def _stop(app: web.Application) -> None:
     """End bulk jobs, streams and waiting requests, all of which would delay the shutdown."""
     app[CONTEXT].live.close()
-    await app[CONTEXT].actions.jobs.close()
+    await app[STORES].jobs.close()
 
 
 async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
     """Store the number of refusals every minute, and close the auth services on shutdown."""
-    context = app[CONTEXT]
+    services, write = app[SERVICES], partial(write_entry, app[CONTEXT])
 
     async def count() -> None:
         while True:
             await asyncio.sleep(MINUTE_MS / 1_000)
-            for refusals in (context.auth.refused_logins, context.auth.refusals):
-                await refusals.flush(partial(request_audit.write_entry, context))
+            for refusals in (services.refused_logins, services.refusals):
+                await refusals.flush(write)
 
     task = asyncio.create_task(count())
     yield
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-    await context.auth.close()
+    await services.close()
 
 
 # -- middlewares, from the outermost to the innermost
@@ -176,7 +189,7 @@ async def _count_refusals(app: web.Application) -> AsyncIterator[None]:
 @web.middleware
 async def _see_through_proxies(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Undo a trusted proxy's changes to the request; record when the request starts and ends."""
-    trusted = context_of(request).settings.admin.trusted_proxies
+    trusted = request.app[CONTEXT].settings.admin.trusted_proxies
     connection = connection_of(request)
     if connection is None:
         return await handler(as_browser_sent(request, trusted))
@@ -194,6 +207,7 @@ async def _send_in_pieces(request: web.Request, handler: Handler) -> web.StreamR
         return await send_response(request, await handler(request))
     finally:
         release_memory(request)
+        Call.forget(request)
 
 
 @web.middleware
@@ -206,16 +220,16 @@ async def _observe(request: web.Request, handler: Handler) -> web.StreamResponse
     if not response.prepared:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
         response.headers["Server-Timing"] = f"total;dur={seconds * 1_000:.1f}"
-        if request.secure and context_of(request).settings.admin.hsts:
+        if request.secure and request.app[CONTEXT].settings.admin.hsts:
             response.headers["Strict-Transport-Security"] = HSTS
-    record_response(request, response, seconds)
+    _record_response(request, response, seconds)
     return response
 
 
 @web.middleware
 async def _guard_host(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse requests with an unknown Host header (``docs/operate/security.md``, section 5)."""
-    context = context_of(request)
+    context = request.app[CONTEXT]
     if is_control(request) or is_known_host(request, known_hosts(context.settings)):
         return await handler(request)
     path = request.path.removeprefix(context.urls.base_path)
@@ -228,7 +242,7 @@ async def _guard_host(request: web.Request, handler: Handler) -> web.StreamRespo
     detail += "add it to admin.hosts, or set admin.public_url to the address that they use."
     if path.startswith("/api/"):
         problem = Problem(421, "unknown_host", detail, field="Host", bound="admin.hosts")
-        return rendering.problem_json(request, problem)
+        return problem_json(request, problem)
     return web.Response(status=421, text=f"{detail}\n")
 
 
@@ -250,27 +264,35 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
                 500, "internal", "The page could not be rendered. The log contains the error."
             )
         forget_frames(error)
-        return await _problem_response(request, problem)
+        return await _problem_response(Call.of(request), problem)
 
 
-async def _problem_response(request: web.Request, problem: Problem) -> web.StreamResponse:
-    context = context_of(request)
-    path = request.path.removeprefix(context.urls.base_path)
+async def _problem_response(call: Call, problem: Problem) -> web.StreamResponse:
+    request, sessions = call.request, call.context.sessions
+    path = request.path.removeprefix(call.context.urls.base_path)
     is_data = request.query.get("format", "html") != "html"
     if path.startswith("/api/") or is_data or media_type_of(request) == "application/json":
-        return rendering.problem_json(request, problem)
+        return problem_json(request, problem)
     try:
-        form = await refused_forms.typed_form(request)
+        form = await refused_forms.typed_form(call)
         if form is not None and problem.code == "login":
-            context.sessions.keep_form(context.sessions.open(request), form)
+            sessions.keep_form(sessions.open(request), form)
         elif form is not None and (page := form_page(request[ROUTE])) is not None:
             again = await refused_forms.ask_again(request, page, form, problem)
             if again is not None:
                 return again
-        return await rendering.problem_page(request, problem, form)
+        response = await call.render(
+            "error.html",
+            status=problem.status,
+            problem=problem,
+            kept=form,
+            is_change=request.method not in ("GET", "HEAD"),
+        )
     except Exception:  # rendering the error page failed as well
         _log_failure("problem_page_failed", request)
-        return rendering.problem_json(request, problem)
+        return problem_json(request, problem)
+    response.headers.update(problem.headers)
+    return response
 
 
 def _log_failure(event: str, request: web.Request) -> None:
@@ -281,17 +303,17 @@ def _log_failure(event: str, request: web.Request) -> None:
 @web.middleware
 async def _identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Identify the caller; health checks do not require an account."""
-    context = context_of(request)
+    call, context = Call.of(request), request.app[CONTEXT]
     connection, path = connection_of(request), request.path.removeprefix(context.urls.base_path)
-    is_standby = not is_started(context_of(request))
+    is_standby = not is_started(context)
     is_named = path not in HEALTH_PATHS or middleware.bearer_of(request) is not None
-    if not is_standby or (is_named and is_relaying(context_of(request))):
+    if not is_standby or (is_named and is_relaying(context)):
         try:
-            await context.auth.load(context.now_ms(), STANDBY_ACCOUNTS_MS if is_standby else None)
+            await services_of(call).load(call.now_ms, STANDBY_ACCOUNTS_MS if is_standby else None)
         except StorageError as error:
             if not is_quiet("accounts_not_read"):
                 _log.error("accounts_not_read", reason=str(error))
-    identity = middleware.find_identity(request)
+    identity = middleware.find_identity(call)
     set_identity(request, identity)
     if connection is not None and path not in HEALTH_PATHS:
         has_login = identity.kind != "nobody"
@@ -300,39 +322,50 @@ async def _identify(request: web.Request, handler: Handler) -> web.StreamRespons
     return await handler(request)
 
 
+_MIDDLEWARES: Final = (
+    _see_through_proxies,
+    _send_in_pieces,
+    _observe,
+    _guard_host,
+    _answer_problems,
+    _identify,
+)
+
+
 def _guarded(route: Route) -> Handler:
     """Wrap a handler so that the checks required by its route always run first."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         request[ROUTE_NAME], request[ROUTE] = route.name, route
         if route.audit is not None:
-            return await _write(request, route)
-        _check_request(request, route)
+            return await _write(Call.of(request), route)
+        _check_request(Call.of(request), route)
         return await route.handler(request)
 
     return handle
 
 
-def _check_request(request: web.Request, route: Route) -> None:
-    if not (route.is_early or (route.role is Role.METRICS and is_relaying(context_of(request)))):
-        check_started(context_of(request))
-    middleware.check_role(request, route)
+def _check_request(call: Call, route: Route) -> None:
+    request, context = call.request, call.context
+    if not (route.is_early or (route.role is Role.METRICS and is_relaying(context))):
+        check_started(context)
+    middleware.check_role(call, route)
     check_path(request)
     check_encoding(request)
     check_length(request)
 
 
-async def _write(request: web.Request, route: Route) -> web.StreamResponse:
+async def _write(call: Call, route: Route) -> web.StreamResponse:
     """Check a change and carry it out; write an audit row even if the change is refused.
 
     Also handles reads that have an audit name.
     """
-    entry = begin_entry(request, route, request[REQUEST_ID])
+    entry = begin_entry(call, route)
     try:
-        _check_request(request, route)
+        _check_request(call, route)
         if route.is_writing:
-            await middleware.check_change(request, route)
-        return await route.handler(request)
+            await middleware.check_change(call, route)
+        return await route.handler(call.request)
     except web.HTTPRedirection:
         if not route.is_writing:  # the caller was redirected to the login page
             entry.result = "login"
@@ -342,7 +375,7 @@ async def _write(request: web.Request, route: Route) -> web.StreamResponse:
         entry.result = problem.code if problem is not None else "failed"
         raise
     finally:
-        await request_audit.finish_entry(request, entry)
+        await finish_entry(call)
         _log_action(entry)
 
 

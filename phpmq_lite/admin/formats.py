@@ -125,19 +125,19 @@ def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
 
     After ``SPANS_MAX`` pieces, the remaining text is one piece whose escapes are not highlighted.
     """
-    out: list[TextPiece] = []
+    pieces: list[TextPiece] = []
     at = 0
     for run in HIDDEN_RUN.finditer(text):
-        if len(out) >= SPANS_MAX:
+        if len(pieces) >= SPANS_MAX:
             break
         if run.start() > at:
-            out.append(TextPiece(text[at : run.start()], kind))
-        out.append(TextPiece("".join(map(escape_character, run[0])), "esc"))
+            pieces.append(TextPiece(text[at : run.start()], kind))
+        pieces.append(TextPiece("".join(map(escape_character, run[0])), "esc"))
         at = run.end()
     if at < len(text):
-        rest = HIDDEN_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text[at:])
-        out.append(TextPiece(rest, kind))
-    return out
+        remaining = HIDDEN_RUN.sub(lambda run: "".join(map(escape_character, run[0])), text[at:])
+        pieces.append(TextPiece(remaining, kind))
+    return pieces
 
 
 def plural(count: int, one: str, many: str) -> str:

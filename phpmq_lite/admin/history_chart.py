@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from phpmq_lite.admin import formats, trends
 from phpmq_lite.admin.charts import AxisMark, linear_scale, time_marks
-from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.trends import (
     Trend,
     TrendPeriod,

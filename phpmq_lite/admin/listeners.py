@@ -39,16 +39,16 @@ async def bind_sockets(
             continue
         try:
             if endpoint.kind == "unix":
-                found = [_bind_unix(stack, endpoint.path)]
+                opened = [_bind_unix(stack, endpoint.path)]
             else:
-                found = await bind_tcp(endpoint)
-                for one in found:
-                    stack.callback(one.close)
-            for one in found:  # until then, another socket could bind the same address
-                one.listen(_BACKLOG)
+                opened = await bind_tcp(endpoint)
+                for listener in opened:
+                    stack.callback(listener.close)
+            for listener in opened:  # until then, another socket could bind the same address
+                listener.listen(_BACKLOG)
         except OSError as error:
             raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
-        bound += found
+        bound += opened
     return bound
 
 
@@ -64,19 +64,19 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-async def wait_for_client(sockets: Sequence[socket.socket], wanted: asyncio.Event) -> None:
-    """Set ``wanted`` when a client connects to one of the sockets, and return once it is set.
+async def wait_for_client(sockets: Sequence[socket.socket], connected: asyncio.Event) -> None:
+    """Set ``connected`` when a client connects to one of the sockets, and return once it is set.
 
     The connection is not accepted.
     """
     loop = asyncio.get_running_loop()
-    for one in sockets:
-        loop.add_reader(one, wanted.set)
+    for listener in sockets:
+        loop.add_reader(listener, connected.set)
     try:
-        await wanted.wait()
+        await connected.wait()
     finally:
-        for one in sockets:
-            loop.remove_reader(one)
+        for listener in sockets:
+            loop.remove_reader(listener)
 
 
 def url_of(bound: socket.socket, *, is_secure: bool) -> str:

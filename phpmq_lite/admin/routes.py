@@ -5,13 +5,32 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.accounts import audit
-from phpmq_lite.admin.accounts import routes as accounts
-from phpmq_lite.admin.http import openapi
+from phpmq_lite.admin.accounts import audit, sessions, tokens, users
+from phpmq_lite.admin.http import api_reference
 from phpmq_lite.admin.http.route import Handler, Route
-from phpmq_lite.admin.messages import routes as messages
+from phpmq_lite.admin.messages import (
+    actions as message_actions,
+)
+from phpmq_lite.admin.messages import (
+    arrow_export,
+    bulk,
+    exports,
+    history,
+    imports,
+    listing,
+    message,
+    publish,
+    schemas,
+    search,
+    selections,
+    tail,
+    traces,
+    wait,
+)
 from phpmq_lite.admin.pipeline import claims, insights, staging
-from phpmq_lite.admin.queues import routes as queues
+from phpmq_lite.admin.queues import actions as queue_actions
+from phpmq_lite.admin.queues import dead_letters, definitions, queue, stats
+from phpmq_lite.admin.queues import list as queue_list
 from phpmq_lite.admin.system import (
     backups,
     clients,
@@ -24,23 +43,47 @@ from phpmq_lite.admin.system import (
 )
 
 # If several routes match a path, the first of them handles the request.
-ROUTES: Final[tuple[Route, ...]] = (
-    *health.endpoints.routes,
-    *overview.endpoints.routes,
-    *queues.ROUTES,
-    *messages.ROUTES,
-    *clients.endpoints.routes,
-    *frames.endpoints.routes,
-    *insights.endpoints.routes,
-    *claims.endpoints.routes,
-    *staging.endpoints.routes,
-    *live.endpoints.routes,
-    *audit.ROUTES,
-    *backups.endpoints.routes,
-    *system.endpoints.routes,
-    *accounts.ROUTES,
-    *openapi.ROUTES,
-    *docs.endpoints.routes,
+_MODULES: Final = (
+    health,
+    overview,
+    queue_list,
+    queue,
+    queue_actions,
+    dead_letters,
+    definitions,
+    stats,
+    search,
+    listing,
+    message,
+    message_actions,
+    selections,
+    bulk,
+    publish,
+    history,
+    traces,
+    schemas,
+    arrow_export,
+    exports,
+    imports,
+    wait,
+    tail,
+    clients,
+    frames,
+    insights,
+    claims,
+    staging,
+    live,
+    audit,
+    backups,
+    system,
+    users,
+    tokens,
+    sessions,
+    api_reference,
+    docs,
+)
+ROUTES: Final[tuple[Route, ...]] = tuple(
+    route for module in _MODULES for route in module.endpoints.routes
 )
 
 
@@ -52,8 +95,10 @@ def route_paths() -> dict[str, str]:
 def form_page(route: Route) -> Route | None:
     """Return the page on which an action is confirmed; an edited message shows itself again."""
     path, names = route.path.removesuffix("/apply"), (f"{route.name}-form", "selection")
-    found = (one for one in ROUTES if (one.method, one.path) == ("GET", path))
-    return next((one for one in found if one.name in names and route.name != "message-edit"), None)
+    pages = (page for page in ROUTES if (page.method, page.path) == ("GET", path))
+    return next(
+        (page for page in pages if page.name in names and route.name != "message-edit"), None
+    )
 
 
 def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route], Handler]) -> None:

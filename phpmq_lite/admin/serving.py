@@ -11,9 +11,8 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.accounts.csrf import add_headers_everywhere
-from phpmq_lite.admin.context import CONTEXT
-from phpmq_lite.admin.slow_clients import ConnectionLimits, LimitedConnection
+from phpmq_lite.admin.http.security_headers import add_headers_everywhere
+from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
 from phpmq_lite.server.admission import Handshake
 from phpmq_lite.server.listeners import Kind
@@ -60,7 +59,7 @@ async def open_admin(
     logger = logging.getLogger("aiohttp.server")
     if not logger.filters:  # it logs malformed requests, which any peer can send
         logger.addFilter(lambda _record: not is_quiet(logger.name))
-    limits = app[CONTEXT].connection_limits
+    limits = app[LIMITS]
     watch = asyncio.create_task(limits.run())
     stack.callback(watch.cancel)
     loop = asyncio.get_running_loop()
@@ -68,17 +67,19 @@ async def open_admin(
     def connect(*, is_counted: bool = True) -> asyncio.Protocol:
         return LimitedConnection(limits, make(), is_counted=is_counted)
 
-    for number, one in enumerate(sockets):
-        kind: Kind = "unix" if one.family == socket.AF_UNIX else "tcp" if tls is None else "tls"
+    for number, listener in enumerate(sockets):
+        kind: Kind = (
+            "unix" if listener.family == socket.AF_UNIX else "tcp" if tls is None else "tls"
+        )
         accept = partial(front, connect, limits, kind)
         if tls is not None and kind == "tls":
-            accepting = asyncio.create_task(_accept(one, tls, limits, accept))
+            accepting = asyncio.create_task(_accept(listener, tls, limits, accept))
             stack.push_async_callback(_end, accepting)
             continue
         accept = accept if number else partial(connect, is_counted=False)
         # A burst of 128 would take all places before the first of them can send its request.
-        server = await loop.create_server(accept, sock=one, backlog=_ACCEPTED_AT_ONCE)
-        one.listen(_BACKLOG)
+        server = await loop.create_server(accept, sock=listener, backlog=_ACCEPTED_AT_ONCE)
+        listener.listen(_BACKLOG)
         stack.callback(server.close)
     return connect
 

@@ -43,10 +43,10 @@ class ConnectionLimits:
         self,
         admission: Admission,
         trusted: Sequence[Network] = (),
-        patience: SlowClientTimeouts | None = None,
+        timeouts: SlowClientTimeouts | None = None,
     ) -> None:
         self.admission = admission
-        self.timeouts = patience or SlowClientTimeouts()
+        self.timeouts = timeouts or SlowClientTimeouts()
         self.ended: Counter[str] = Counter()  # number of slow connections closed, by reason
         self.open: set[LimitedConnection] = set()
         self._working: Counter[str] = Counter()  # number of requests being processed, by caller
@@ -99,7 +99,7 @@ class ConnectionLimits:
             reason = limited.slow_reason(now_s)
             if reason is not None:
                 self.ended[reason] += 1
-                limited.end(is_told=reason != ANSWER and limited.has_begun)
+                limited.end(has_reply=reason != ANSWER and limited.has_begun)
 
     def resume_in_turn(self, limited: "LimitedConnection") -> None:
         """Add a connection to a queue; every 2 ms, the first one in the queue resumes reading.
@@ -145,7 +145,7 @@ class LimitedConnection(asyncio.Protocol):
         self._caller: str | None = None  # of the current request; None until it is identified
         self._has_login = False  # whether the caller of the last request was logged in
         self._is_refused = False  # whether more of a refused body may still arrive
-        self._rest: list[bytes] = []  # data of a refused body, not yet passed on
+        self._held: list[bytes] = []  # data of a refused body, not yet passed on
         self._progress = WriteProgress()
         self._stuck_at: float | None = None  # when sending the response last made progress
 
@@ -183,11 +183,11 @@ class LimitedConnection(asyncio.Protocol):
             self._began_at = self._loop.time()
         self._bytes += len(data)
         # While earlier data is held back, new data must wait as well, so that the order is kept.
-        if (self._is_refused or self._rest) and not self._transport.is_closing():
+        if (self._is_refused or self._held) and not self._transport.is_closing():
             self._transport.pause_reading()
-            if not self._rest:
+            if not self._held:
                 self._limits.resume_in_turn(self)
-            self._rest.append(data)
+            self._held.append(data)
             return
         self._inner.data_received(data)
 
@@ -254,15 +254,15 @@ class LimitedConnection(asyncio.Protocol):
         else:
             is_idle = request is None or not request.content.is_eof()
         if is_idle:
-            self.end(is_told=False)
+            self.end(has_reply=False)
         return is_idle
 
     def resume_reading(self) -> None:
         """Resume reading and pass on the held data."""
-        rest, self._rest = b"".join(self._rest), []
-        if rest and not self._transport.is_closing():
+        data, self._held = b"".join(self._held), []
+        if data and not self._transport.is_closing():
             self._transport.resume_reading()  # first, because data_received may pause reading again
-            self._inner.data_received(rest)
+            self._inner.data_received(data)
 
     def slow_reason(self, now_s: float) -> str | None:
         """Return why the connection must be closed as too slow, or None if it is fast enough."""
@@ -293,16 +293,19 @@ class LimitedConnection(asyncio.Protocol):
         """Return whether at least one byte of an unanswered request has arrived."""
         return self._bytes > 0
 
-    def end(self, *, is_told: bool) -> None:
-        """Close the connection, after sending a 408 response if ``is_told`` is True."""
-        if is_told and not self._transport.is_closing():
+    def end(self, *, has_reply: bool) -> None:
+        """Close the connection, after sending a 408 response if ``has_reply`` is True."""
+        if has_reply and not self._transport.is_closing():
             self._transport.write(_LATE)
             self._transport.close()
         else:
             self._transport.abort()
 
 
+LIMITS: Final = web.AppKey("connection limits", ConnectionLimits)
+
+
 def connection_of(request: web.BaseRequest) -> LimitedConnection | None:
     """Return the ``LimitedConnection`` of a request, or None if the server has no limits."""
-    found = None if request.transport is None else request.transport.get_protocol()
-    return found if isinstance(found, LimitedConnection) else None
+    protocol = None if request.transport is None else request.transport.get_protocol()
+    return protocol if isinstance(protocol, LimitedConnection) else None

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite import histogram
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.rollups import (

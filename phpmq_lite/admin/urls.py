@@ -73,11 +73,11 @@ class Urls:
         return f"{self.base_path}/static/{self._static_version}/{quote(name)}"
 
 
-def own_path_or(wanted: str, default: str) -> str:
+def own_path_or(path: str, default: str) -> str:
     r"""Return a path on this site, else ``default``; ``//host``, ``/\host`` lead to other sites."""
     is_own = (
-        wanted.startswith("/")
-        and not wanted.startswith("//")
-        and not any(char <= " " or char in "\\\x7f" for char in wanted)
+        path.startswith("/")
+        and not path.startswith("//")
+        and not any(char <= " " or char in "\\\x7f" for char in path)
     )
-    return wanted if is_own else default
+    return path if is_own else default

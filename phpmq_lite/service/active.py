@@ -199,12 +199,16 @@ class Active:
         """If there are no users, create the first one, or a token with which a browser does."""
         state, pages = self._state, self._pages
         if pages.context is not None:  # a standby may have read older accounts
-            pages.context.auth.accounts.is_loaded = False
+            from phpmq_lite.admin.accounts.services import SERVICES
+
+            pages.context.app[SERVICES].accounts.is_loaded = False
         if await self._backend.writer.run(lambda store: store.has_users()):
             state.setup_token.spend()
         elif initial_password is not None:
             context = await pages.open()
-            await context.auth.create_first_user(now_ms(), initial_password)
+            from phpmq_lite.admin.accounts.services import SERVICES
+
+            await context.app[SERVICES].create_first_user(now_ms(), initial_password)
         else:
             token = state.setup_token.make()
             details = {"token": token} if sys.stderr.isatty() else {}

@@ -15,7 +15,7 @@ from phpmq_lite.service.state import ServiceState
 from phpmq_lite.storage.backend import Backend
 
 if TYPE_CHECKING:
-    from phpmq_lite.admin.context import Context
+    from phpmq_lite.admin.http.context import Context
     from phpmq_lite.admin.serving import Front
 
 _log = logs.get_logger(__name__)
@@ -82,8 +82,9 @@ class AdminPages:
         sockets: list[socket.socket],
         tls: ssl.SSLContext | None,
     ) -> None:
+        from phpmq_lite.admin.accounts.services import SERVICES
         from phpmq_lite.admin.app import create_app
-        from phpmq_lite.admin.context import CONTEXT
+        from phpmq_lite.admin.http.context import CONTEXT
         from phpmq_lite.admin.serving import open_admin
         from phpmq_lite.admin.system.system import DRAIN
 
@@ -102,7 +103,7 @@ class AdminPages:
         context.rollups = state.rollups
         context.schemas = state.schemas
         context.maintenance = self._maintenance
-        context.auth.setup = state.setup_token
+        app[SERVICES].setup = state.setup_token
         self._connect = await open_admin(stack, app, sockets, tls, self._accept)
         self.opened.set()
 

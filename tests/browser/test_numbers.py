@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.http.rendering import make_environment
+from phpmq_lite.admin.page_values import page_environment
 from tests.browser.filled import Site, log_in, site_of
 from tests.browser.production import PEOPLE, production
 from tests.browser.tabs import Browse, set_look, show_html
@@ -38,9 +38,9 @@ def eight_digits() -> Any:
     number = formats.format_number
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "format_number", lambda value: number(EIGHT_DIGITS))
-        make_environment.cache_clear()  # brokers share it, and it has the function
+        page_environment.cache_clear()  # brokers share it, and it has the function
         yield
-    make_environment.cache_clear()
+    page_environment.cache_clear()
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")

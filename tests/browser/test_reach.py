@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.roles import Role
 from tests.browser.filled import Site, log_in
 from tests.browser.production import PEOPLE, production
 from tests.browser.tabs import Browse, show_html

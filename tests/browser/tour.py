@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.roles import Role
 from tests.browser.filled import BODIES, SHOP_TRACE, Site
 
 # Routes that do not return a page.

@@ -4,11 +4,13 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.http import openapi
+from phpmq_lite.admin.http import api_reference, openapi
+from phpmq_lite.admin.http.api_reference import ApiCall, ApiField
 from phpmq_lite.admin.http.body import FORMS
-from phpmq_lite.admin.http.openapi import ApiCall, ApiField
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.endpoint import PREFIX
+from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.roles import Role
 from phpmq_lite.settings.model import LimitSettings
 from tests.docs.reference_cli import cell, plain
 
@@ -24,7 +26,7 @@ Times are Unix milliseconds. Calls, keys, errors, lists and the calls for Spark 
 requires a token: `-H 'Authorization: Bearer phpmq_…'`. Errors are returned as a [Problem](#problem)
 (`application/problem+json`). A star marks required parameters and fields that are always present.
 """
-_BASE: Final = "http://127.0.0.1:9101" + openapi.PREFIX
+_BASE: Final = "http://127.0.0.1:9101" + PREFIX
 _PAGES: Final = """\
 ## Pages and other addresses
 
@@ -43,8 +45,8 @@ is required. The only accepted `Content-Encoding` is `identity`; others are refu
 
 
 def page() -> str:
-    document = openapi.build_document(ROUTES, "", openapi.PREFIX)
-    groups = openapi.group_calls(ROUTES, document, _BASE)
+    document = openapi.build_document(ROUTES, "", PREFIX)
+    groups = api_reference.group_calls(ROUTES, document, _BASE)
     schemas = document["components"]["schemas"]
     inputs = {route.takes.__name__ for route in ROUTES if isinstance(route.takes, type)}
     models = [name for name in schemas if name not in inputs]
@@ -58,7 +60,7 @@ def page() -> str:
         parts += [f"## {tag}\n", *(_described(call, models) for call in some)]
     parts += ["## Models\n", "The objects in responses.\n"]
     parts += [_model(name, schemas, models) for name in models]
-    others = [route for route in ROUTES if not route.path.startswith(openapi.PREFIX + "/")]
+    others = [route for route in ROUTES if not route.path.startswith(PREFIX + "/")]
     parts += [_PAGES, _table(("route", "role", "what"), (_other(route) for route in others))]
     writing = (_limited(route) for route in ROUTES if route.is_writing)
     parts += [_LIMITS, _table(("route", "role", "body", "JSON values", "content type"), writing)]
@@ -93,7 +95,7 @@ def _model(name: str, schemas: dict[str, Any], models: Container[str]) -> str:
     parts = [f"### {name}\n"]
     if text := schemas[name].get("description", ""):
         parts.append(f"{plain(text)}\n")
-    fields = openapi.fields_of(schemas[name], schemas)
+    fields = api_reference.fields_of(schemas[name], schemas)
     return "\n".join([*parts, _members("field", fields, models) if fields else "Any JSON value.\n"])
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from phpmq_lite.admin.http.fields import TTL_MAX_S
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.pipeline import staging
+from phpmq_lite.queue_settings import LONGEST_TTL_S
 from tests.fuzz.target import Target
 
 CONTENT_MAX: Final = 1_000
@@ -56,7 +56,7 @@ def check_upload(data: bytes) -> str:
         queue.encode()
         assert type(body) is bytes
         assert len(body) <= CONTENT_MAX
-        assert ttl_s is None or 0 <= ttl_s <= TTL_MAX_S
+        assert ttl_s is None or 0 <= ttl_s <= LONGEST_TTL_S
     return f"rows-{min(len(rows), 3)}"
 
 

@@ -16,6 +16,7 @@ import pytest
 from argon2 import PasswordHasher
 from structlog.testing import capture_logs
 
+from phpmq_lite.admin.accounts.services import SERVICES
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings.initial_password import initial_password
 from phpmq_lite.testing import running_service
@@ -279,7 +280,7 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
     home: BrokerFixture, figure: Callable[[str], None]
 ) -> None:
     context = home.context
-    before = context.auth.passwords.count
+    before = context.app[SERVICES].passwords.count
     async with HttpUser(home.url) as me:
         token = await me.csrf()
         data = {"csrf": token, "name": "anna", "password": "guess guess guess"}
@@ -289,14 +290,14 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
             statuses.append(answer.status)
         assert answer.headers["Retry-After"].isdecimal()
     assert set(statuses) == {401, 429}
-    hashed = context.auth.passwords.count - before
+    hashed = context.app[SERVICES].passwords.count - before
     figure(f"100 wrong passwords: {hashed} hashed")
     assert hashed <= 10
     rows = [row for row in home.audit() if row[2] == "session.login"]
     *row, count, reason = rows[0]
     assert (row, reason) == (["nobody", "ui", "session.login", "anna"], "wrong_password")
     assert count == 1 or len(rows) == 2  # a minute ended meanwhile: its count and another row
-    assert context.auth.refused_logins.total == 100
+    assert context.app[SERVICES].refused_logins.total == 100
     assert home.broker.service.pages.context is context
     async with HttpUser(home.url) as owner:  # no account is locked, but this address must wait
         assert (await owner.log_in("anna")).status == 429
@@ -304,10 +305,10 @@ async def test_hundred_tries_hash_at_most_ten_and_make_one_row(
 
 async def test_unknown_user_is_hashed_too(home: BrokerFixture) -> None:
     context = home.context
-    before = context.auth.passwords.count
+    before = context.app[SERVICES].passwords.count
     async with HttpUser(home.url) as me:
         assert (await me.log_in("nobody-here")).status == 401
-    assert context.auth.passwords.count == before + 1
+    assert context.app[SERVICES].passwords.count == before + 1
     assert home.audit()[-1][3] == ""  # the typed name may have been a password
 
 
@@ -319,13 +320,13 @@ async def test_old_hash_is_renewed_at_the_next_login(
         await home.add_user("anna")
         context = home.context
         old = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
-        context.auth.accounts.users["anna"].password = old
+        context.app[SERVICES].accounts.users["anna"].password = old
         async with HttpUser(home.url) as me:
             assert (await me.log_in("anna")).status == 303
             assert (await me.get("/account")).status == 200
         [(stored,)] = home.rows('SELECT password FROM "user"')
         assert stored.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
-        assert context.auth.accounts.users["anna"].password == stored
+        assert context.app[SERVICES].accounts.users["anna"].password == stored
 
 
 # -- users, tokens
@@ -433,7 +434,7 @@ async def test_last_use_is_stored_at_most_every_five_minutes(home: BrokerFixture
         for minutes in (0, 1, 4, 6, 7):
             context.now_ms = lambda minutes=minutes: start + minutes * 60_000  # type: ignore[misc]
             await program.get("/api/v1/queues")
-        await context.auth.accounts.close()
+        await context.app[SERVICES].accounts.close()
     assert home.rows("SELECT last_used_at FROM token") == [(start + 360_000,)]
 
 

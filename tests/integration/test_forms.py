@@ -9,9 +9,10 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.roles import Role
 from tests.browser.tour import MORE, NO_PAGES
 from tests.integration.test_every_page import OTHER_STATE, UNCOMPARED
 from tests.support.full_broker import PAGES, FullBroker

@@ -12,13 +12,15 @@ from typing import Final
 from weakref import ref
 
 import pytest
+from aiohttp import web
 
 from phpmq_lite import process
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.process_memory import resident_bytes
 from phpmq_lite.server.session import Session
 from phpmq_lite.testing import running_service
 from tests.support.fork_server import broker_process
-from tests.support.http_users import wait_until
+from tests.support.http_users import HttpUser, broker_fixture, wait_until
 from tests.support.socket_client import WAIT_S, SocketClient
 
 HEAP_BYTES: Final = 64 << 20  # glibc reserves heaps of this size, aligned to it
@@ -72,6 +74,27 @@ async def test_closed_connection_is_freed_at_once(
         await asyncio.to_thread(half_close, running.port)  # the engine keeps its last batch
         async with asyncio.timeout(WAIT_S):
             await wait_until(lambda: mark() is None)
+
+
+@pytest.mark.usefixtures("_no_garbage_collector")
+async def test_answered_call_is_freed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its body, of which a request may have megabytes."""
+    requests: list[ref[web.Request]] = []
+    init = Call.__init__
+
+    def noting(call: Call, request: web.Request) -> None:
+        requests.append(ref(request))
+        init(call, request)
+
+    monkeypatch.setattr(Call, "__init__", noting)
+    async with broker_fixture(tmp_path / "data") as home, HttpUser(home.url) as me:
+        message = {"content": "a"}
+        answer = await me.request("POST", "/api/v1/queues/orders/messages", json=message)
+        assert answer.status == 201
+        async with asyncio.timeout(WAIT_S):
+            await wait_until(lambda: [each() for each in requests] == [None])
 
 
 class _Mark:

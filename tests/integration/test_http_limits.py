@@ -17,16 +17,18 @@ import aiohttp
 import pytest
 
 import phpmq_lite.admin
-from phpmq_lite.admin.http.route import LOGIN_BYTES, Role, Route
+from phpmq_lite.admin.http.route import LOGIN_BYTES, Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.admin.slow_clients import (
     ANSWER,
     BODY,
     HEAD,
+    LIMITS,
     ConnectionLimits,
     LimitedConnection,
     SlowClientTimeouts,
 )
+from phpmq_lite.roles import Role
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.full_broker import WRITING, FullBroker
@@ -203,7 +205,10 @@ async def test_large_requests_pass_stuck_ones_of_the_same_user(
                 "POST", "/api/v1/import", {"Content-Type": "application/x-ndjson"},
                 data=io.BytesIO(b"".join(line % number for number in range(20_000))),
             )  # fmt: skip
-            assert (answer.status, json.loads(answer.text)) == (201, {"stored": 20_000, "skipped": 0})
+            assert (answer.status, json.loads(answer.text)) == (
+                201,
+                {"stored": 20_000, "skipped": 0},
+            )
         for task in sending:
             task.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
@@ -278,7 +283,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
 
 
 async def limits_of(broker: RunningBroker) -> ConnectionLimits:
-    return (await broker.service.pages.open()).connection_limits
+    return (await broker.service.pages.open()).app[LIMITS]
 
 
 @pytest.fixture
@@ -366,7 +371,7 @@ async def test_requests_of_one_user_leave_places_to_others(tmp_path: Path) -> No
         secrets = [await home.token(name, "viewer") for name in ("many", "few")]
 
         def working() -> Counter[str]:
-            return home.context.connection_limits._working
+            return home.context.app[LIMITS]._working
 
         async with HttpUser(home.url, secrets[0]) as many, HttpUser(home.url, secrets[1]) as few:
             waits: list[asyncio.Task[HttpReply]] = []

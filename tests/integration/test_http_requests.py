@@ -16,9 +16,9 @@ from aiohttp import helpers, web_request
 from click.testing import CliRunner
 
 from phpmq_lite import logs
-from phpmq_lite.admin.accounts.csrf import HEADERS
 from phpmq_lite.admin.http.body import FORMS
 from phpmq_lite.admin.http.route import Route
+from phpmq_lite.admin.http.security_headers import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.cli.main import root_command
 from tests.support.full_broker import WRITING, FullBroker, full_broker

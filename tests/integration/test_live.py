@@ -15,9 +15,9 @@ from aiohttp.test_utils import make_mocked_request
 from phpmq_lite.admin.http.feed_keys import feed_key
 from phpmq_lite.admin.http.identity import Identity
 from phpmq_lite.admin.http.live_feeds import WAITS
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.client.async_client import Client, connect
+from phpmq_lite.roles import Role
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.live_pages import (
     SOON_S,

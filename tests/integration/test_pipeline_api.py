@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 from yarl import URL
 
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http import body as request_body
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.messages import arrow_export
 from phpmq_lite.admin.pipeline import staging
+from phpmq_lite.admin.pipeline.staging import UPLOAD_SLOTS
 from phpmq_lite.admin.pipeline.summary import SummaryFile, read_summary
+from phpmq_lite.admin.slow_clients import LIMITS
 from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.server import engine
 from phpmq_lite.spark.pipeline_client import globs_digest
@@ -402,7 +404,7 @@ async def test_upload_without_a_slot_is_asked_to_retry(
     monkeypatch.setattr(staging, "_store", slowly)
     raw = stream(("orders", "a", None))
     waiting = [asyncio.create_task(stage(spark, f"t{at}", raw)) for at in range(2)]
-    await wait_until(lambda: context_of(home).uploads.free == 0)
+    await wait_until(lambda: context_of(home).app[UPLOAD_SLOTS].free == 0)
     status, problem = await stage(spark, "t", raw)
     assert (status, problem["code"], problem["bound"]) == (503, "busy", "2 at a time")
     go_on.set()
@@ -416,7 +418,7 @@ async def test_endless_uploads_do_not_block_others(
     monkeypatch.setattr(staging, "_SLOT_S", 0.05)
     async with program(home, OPERATOR, "b-*") as other:
         slow = [asyncio.create_task(stage(other, f"s{at}", _endless())) for at in range(8)]
-        await wait_until(lambda: context_of(home).connection_limits.admission.connections >= 8)
+        await wait_until(lambda: context_of(home).app[LIMITS].admission.connections >= 8)
         assert (await stage(spark, "t", stream(("orders", "a", None))))[0] == 200
         for task in slow:
             task.cancel()

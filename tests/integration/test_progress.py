@@ -12,7 +12,7 @@ from typing import Final, cast
 import pytest
 
 from phpmq_lite.admin import slow_clients
-from phpmq_lite.admin.slow_clients import ANSWER, SlowClientTimeouts
+from phpmq_lite.admin.slow_clients import ANSWER, LIMITS, SlowClientTimeouts
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server import watchdog
 from phpmq_lite.server.backpressure import NOT_READ, SlowPeerLimits, WriteProgress, acked_bytes
@@ -83,7 +83,7 @@ def test_progress_without_a_socket_is_that_of_the_buffer() -> None:
 
 async def test_slow_http_client_is_disconnected_only_when_it_stops_reading(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
-        limits = (await running.service.pages.open()).connection_limits
+        limits = (await running.service.pages.open()).app[LIMITS]
         limits.timeouts = SlowClientTimeouts(head_s=1e6, answer_s=PATIENCE_S)
         reader = SlowReader(
             int(running.admin_url.rstrip("/").rpartition(":")[2]), limits.close_slow

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.messages import arrow_export
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.client import connect
 from phpmq_lite.client.async_client import Client
+from phpmq_lite.roles import Role
 from tests.integration.test_pipeline_api import stream
 from tests.integration.test_route_matrix import NOT_COMPARED, STREAMS
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until

@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from phpmq_lite import logs
+from phpmq_lite.admin.slow_clients import LIMITS
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.relay import standby
 from phpmq_lite.relay.active import MAX_HANDSHAKES, RelayListener
@@ -431,7 +432,7 @@ async def test_fallback_serves_pages_while_no_broker_is_active(tmp_path: Path) -
                 assert (await me.get("/queues")).status == 200
         context = brokers.standby.service.pages.context
         assert context is not None
-        await wait_until(lambda: not context.connection_limits.admission.connections)
+        await wait_until(lambda: not context.app[LIMITS].admission.connections)
 
 
 async def test_http_connection_without_a_request_is_closed(

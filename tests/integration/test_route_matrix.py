@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from phpmq_lite.admin.accounts import services
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.routes import ROUTES
+from phpmq_lite.roles import Role
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
 
 WRITING = [route for route in ROUTES if route.is_writing]

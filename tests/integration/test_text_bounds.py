@@ -12,7 +12,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from phpmq_lite.admin.accounts.changes import NAME_LENGTH
+from phpmq_lite.admin.accounts.users import NAME_LENGTH
 from phpmq_lite.admin.http.fields import AppIdParameter, SubscriptionName
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
 from phpmq_lite.installation import migrations_folder

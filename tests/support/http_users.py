@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import aiohttp
 from yarl import URL
 
-from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.stored_rows import stored_rows, stored_tables

@@ -78,7 +78,9 @@ class Accounts:
         self.users = {user.name: user for user in stored.users}
         self._by_id = {user.user_id: user for user in stored.users}
         self.tokens = {token.sha256: token for token in stored.tokens}
-        self.sessions = {one.sha256: one for one in stored.sessions if one.user_id in self._by_id}
+        self.sessions = {
+            session.sha256: session for session in stored.sessions if session.user_id in self._by_id
+        }
         self.is_loaded = True
         return stored.addresses
 
@@ -106,10 +108,10 @@ class Accounts:
 
     def token_named(self, name: str) -> ApiToken:
         """Return a token by name; raise a 404 ``Problem`` if it does not exist."""
-        found = next((token for token in self.tokens.values() if token.name == name), None)
-        if found is None:
+        token = next((token for token in self.tokens.values() if token.name == name), None)
+        if token is None:
             raise not_found("token", name)
-        return found
+        return token
 
     def user_named(self, name: str) -> User:
         """Return a user by name; raise a 404 ``Problem`` if the user does not exist."""
@@ -130,17 +132,21 @@ class Accounts:
             if user.name in self.users or (is_first and self.users):
                 raise Problem(409, "taken", f"The user {user.name!r} already exists.", field="name")
             _check_room("users", self.users)
-            made = replace(user, user_id=max(self._by_id, default=0) + 1)
+            created = replace(user, user_id=max(self._by_id, default=0) + 1)
 
-            def done() -> None:
-                self.users[made.name] = self._by_id[made.user_id] = made
+            def apply() -> None:
+                self.users[created.name] = self._by_id[created.user_id] = created
 
             row = AddUser(
-                made.user_id, made.name, made.password, made.role, globs_text(made.queues),
-                made.created_at,
-            )  # fmt: skip
-            await self._store(entry, [row], done)
-            return made
+                created.user_id,
+                created.name,
+                created.password,
+                created.role,
+                globs_text(created.queues),
+                created.created_at,
+            )
+            await self._store(entry, [row], apply)
+            return created
 
     async def change_user(
         self,
@@ -162,7 +168,7 @@ class Accounts:
             if rights[0] != "admin":
                 self._check_admin_left(user)
 
-            def done() -> None:
+            def apply() -> None:
                 user.role, user.queues = rights
                 user.password = password or user.password
                 self._forget_sessions(user.user_id)
@@ -171,7 +177,7 @@ class Accounts:
             if password is not None:
                 rows.append(SetPassword(password, user.user_id))
             rows.append(DeleteUserSessions(user.user_id))
-            await self._store(entry, rows, done)
+            await self._store(entry, rows, apply)
 
     async def rehash(self, user: User, old: str, password: str) -> None:
         """Store a password's new hash, computed with newer parameters, without ending sessions.
@@ -179,12 +185,12 @@ class Accounts:
         Nothing is stored if the password has changed in the meantime.
         """
 
-        def done() -> None:
+        def apply() -> None:
             user.password = password
 
         async with self._changing:
             if self._by_id.get(user.user_id) is user and user.password == old:
-                await self._store(None, [SetPassword(password, user.user_id)], done)
+                await self._store(None, [SetPassword(password, user.user_id)], apply)
 
     async def remove_user(self, entry: AuditEntry, user: User, *, is_opening: bool = False) -> None:
         """Remove a user and end all their sessions; with ``is_opening``, even the only user.
@@ -197,12 +203,12 @@ class Accounts:
             if not is_opening or len(self.users) > 1:
                 self._check_admin_left(user)
 
-            def done() -> None:
+            def apply() -> None:
                 del self.users[user.name], self._by_id[user.user_id]
                 self._forget_sessions(user.user_id)
 
             rows: list[Write] = [DeleteUser(user.user_id), DeleteUserSessions(user.user_id)]
-            await self._store(entry, rows, done)
+            await self._store(entry, rows, apply)
 
     def _check_there(self, user: User) -> None:
         """Raise a 404 ``Problem`` if the user was removed while this write was waiting."""
@@ -210,12 +216,11 @@ class Accounts:
             raise not_found("user", user.name)
 
     def _check_admin_left(self, user: User) -> None:
-        others = (one for one in self.users.values() if one is not user)
-        if user.role == "admin" and not any(one.role == "admin" for one in others):
-            raise Problem(
-                409, "last_admin", f"{user.name!r} is the only admin, and one must remain. Make "
-                "another user admin first: `phpmq-lite user set-role NAME admin`.",
-            )  # fmt: skip
+        others = (other for other in self.users.values() if other is not user)
+        if user.role == "admin" and not any(other.role == "admin" for other in others):
+            detail = f"{user.name!r} is the only admin, and one must remain. Make another user "
+            detail += "admin first: `phpmq-lite user set-role NAME admin`."
+            raise Problem(409, "last_admin", detail)
 
     # -- tokens
 
@@ -229,31 +234,38 @@ class Accounts:
         """
         secret = TOKEN_PREFIX + token_urlsafe(32)
         async with self._changing:
-            if any(one.name == token.name for one in self.tokens.values()):
-                raise Problem(
-                    409, "taken", f"The token {token.name!r} already exists.", field="name"
-                )
+            tokens = self.tokens.values()
+            if any(other.name == token.name for other in tokens):
+                detail = f"The token {token.name!r} already exists."
+                raise Problem(409, "taken", detail, field="name")
             _check_room("tokens", self.tokens)
-            number = max((one.token_id for one in self.tokens.values()), default=0) + 1
-            made = replace(token, token_id=number, sha256=hash_secret(secret))
+            number = max((other.token_id for other in tokens), default=0) + 1
+            created = replace(token, token_id=number, sha256=hash_secret(secret))
 
-            def done() -> None:
-                self.tokens[made.sha256] = made
+            def apply() -> None:
+                self.tokens[created.sha256] = created
 
-            row = AddToken(made.token_id, made.name, made.sha256, made.role,
-                globs_text(made.queues), made.created_at, made.created_by, made.expires_at,
-            )  # fmt: skip
-            await self._store(entry, [row], done)
+            row = AddToken(
+                created.token_id,
+                created.name,
+                created.sha256,
+                created.role,
+                globs_text(created.queues),
+                created.created_at,
+                created.created_by,
+                created.expires_at,
+            )
+            await self._store(entry, [row], apply)
         return secret
 
     async def remove_token(self, entry: AuditEntry, token: ApiToken) -> None:
         """Revoke a token."""
 
-        def done() -> None:
+        def apply() -> None:
             self.tokens.pop(token.sha256, None)
 
         async with self._changing:
-            await self._store(entry, [DeleteToken(token.token_id)], done)
+            await self._store(entry, [DeleteToken(token.token_id)], apply)
 
     # -- sessions
 
@@ -280,7 +292,7 @@ class Accounts:
                 raise Problem(401, "login", "This user has been removed.")
             if password is not None and user.password != password:
                 raise Problem(401, "wrong_password", "The password has been changed.")
-            number = max((one.session_id for one in self.sessions.values()), default=0) + 1
+            number = max((other.session_id for other in self.sessions.values()), default=0) + 1
             session = LoginSession(
                 session_id=number,
                 sha256=hash_secret(cookie),
@@ -292,19 +304,19 @@ class Accounts:
                 address=visitor.address,
                 agent=visitor.agent[:_AGENT_LENGTH],
             )
-            old = [one for one in self.sessions.values() if has_session_ended(one, now_ms)]
-            old += self.sessions_of(user, now_ms)[SESSIONS_PER_USER - 1 :]
+            ended = [each for each in self.sessions.values() if has_session_ended(each, now_ms)]
+            ended += self.sessions_of(user, now_ms)[SESSIONS_PER_USER - 1 :]
 
-            def done() -> None:
-                for one in old:
-                    self.sessions.pop(one.sha256, None)
+            def apply() -> None:
+                for old in ended:
+                    self.sessions.pop(old.sha256, None)
                 self.sessions[session.sha256] = session
                 user.last_login_at = now_ms
 
-            rows: list[Write] = [DeleteSession(one.session_id) for one in old]
+            rows: list[Write] = [DeleteSession(old.session_id) for old in ended]
             values = tuple(getattr(session, name) for name in LoginSession.__slots__)
             rows += [AddSession(*values), SetLastLogin(now_ms, user.user_id)]
-            await self._store(entry, rows, done)
+            await self._store(entry, rows, apply)
         return cookie
 
     def session_numbered(self, number: int) -> LoginSession:
@@ -316,25 +328,29 @@ class Accounts:
 
     def open_sessions(self, now_ms: int) -> list[LoginSession]:
         """Return the open sessions, most recently used first."""
-        found = (one for one in self.sessions.values() if not has_session_ended(one, now_ms))
-        return sorted(found, key=lambda one: (one.seen_at, one.session_id), reverse=True)
+        sessions = (each for each in self.sessions.values() if not has_session_ended(each, now_ms))
+        return sorted(sessions, key=lambda each: (each.seen_at, each.session_id), reverse=True)
 
     def sessions_of(self, user: User, now_ms: int) -> list[LoginSession]:
         """Return a user's open sessions, most recently used first."""
-        return [one for one in self.open_sessions(now_ms) if one.user_id == user.user_id]
+        sessions = self.open_sessions(now_ms)
+        return [session for session in sessions if session.user_id == user.user_id]
 
     async def remove_session(self, entry: AuditEntry, session: LoginSession) -> None:
         """End a session."""
 
-        def done() -> None:
+        def apply() -> None:
             self.sessions.pop(session.sha256, None)
 
         async with self._changing:
-            await self._store(entry, [DeleteSession(session.session_id)], done)
+            await self._store(entry, [DeleteSession(session.session_id)], apply)
 
     def _forget_sessions(self, user_id: int) -> None:
-        for session in [one for one in self.sessions.values() if one.user_id == user_id]:
-            del self.sessions[session.sha256]
+        self.sessions = {
+            sha256: session
+            for sha256, session in self.sessions.items()
+            if session.user_id != user_id
+        }
 
     # -- last seen
 
@@ -353,11 +369,11 @@ class Accounts:
     # -- writes
 
     async def _store(
-        self, entry: AuditEntry | None, rows: Iterable[Write], done: Callable[[], None]
+        self, entry: AuditEntry | None, rows: Iterable[Write], apply: Callable[[], None]
     ) -> None:
         def store(core: Broker, reply: Callable[[int], None]) -> None:
             def stored(count: int) -> None:
-                done()
+                apply()
                 reply(count)
 
             queue_operations.write(core, stored, entry, tuple(rows))
@@ -389,7 +405,5 @@ def has_session_ended(session: LoginSession, now_ms: int) -> bool:
 
 def _check_room(kind: str, accounts: Sized) -> None:
     if len(accounts) >= ACCOUNTS_MAX:
-        raise Problem(
-            409, "too_many", f"There are {len(accounts)} {kind}; the limit is {ACCOUNTS_MAX}."
-            " Remove those that are no longer used.",
-        )  # fmt: skip
+        detail = f"There are {len(accounts)} {kind}; the limit is {ACCOUNTS_MAX}."
+        raise Problem(409, "too_many", f"{detail} Remove those that are no longer used.")

@@ -4,21 +4,21 @@ import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.context import context_of, status_of
-from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import ListQuery
-from phpmq_lite.admin.http.identity import identity_of
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.http.route import Role
-from phpmq_lite.admin.resource import Api, Page, Resource
+from phpmq_lite.admin.http.output import ListPage, ResponseModel
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, AuditRow
 from phpmq_lite.storage.read.messages import is_message_id
 
+endpoints: Final = Endpoints()
 RESULTS: Final = ("done", "refused", "running", "cancelled", "interrupted")
 SPANS: Final = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000, "30d": 2_592_000_000}
 
@@ -57,16 +57,8 @@ class AuditQuery(ListQuery):
     @property
     def scope(self) -> str:
         """Return the cursor scope, using ``span`` because the start time keeps changing."""
-        parts = (
-            self.actor,
-            self.action,
-            self.result,
-            self.target,
-            self.span,
-            self.since,
-            self.upto,
-        )
-        return f"audit {parts}"
+        names = ("actor", "action", "result", "target", "span", "since", "upto")
+        return f"audit {tuple(getattr(self, name) for name in names)}"
 
 
 def _ms(at: datetime) -> int:
@@ -101,26 +93,29 @@ class AuditListPage:
     searched_to: int | None = None  # audit_id at which the search stopped, if it stopped early
 
 
-async def find_audit_rows(request: web.Request, query: AuditQuery) -> AuditListPage:
+async def _find_rows(call: Call, query: AuditQuery) -> AuditListPage:
+    if call.identity.queues:
+        query = query.model_copy(update={"actor": call.actor})
+    cursor = output.decode_cursor(query.scope, query.cursor)
+    page = await AuditLog(call.context.readers).page(
+        query.filter(call.now_ms), **output.position_in(cursor), limit=query.limit
+    )
+    ends = (page.rows[0].audit_id, page.rows[-1].audit_id) if page.rows else (None, None)
+    older, newer = output.cursors_around(
+        query.scope, "before", cursor, ends, has_more=page.has_more, searched_to=page.searched_to
+    )
+    return AuditListPage(page.rows, older, newer, page.searched_to)
+
+
+@endpoints.api("GET /audit", "api-audit", Role.OPERATOR)
+async def list_audit_rows(call: Call, query: AuditQuery) -> ListPage[AuditView]:
     """List audited actions, including refused ones, newest first.
 
     Callers limited to some queues see only their own rows.
     """
-    context = context_of(request)
-    identity = identity_of(request)
-    if identity.queues:
-        query = query.model_copy(update={"actor": identity.actor})
-    cursor = responses.decode_cursor(query.scope, query.cursor)
-    place = responses.position_in(cursor)
-    found = await AuditLog(context.readers).page(
-        query.filter(context.now_ms()), **place, limit=query.limit
-    )
-    ends = (found.rows[0].audit_id, found.rows[-1].audit_id) if found.rows else (None, None)
-    older, newer = responses.cursors_around(
-        query.scope, "before", cursor, ends,
-        has_more=found.has_more, searched_to=found.searched_to,
-    )  # fmt: skip
-    return AuditListPage(found.rows, older, newer, found.searched_to)
+    page = await _find_rows(call, query)
+    items = [AuditView.of(row) for row in page.rows]
+    return ListPage[AuditView](items=items, next=page.next)
 
 
 # -- row rendering
@@ -198,26 +193,21 @@ def _text(values: dict[str, object], name: str) -> str | None:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-async def _values(request: web.Request, query: AuditQuery, listed: AuditListPage) -> dict[str, Any]:
+@endpoints.page("/audit", "audit", Role.OPERATOR, data=list_audit_rows)
+async def show_audit_log(call: Call, query: AuditQuery) -> web.Response:
+    """List audited actions, including refused ones, newest first."""
+    page = await _find_rows(call, query)
     chosen = query.model_dump(mode="json", exclude={"format", "limit", "cursor"}, exclude_none=True)
-    actions = {route.audit for route in context_of(request).routes if route.audit}
+    actions = {route.audit for route in call.context.routes if route.audit}
     groups = {name.partition(".")[0] for name in actions if "." in name}
-    return {
-        "chosen": chosen,
-        "times": {key: _ms(at) for key in ("since", "upto") if (at := getattr(query, key))},
-        "listed": listed,
-        "rows": describe_rows(listed.rows, {queue.name for queue in status_of(request).queues}),
-        "actions": sorted(actions | groups),
-        "results": RESULTS,
-        "spans": tuple(SPANS),
-    }
-
-
-ROUTES: Final = Resource(
-    run=find_audit_rows, role=Role.OPERATOR, view_model=ListPage[AuditView],
-    view=lambda _request, listed: ListPage[AuditView](
-        items=[AuditView.of(row) for row in listed.rows], next=listed.next
-    ),
-    page=Page("/audit", "audit", "audit.html", _values),
-    api=Api("GET", "/api/v1/audit", "api-audit", query=AuditQuery),
-).routes()  # fmt: skip
+    return await call.render(
+        "audit.html",
+        query=query,
+        chosen=chosen,
+        times={key: _ms(at) for key in ("since", "upto") if (at := getattr(query, key))},
+        listed=page,
+        rows=describe_rows(page.rows, {queue.name for queue in call.queues}),
+        actions=sorted(actions | groups),
+        results=RESULTS,
+        spans=tuple(SPANS),
+    )

@@ -1,12 +1,10 @@
-"""CSRF checks and security headers (``docs/operate/security.md``, sections 4, 6 and 7)."""
+"""CSRF checks (``docs/operate/security.md``, section 4)."""
 
-import asyncio
 import hmac
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.web_protocol import ERROR
 
 from phpmq_lite.admin.http.body import FORMS, read_form_field
 from phpmq_lite.admin.http.headers import media_type_of
@@ -46,27 +44,17 @@ def check_site(request: web.Request, *, needs_origin: bool, public_url: str = ""
     origin = request.headers.get("Origin")
     if origin is None:
         if needs_origin:
-            raise Problem(
-                403,
-                "no_origin",
-                "The request was refused because it has no Origin header.",
-                field="Origin",
-            )
+            detail = "The request was refused because it has no Origin header."
+            raise Problem(403, "no_origin", detail, field="Origin")
     elif not _is_ours(request, origin, public_url):
-        raise Problem(
-            403,
-            "foreign_origin",
-            f"The request comes from {origin!r}, but this page is at {request.host!r}. "
-            "Behind a proxy, set admin.public_url to the address that browsers use, or forward the "
-            "Host header and add the host to admin.hosts.",
-            field="Origin",
-        )
+        detail = f"The request comes from {origin!r}, but this page is at {request.host!r}. Behind "
+        detail += "a proxy, set admin.public_url to the address that browsers use, or forward the "
+        detail += "Host header and add the host to admin.hosts."
+        raise Problem(403, "foreign_origin", detail, field="Origin")
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None and site not in ("same-origin", "none"):
-        raise Problem(
-            403, "cross_site", f"The request was refused because it is {site}.",
-            field="Sec-Fetch-Site",
-        )  # fmt: skip
+        detail = f"The request was refused because it is {site}."
+        raise Problem(403, "cross_site", detail, field="Sec-Fetch-Site")
 
 
 def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
@@ -86,14 +74,9 @@ def check_media(request: web.Request, *media: str) -> None:
     """
     if request.method == "DELETE" and not request.can_read_body:
         return
-    if media_type_of(request) not in media:
-        raise Problem(
-            415,
-            "media_type",
-            f"The content type {media_type_of(request)[:50]!r} is not accepted here.",
-            field="Content-Type",
-            bound=" or ".join(media),
-        )
+    if (type_ := media_type_of(request)) not in media:
+        detail, bound = f"The content type {type_[:50]!r} is not accepted here.", " or ".join(media)
+        raise Problem(415, "media_type", detail, field="Content-Type", bound=bound)
 
 
 def check_header(request: web.Request, token: str) -> None:
@@ -103,13 +86,9 @@ def check_header(request: web.Request, token: str) -> None:
         Problem: 403.
     """
     if not _is_token(request.headers.get(CSRF_HEADER, ""), token):
-        raise Problem(
-            403,
-            "no_token",
-            f"A call that uses a session cookie must send the session's token in {CSRF_HEADER}. "
-            "Programs should send an API token instead: Authorization: Bearer phpmq_…",
-            field=CSRF_HEADER,
-        )
+        detail = f"A call that uses a session cookie must send the session's token in {CSRF_HEADER}"
+        detail += ". Programs should send an API token instead: Authorization: Bearer phpmq_…"
+        raise Problem(403, "no_token", detail, field=CSRF_HEADER)
 
 
 async def check_form(request: web.Request, token: str) -> None:
@@ -120,82 +99,13 @@ async def check_form(request: web.Request, token: str) -> None:
             session, or an error from reading the form.
     """
     if media_type_of(request) not in FORMS:
-        raise Problem(
-            415, "media_type", "This address accepts only form submissions.", field="Content-Type",
-            bound=" or ".join(sorted(FORMS)),
-        )  # fmt: skip
-    given = await read_form_field(request, CSRF_FIELD)
-    if not _is_token(given, token):
-        raise Problem(
-            403,
-            "stale_form",
-            "This form does not belong to your session, or the broker has restarted since the page "
-            "was loaded. Nothing was changed. Send it again, or reload the page.",
-            field=CSRF_FIELD,
-        )
+        detail, bound = "This address accepts only form submissions.", " or ".join(sorted(FORMS))
+        raise Problem(415, "media_type", detail, field="Content-Type", bound=bound)
+    if not _is_token(await read_form_field(request, CSRF_FIELD), token):
+        detail = "This form does not belong to your session, or the broker has restarted since the "
+        detail += "page was loaded. Nothing was changed. Send it again, or reload the page."
+        raise Problem(403, "stale_form", detail, field=CSRF_FIELD)
 
 
-def _is_token(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
-
-
-HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with "no-referrer", form posts would have "Origin: null"
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "",
-}
-_SANDBOX: Final = "sandbox; " + HEADERS["Content-Security-Policy"]
-
-
-HSTS: Final = "max-age=31536000"  # one year, for this host but not its subdomains
-
-
-async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Set a response's security headers; serves as an ``on_response_prepare`` handler."""
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-    response.headers.setdefault("Cache-Control", "no-store")
-    response.headers["Server"] = "phpmq-lite"  # hides the versions of Python and aiohttp
-
-
-def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
-    """Also set the security headers on aiohttp's own responses to malformed requests.
-
-    Such requests never reach an application, so ``on_response_prepare`` does not fire for them.
-    """
-    server = runner.server
-    if server is None:
-        raise RuntimeError("the runner is not set up")
-    make = server.request_factory
-
-    def prepare_with_headers(
-        message: Any, payload: Any, protocol: Any, writer: Any, task: Any
-    ) -> web.BaseRequest:
-        if message is not ERROR:
-            return make(message, payload, protocol, writer, task)
-        loop = asyncio.get_running_loop()
-        return _Unparsed(message, payload, protocol, writer, task, loop)
-
-    server.request_factory = prepare_with_headers
-    return server
-
-
-class _Unparsed(web.BaseRequest):
-    """A request that could not be parsed."""
-
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        await add_headers(self, response)
-
-
-def download_headers(name: str) -> dict[str, str]:
-    """Return headers that make browsers save a response as ``name``, a trusted file name."""
-    return {
-        "Content-Disposition": f'attachment; filename="{name}"',
-        "Content-Security-Policy": _SANDBOX,
-    }
+def _is_token(text: str, token: str) -> bool:
+    return hmac.compare_digest(text.encode(errors="replace"), token.encode())

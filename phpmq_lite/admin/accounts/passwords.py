@@ -27,7 +27,7 @@ class Passwords:
     def __init__(self, argon2: "PasswordHasher | None" = None) -> None:
         self._given = argon2
         self._threads = ThreadPoolExecutor(HASHES_AT_ONCE, "password")
-        self._asked = 0  # number of hash computations running or waiting
+        self._pending = 0  # number of hash computations running or waiting
         self.count = 0  # number of hash computations since the broker started
 
     @cached_property
@@ -50,52 +50,49 @@ class Passwords:
         check_length(password)
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
-    async def is_right(self, known: str | None, password: str) -> bool:
+    async def is_right(self, stored: str | None, password: str) -> bool:
         """Check a password against a hash; if there is no hash, take the same time to return False.
 
         Raises:
             Problem: 429 if too many hashes are pending.
         """
-        given = _same_everywhere(password[: LONGEST + 1])
+        normalized = _same_everywhere(password[: LONGEST + 1])
 
         def check() -> bool:
             from argon2.exceptions import Argon2Error, InvalidHashError
 
-            if known is None:
-                self._argon2.hash(given)
+            if stored is None:
+                self._argon2.hash(normalized)
                 return False
             try:
-                return self._argon2.verify(known, given)
+                return self._argon2.verify(stored, normalized)
             except (Argon2Error, InvalidHashError):
                 return False
 
         return await self._run(check)
 
-    def is_old(self, known: str) -> bool:
+    def is_old(self, stored: str) -> bool:
         """Return whether a hash has outdated parameters."""
-        return self._argon2.check_needs_rehash(known)
+        return self._argon2.check_needs_rehash(stored)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        if self._asked >= HASHES_AT_ONCE + MAX_WAITING:
-            raise Problem(
-                429, "busy", "Too many passwords are being checked. Try again in 2 seconds.",
-                headers={"Retry-After": "2"},
-            )  # fmt: skip
-        self._asked += 1
+        if self._pending >= HASHES_AT_ONCE + MAX_WAITING:
+            detail = "Too many passwords are being checked. Try again in 2 seconds."
+            raise Problem(429, "busy", detail, headers={"Retry-After": "2"})
+        self._pending += 1
         self.count += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._asked -= 1
+            self._pending -= 1
 
 
 def check_length(password: str, field: str = "password") -> None:
     """Raise a 422 ``Problem`` that names the bounds if a password is too short or too long."""
     if not SHORTEST <= len(password) <= LONGEST:
-        raise Problem(
-            422, "invalid", f"A password of {len(password)} characters is not allowed.",
-            field=field, bound=f"{SHORTEST} to {LONGEST} characters",
-        )  # fmt: skip
+        detail = f"A password of {len(password)} characters is not allowed."
+        bound = f"{SHORTEST} to {LONGEST} characters"
+        raise Problem(422, "invalid", detail, field=field, bound=bound)
 
 
 def _same_everywhere(password: str) -> str:
@@ -116,7 +113,7 @@ class LoginThrottle:
     """
 
     def __init__(self) -> None:
-        self._tries: dict[str, deque[float]] = {}  # times of last minute's attempts, by address
+        self._attempts: dict[str, deque[float]] = {}  # times of last minute's attempts, by address
         self._unknown: deque[float] = deque()
         self._known: dict[str, float] = {}  # time of the last login, keyed by address
 
@@ -129,7 +126,7 @@ class LoginThrottle:
         self._forget(now_s)
         key = address_key(address)
         is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
-        own = self._tries.setdefault(key, deque())
+        own = self._attempts.setdefault(key, deque())
         waits = [_wait_s(own, MAX_ATTEMPTS, now_s)]
         if not is_known:
             waits.append(_wait_s(self._unknown, MAX_ATTEMPTS_UNKNOWN, now_s))
@@ -138,19 +135,19 @@ class LoginThrottle:
             if not is_known:
                 self._unknown.append(now_s)
         elif not own:
-            del self._tries[key]
+            del self._attempts[key]
         return max(waits)
 
     def _forget(self, now_s: float) -> None:
         while self._unknown and now_s - self._unknown[0] >= WINDOW_S:
             self._unknown.popleft()
-        for key in list(self._tries):
-            tries = self._tries[key]
-            while tries and now_s - tries[0] >= WINDOW_S:
-                tries.popleft()
-            if not tries:
-                del self._tries[key]
+        for key in list(self._attempts):
+            attempts = self._attempts[key]
+            while attempts and now_s - attempts[0] >= WINDOW_S:
+                attempts.popleft()
+            if not attempts:
+                del self._attempts[key]
 
 
-def _wait_s(tries: deque[float], limit: int, now_s: float) -> float:
-    return 0.0 if len(tries) < limit else max(tries[-limit] + WINDOW_S - now_s, 0.001)
+def _wait_s(attempts: deque[float], limit: int, now_s: float) -> float:
+    return 0.0 if len(attempts) < limit else max(attempts[-limit] + WINDOW_S - now_s, 0.001)

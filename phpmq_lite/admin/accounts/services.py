@@ -1,12 +1,15 @@
-"""Services for accounts, passwords, login limits, refused logins and the setup token."""
+"""The accounts with their passwords, login limits and refused logins."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from aiohttp import web
+
 from phpmq_lite.admin.accounts.accounts import Accounts
 from phpmq_lite.admin.accounts.passwords import LoginThrottle, Passwords
 from phpmq_lite.admin.accounts.setup_token import SetupToken
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings.initial_password import SETTING
@@ -70,7 +73,7 @@ class RefusedLogins:
 
 
 @dataclass(slots=True)
-class AuthServices:
+class AccountServices:
     """Accounts, passwords and login limits; the application closes them at shutdown."""
 
     accounts: Accounts
@@ -104,3 +107,16 @@ class AuthServices:
         """Wait for pending writes, then stop the password threads."""
         await self.accounts.close()
         self.passwords.close()
+
+
+SERVICES: Final = web.AppKey("account services", AccountServices)
+
+
+def services_of(call: Call) -> AccountServices:
+    """Return the account services of the application."""
+    return call.context.app[SERVICES]
+
+
+def accounts_of(call: Call) -> Accounts:
+    """Return the users, tokens and sessions."""
+    return services_of(call).accounts

@@ -1,25 +1,62 @@
 """Login, setup, logout, the user's own account, and all sessions."""
 
+import json
 from typing import Annotated, Final
 
 from aiohttp import web
 from pydantic import Field
 
-from phpmq_lite.admin.accounts import changes
-from phpmq_lite.admin.accounts.accounts import KEPT_MS
-from phpmq_lite.admin.accounts.setup_token import FILE
-from phpmq_lite.admin.http import request_audit
+from phpmq_lite.admin.accounts.accounts import KEPT_MS, LoginOrigin
+from phpmq_lite.admin.accounts.audit_rows import count_refused_login
+from phpmq_lite.admin.accounts.services import accounts_of, services_of
+from phpmq_lite.admin.accounts.setup_token import SETUP_FILE
+from phpmq_lite.admin.accounts.users import add_user
 from phpmq_lite.admin.http.browser_sessions import LOGIN, cookie_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
-from phpmq_lite.admin.http.fields import Form, FormatQuery
+from phpmq_lite.admin.http.fields import FormatQuery
+from phpmq_lite.admin.http.forms import Form
+from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel, redirect_with_session
-from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.http.source import address_of
+from phpmq_lite.roles import Role
+from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings.initial_password import SHORTEST
 from phpmq_lite.storage.read.accounts import LoginSession, User
 
 endpoints: Final = Endpoints()
+
+
+def _check_attempts(call: Call) -> None:
+    """Count an attempt to use a password or setup token, or refuse it after too many attempts.
+
+    Raises:
+        Problem: 429, with the seconds to wait.
+    """
+    address = address_of(call.request)
+    seconds = services_of(call).throttle.wait_s(address, call.now_ms / 1_000)
+    if seconds:
+        wait = str(int(seconds) + 1)
+        detail = f"Too many attempts from {address_key(address)} or from all addresses together. "
+        detail += f"Try again in {wait} seconds. No account is locked."
+        raise Problem(429, "too_many_tries", detail, headers={"Retry-After": wait})
+
+
+def _check_same(form: Form) -> str:
+    """Return the form's new password; raise a 422 ``Problem`` if its confirmation differs."""
+    if (password := form.raw("password")) != form.raw("again"):
+        raise Problem(422, "invalid", "The two passwords do not match.", field="again")
+    return password
+
+
+def _origin_of(request: web.Request) -> LoginOrigin:
+    agent = request.headers.get("User-Agent", "")
+    return LoginOrigin(address_of(request), agent.encode("utf-8", "backslashreplace").decode())
+
+
+def _redirect(url: str) -> web.Response:
+    """Return a redirect that, unlike an ``HTTPSeeOther`` exception, can set a cookie."""
+    return web.Response(status=303, headers={"Location": url})
 
 
 # -- login
@@ -40,14 +77,14 @@ async def _login_page(
     call: Call, form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
     if problem is not None:
-        await request_audit.count_refused_login(call.request, problem)
+        await count_refused_login(call, problem)
     return await call.render_form(
         "login.html",
         problem,
         is_bare=True,
         goal=call.back(""),
         name="" if form is None else form.raw("name").strip(),
-        has_users=bool(call.accounts.users),
+        has_users=bool(accounts_of(call).users),
         is_plain=not call.request.secure,
     )
 
@@ -56,13 +93,38 @@ async def _login_page(
 async def submit_login(call: Call, form: Form) -> web.StreamResponse:
     """Check the name and password, and start a session."""
     name, is_kept = form.raw("name").strip(), form.raw("keep") == "yes"
-    cookie = await changes.log_in(call.request, name, form.raw("password"), is_kept=is_kept)
+    cookie = await _log_in(call, name, form.raw("password"), is_kept=is_kept)
     sessions, to = call.context.sessions, call.back(call.url("overview"))
     if sessions.begin_login(call.request, cookie, name):
         to = call.url("login")  # which shows the form
-    response = redirect_with_session(to)
+    response = _redirect(to)
     sessions.set_session(call.request, response, cookie, KEPT_MS // 1_000 if is_kept else None)
     return response
+
+
+async def _log_in(call: Call, name: str, password: str, *, is_kept: bool) -> str:
+    """Check a name and password, start a session and return its cookie.
+
+    Raises:
+        Problem: 401 if the name or password is incorrect, 429 after too many attempts.
+    """
+    services, accounts = services_of(call), accounts_of(call)
+    user = accounts.users.get(name)
+    # An unknown name is not stored, because people may type their password as the name.
+    entry = call.audit(target=user.name if user else "")
+    _check_attempts(call)
+    stored = user.password if user else None
+    is_right = await services.passwords.is_right(stored, password)
+    if not is_right or user is None or stored is None or user.password != stored:
+        raise Problem(401, "wrong_password", "The name or password is incorrect.", field="password")
+    entry.actor, origin = user.name, _origin_of(call.request)
+    cookie = await accounts.add_session(
+        entry, user, call.now_ms, origin, is_kept=is_kept, password=stored
+    )
+    services.throttle.add_login(origin.address, call.now_ms / 1_000)
+    if services.passwords.is_old(stored):
+        await accounts.rehash(user, stored, await services.passwords.hash(password))
+    return cookie
 
 
 @endpoints.action("/logout", "logout", Role.PUBLIC, "session.logout")
@@ -70,8 +132,8 @@ async def submit_logout(call: Call) -> web.StreamResponse:
     """End the current session."""
     login = call.request.get(LOGIN)
     if login is not None:
-        await changes.end_session(call.request, login)
-    response = redirect_with_session(call.url("login"))
+        await _end_session(call, login)
+    response = _redirect(call.url("login"))
     call.context.sessions.delete_cookie(call.request, response)
     return response
 
@@ -80,7 +142,7 @@ async def submit_logout(call: Call) -> web.StreamResponse:
 
 
 def _check_open(call: Call) -> None:
-    if call.accounts.users:
+    if accounts_of(call).users:
         raise Problem(404, "unknown_page", "There is no page at this address.")
 
 
@@ -97,13 +159,13 @@ async def _setup_page(
     call: Call, _open: None, form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
     if problem is not None and problem.code in ("wrong_token", "too_many_tries"):
-        await request_audit.count_refused_login(call.request, problem)
+        await count_refused_login(call, problem)
     return await call.render_form(
         "setup.html",
         problem,
         is_bare=True,
         name="admin" if form is None else form.raw("name").strip(),
-        file=FILE,
+        file=SETUP_FILE,
         shortest=SHORTEST,
         is_plain=not call.request.secure,
     )
@@ -112,18 +174,22 @@ async def _setup_page(
 @endpoints.action("/setup", "set-up", Role.PUBLIC, "user.setup", again=_setup_page)
 async def submit_setup(call: Call, _open: Open, form: Form) -> web.StreamResponse:
     """Create the first admin and log them in."""
-    password, name = form.raw("password"), form.raw("name").strip()
-    changes.check_same(password, form.raw("again"))
-    user = await changes.add_first_user(call.request, form.raw("token"), name, password)
+    password, name = _check_same(form), form.raw("name").strip()
+    _check_attempts(call)
+    if not services_of(call).setup.is_right(form.raw("token")):
+        detail = "Incorrect setup token. Use the token in the file setup-token in the data folder; "
+        detail += "a new one is generated at every startup."
+        raise Problem(403, "wrong_token", detail, field="token")
+    user = await add_user(call, name, password, "admin", (), is_first=True)
     text = f"{user.name} is the first admin. These pages now require a login."
     return await _redirect_in_new_session(call, user, "overview", text)
 
 
 async def _redirect_in_new_session(call: Call, user: User, page: str, text: str) -> web.Response:
     """Start a session for a user who just set a password; show a message on its first page."""
-    origin, sessions = changes.login_origin_of(call.request), call.context.sessions
-    cookie = await call.accounts.add_session(None, user, call.now_ms, origin, is_kept=False)
-    response = redirect_with_session(call.url(page))
+    origin, sessions = _origin_of(call.request), call.context.sessions
+    cookie = await accounts_of(call).add_session(None, user, call.now_ms, origin, is_kept=False)
+    response = _redirect(call.url(page))
     sessions.begin_login(call.request, cookie, user.name)
     sessions.set_session(call.request, response, cookie)
     sessions.store_message_for(cookie, text)
@@ -134,7 +200,9 @@ async def _redirect_in_new_session(call: Call, user: User, page: str, text: str)
 
 
 def _find_session(call: Call) -> LoginSession:
-    return call.accounts.session_numbered(changes.parse_id(call.request))
+    text = call.path("n")
+    is_number = text.isascii() and text.isdecimal() and len(text) < 19  # 63 bits
+    return accounts_of(call).session_numbered(int(text) if is_number else 0)
 
 
 Session = Annotated[LoginSession, From(_find_session)]
@@ -155,22 +223,22 @@ class SessionView(ResponseModel):
 
 def _view(call: Call, session: LoginSession) -> SessionView:
     own = session is call.request.get(LOGIN)
-    return SessionView.of(session, user=call.accounts.user_of(session).name, is_own=own)
+    return SessionView.of(session, user=accounts_of(call).user_of(session).name, is_own=own)
 
 
 @endpoints.api("GET /sessions", "api-sessions", Role.ADMIN)
 async def list_sessions(call: Call) -> ListPage[SessionView]:
     """List the sessions, most recently used first."""
-    found = call.accounts.open_sessions(call.now_ms)
-    return ListPage[SessionView](items=[_view(call, session) for session in found])
+    sessions = accounts_of(call).open_sessions(call.now_ms)
+    return ListPage[SessionView](items=[_view(call, session) for session in sessions])
 
 
 @endpoints.page("/sessions", "sessions", Role.ADMIN, data=list_sessions)
 async def show_sessions(call: Call, _query: FormatQuery) -> web.Response:
     """List the sessions, most recently used first."""
-    accounts, own = call.accounts, call.request.get(LOGIN)
-    found = accounts.open_sessions(call.now_ms)
-    return await call.render("sessions.html", found=found, user_of=accounts.user_of, own=own)
+    accounts, own = accounts_of(call), call.request.get(LOGIN)
+    sessions = accounts.open_sessions(call.now_ms)
+    return await call.render("sessions.html", sessions=sessions, user_of=accounts.user_of, own=own)
 
 
 @endpoints.action(
@@ -179,28 +247,45 @@ async def show_sessions(call: Call, _query: FormatQuery) -> web.Response:
 async def end_session(call: Call, session: Session) -> Done[SessionView]:
     """End a session, so that its browser must log in again."""
     view = _view(call, session)
-    await changes.end_session(call.request, session)
+    await _end_session(call, session)
     return Done(view, "The session was ended.", call.back(call.url("sessions")))
+
+
+async def _end_session(call: Call, session: LoginSession) -> None:
+    """End a session; callers limited to some queues can end only their own sessions."""
+    own: LoginSession | None = call.request.get(LOGIN)
+    if own is None or own.user_id != session.user_id:
+        call.check_all_queues("change users, tokens and sessions")
+    accounts = accounts_of(call)
+    await accounts.remove_session(call.audit(target=accounts.user_of(session).name), session)
 
 
 # -- one's own account
 
 
+def _find_own_user(call: Call) -> User:
+    if call.identity.kind != "user":
+        raise Problem(403, "no_user", "Only logged-in users can do this.")
+    return accounts_of(call).user_of(call.request[LOGIN])
+
+
+OwnUser = Annotated[User, From(_find_own_user)]
+
+
 @endpoints.page("/account", "account")
-async def show_account(call: Call) -> web.StreamResponse:
+async def show_account(call: Call, user: OwnUser) -> web.StreamResponse:
     """Show the user's own account: password and sessions."""
-    return await _account_page(call)
+    return await _account_page(call, user)
 
 
 async def _account_page(
-    call: Call, _form: Form | None = None, problem: Problem | None = None
+    call: Call, user: User, _form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
-    user = changes.user_of(call.request)
     return await call.render_form(
         "account.html",
         problem,
         user=user,
-        sessions=call.accounts.sessions_of(user, call.now_ms),
+        sessions=accounts_of(call).sessions_of(user, call.now_ms),
         own=call.request.get(LOGIN),
         shortest=SHORTEST,
     )
@@ -209,19 +294,22 @@ async def _account_page(
 @endpoints.action(
     "/account/password", "account-password", Role.VIEWER, "user.password", again=_account_page
 )
-async def submit_own_password(call: Call, form: Form) -> web.StreamResponse:
+async def submit_own_password(call: Call, user: OwnUser, form: Form) -> web.StreamResponse:
     """Change the user's own password, end their other sessions and renew this session's id."""
-    new = form.raw("password")
-    changes.check_same(new, form.raw("again"))
-    user = await changes.change_own_password(call.request, form.raw("old"), new)
+    new, passwords = _check_same(form), services_of(call).passwords
+    entry = call.audit(target=user.name, detail=json.dumps({"password": "changed"}))
+    _check_attempts(call)
+    if not await passwords.is_right(user.password, form.raw("old")):
+        raise Problem(403, "wrong_password", "The old password is incorrect.", field="old")
+    await accounts_of(call).change_user(entry, user, password=await passwords.hash(new))
     text = "Your password was changed. Your other sessions have ended."
     return await _redirect_in_new_session(call, user, "account", text)
 
 
 @endpoints.action("/account/sessions/{n}/end", "account-end", Role.VIEWER, "session.end")
-async def submit_own_session_end(call: Call, session: Session) -> Done[None]:
+async def submit_own_session_end(call: Call, user: OwnUser, session: Session) -> Done[None]:
     """End another of the user's own sessions."""
-    if session.user_id != changes.user_of(call.request).user_id:
+    if session.user_id != user.user_id:
         raise Problem(404, "unknown_session", "You have no session with this number.")
-    await changes.end_session(call.request, session)
+    await _end_session(call, session)
     return Done(None, "The session was ended.", call.url("account"))

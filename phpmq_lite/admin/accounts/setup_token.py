@@ -1,4 +1,7 @@
-"""The setup token, with which a browser creates the first user."""
+"""The setup token, with which a browser creates the first user.
+
+The broker imports this module before it imports the rest of the admin.
+"""
 
 import hmac
 import os
@@ -6,14 +9,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-FILE: Final = "setup-token"  # name of the token's file in the data folder
+SETUP_FILE: Final = "setup-token"  # name of the token's file in the data folder
 
 
 class SetupToken:
     """A one-time 128-bit token that is valid from ``make`` until ``spend`` or broker shutdown."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+        self.path = folder / SETUP_FILE
         self._token = ""
 
     def make(self) -> str:
@@ -25,10 +28,10 @@ class SetupToken:
             file.write(f"{self._token}\n")
         return self._token
 
-    def is_right(self, given: str) -> bool:
-        """Return whether ``given`` matches the token; always False if no token exists."""
-        tried = given.strip().encode(errors="replace")
-        return bool(self._token) and hmac.compare_digest(tried, self._token.encode())
+    def is_right(self, secret: str) -> bool:
+        """Return whether ``secret`` matches the token; always False if no token exists."""
+        attempt = secret.strip().encode(errors="replace")
+        return bool(self._token) and hmac.compare_digest(attempt, self._token.encode())
 
     def spend(self) -> None:
         """Invalidate the token; called once a user exists."""

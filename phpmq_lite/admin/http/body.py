@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import HttpVersion11, web
 
-from phpmq_lite.admin.context import context_of
+from phpmq_lite.admin.http.context import CONTEXT
 from phpmq_lite.admin.http.headers import (
     PLAIN,
     boundary_of,
@@ -50,15 +50,15 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
     at = 0 if raw.startswith(mark[2:]) else raw.find(mark) + 2
     if at == 1:
         raise ValueError("the boundary does not occur in the body")
-    found: list[tuple[str, FormValue]] = []
+    parts: list[tuple[str, FormValue]] = []
     while True:
         at += len(mark) - 2
         if raw.startswith(b"--", at):
-            return found
+            return parts
         begin = raw.find(b"\r\n", at, at + 200)
         if begin < 0 or raw[at:begin].strip(b" \t"):
             raise ValueError("a boundary is not followed by a line break")
-        if len(found) >= limit:
+        if len(parts) >= limit:
             raise ValueError(f"the form has more than {limit} parts")
         head_end = raw.find(b"\r\n\r\n", begin, begin + HEAD_BYTES)
         if head_end < 0:
@@ -67,7 +67,7 @@ def read_parts(raw: bytes | bytearray, boundary: bytes, limit: int) -> list[tupl
         end = raw.find(mark, begin - 2)
         if end < 0:
             raise ValueError("the multipart form ends in the middle of a part")
-        found.append(_part(raw, at, begin, max(end, begin)))
+        parts.append(_part(raw, at, begin, max(end, begin)))
         at = end + 2
 
 
@@ -110,10 +110,10 @@ _FORM: Final = web.RequestKey[list[tuple[str, FormValue]]]("form", list)
 
 def memory_hold_of(request: web.Request) -> MemoryReservation:
     """Return a request's memory reservation, which ``app.py`` releases when the request ends."""
-    found = request.get(HOLD)
-    if found is None:
-        found = request[HOLD] = context_of(request).memory.hold(identity_of(request).actor)
-    return found
+    hold = request.get(HOLD)
+    if hold is None:
+        hold = request[HOLD] = request.app[CONTEXT].memory.hold(identity_of(request).actor)
+    return hold
 
 
 def release_memory(request: web.Request) -> None:
@@ -124,7 +124,7 @@ def release_memory(request: web.Request) -> None:
 
 def body_limit(request: web.Request) -> int:
     """Return the maximum body size for a request, in bytes."""
-    return request[ROUTE].body_limit(int(context_of(request).settings.limits.max_content))
+    return request[ROUTE].body_limit(int(request.app[CONTEXT].settings.limits.max_content))
 
 
 def check_length(request: web.Request) -> None:
@@ -150,8 +150,8 @@ async def read_body(request: web.Request) -> bytearray:
     await _send_continue(request)
     hold, raw, limit = memory_hold_of(request), bytearray(), body_limit(request)
     try:
-        async with asyncio.timeout(WHOLE_S) as whole:
-            hold.begin(lambda: whole.reschedule(0))
+        async with asyncio.timeout(WHOLE_S) as timeout:
+            hold.begin(lambda: timeout.reschedule(0))
             while piece := await _piece(request):
                 hold.move(len(piece))
                 size = len(raw) + len(piece)
@@ -187,24 +187,18 @@ async def _piece(request: web.Request) -> bytes:
 
 def _late(hold: MemoryReservation) -> Problem:
     if hold.is_ended:
-        return Problem(
-            503, "memory",
-            "The memory for large requests is in use by other requests. Nothing was stored. "
-            "Repeat the request later.",
-            headers={"Retry-After": "2"},
-        )  # fmt: skip
-    return Problem(
-        408, "stalled", "The body did not arrive in time. Nothing was stored.",
-        bound=f"{STALLED_S:.0f} s without progress, {WHOLE_S:.0f} s in total",
-    )  # fmt: skip
+        detail = "The memory for large requests is in use by other requests. Nothing was stored. "
+        detail += "Repeat the request later."
+        return Problem(503, "memory", detail, headers={"Retry-After": "2"})
+    bound = f"{STALLED_S:.0f} s without progress, {WHOLE_S:.0f} s in total"
+    detail = "The body did not arrive in time. Nothing was stored."
+    return Problem(408, "stalled", detail, bound=bound)
 
 
 def _too_large(request: web.Request) -> Problem:
-    return Problem(
-        413, "too_large", "The body is larger than this address accepts"
-        f"{' (limits.max_content)' * request[ROUTE].has_content}. Nothing was stored.",
-        bound=f"{body_limit(request)} bytes",
-    )  # fmt: skip
+    setting = " (limits.max_content)" if request[ROUTE].has_content else ""
+    detail = f"The body is larger than this address accepts{setting}. Nothing was stored."
+    return Problem(413, "too_large", detail, bound=f"{body_limit(request)} bytes")
 
 
 # -- JSON
@@ -236,7 +230,7 @@ async def parse_large(
         Problem: 413 for too many values, 429 or 503 if no memory is available; any from
             ``results``.
     """
-    memory, values_max = context_of(request).memory, request[ROUTE].values
+    memory, values_max = request.app[CONTEXT].memory, request[ROUTE].values
     count = await asyncio.to_thread(check_values, raw, values_max)
     if count > FREE_VALUES:
         await memory_hold_of(request).grow(count * VALUE_BYTES)
@@ -273,11 +267,8 @@ def check_values(raw: bytes | bytearray, values_max: int) -> int:
             count = _values(raw, values_max)
             break
     if count > values_max:
-        raise Problem(
-            413, "too_many_values",
-            "The body has more JSON values than this endpoint accepts. Nothing was stored.",
-            bound=f"{values_max} values",
-        )  # fmt: skip
+        detail = "The body has more JSON values than this endpoint accepts. Nothing was stored."
+        raise Problem(413, "too_many_values", detail, bound=f"{values_max} values")
     return count
 
 
@@ -313,7 +304,7 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
             request[_FORM] = _fields(request, raw)
         else:
             results, owner = map(_fields, [request], [raw]), identity_of(request).actor
-            (request[_FORM],) = await context_of(request).memory.parse(owner, results)
+            (request[_FORM],) = await request.app[CONTEXT].memory.parse(owner, results)
     return request[_FORM]
 
 
@@ -344,8 +335,6 @@ def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]
 
 def _read_urlencoded(text: str) -> list[tuple[str, FormValue]]:
     if text.count("&") >= FIELDS_MAX:
-        raise Problem(
-            413, "too_many_fields", "The form has too many fields. Nothing was stored.",
-            bound=f"{FIELDS_MAX} fields",
-        )  # fmt: skip
+        detail = "The form has too many fields. Nothing was stored."
+        raise Problem(413, "too_many_fields", detail, bound=f"{FIELDS_MAX} fields")
     return list(parse_qsl(text, keep_blank_values=True))

@@ -18,7 +18,7 @@ BASE_PATH: Final = web.AppKey("base_path", str)
 _SESSION_ID: Final = re.compile("[0-9a-f]{64}")
 _SESSION: Final = web.RequestKey("session", str)
 _LOGINS: Final = 1_000  # number of recent logins whose users are known
-_NOTES: Final = 64  # maximum number of sessions with a pending message, or with a kept form
+_PENDING: Final = 64  # maximum number of sessions with a pending message, or with a kept form
 KeptForm = tuple[str, list[tuple[str, str]]]  # path, names and values
 
 
@@ -40,15 +40,15 @@ class BrowserSessions:
 
     def __init__(self) -> None:
         self._secret = token_bytes(32)
-        self._notes: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session id
+        self._messages: OrderedDict[str, FlashMessage] = OrderedDict()  # keyed by session id
         self.forms: OrderedDict[str, KeptForm] = OrderedDict()  # likewise; each at most 64 KiB
         self._users: OrderedDict[str, str] = OrderedDict()  # names of users, of recent logins
 
     def open(self, request: web.Request) -> str:
         """Return the request's session id, or a new one if the request has none."""
         if _SESSION not in request:
-            known = cookie_of(request)
-            request[_SESSION] = known if _SESSION_ID.fullmatch(known) else token_hex(32)
+            cookie = cookie_of(request)
+            request[_SESSION] = cookie if _SESSION_ID.fullmatch(cookie) else token_hex(32)
         session: str = request[_SESSION]
         return session
 
@@ -95,14 +95,14 @@ class BrowserSessions:
 
     def store_message_for(self, session: str, message: FlashMessage | str) -> None:
         """Store a message to show on another session's next page, for example after a login."""
-        self._notes[session] = FlashMessage(message) if isinstance(message, str) else message
-        if len(self._notes) > _NOTES:
-            self._notes.popitem(last=False)
+        self._messages[session] = FlashMessage(message) if isinstance(message, str) else message
+        if len(self._messages) > _PENDING:
+            self._messages.popitem(last=False)
 
     def keep_form(self, session: str, form: KeptForm) -> None:
         """Store a form that was sent after a login had ended, until the same user's next one."""
         self.forms[session] = form
-        if len(self.forms) > _NOTES:
+        if len(self.forms) > _PENDING:
             self.forms.popitem(last=False)
 
     def begin_login(self, request: web.Request, session: str, user: str) -> bool:
@@ -117,7 +117,7 @@ class BrowserSessions:
 
     def take_message(self, request: web.Request) -> FlashMessage | None:
         """Remove and return this session's pending message; return None if there is none."""
-        return self._notes.pop(cookie_of(request), None)
+        return self._messages.pop(cookie_of(request), None)
 
 
 def cookie_of(request: web.Request) -> str:

@@ -1,22 +1,24 @@
 """A call: one request, and everything that its handler may use."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from aiohttp import web
 
-from phpmq_lite.admin.accounts.accounts import Accounts
-from phpmq_lite.admin.context import Context, context_of, forget_status, status_of
-from phpmq_lite.admin.http import permissions, request_audit
+from phpmq_lite.admin.http.body import read_form_fields
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
-from phpmq_lite.admin.http.fields import Form, path_name, read_form
+from phpmq_lite.admin.http.context import CONTEXT, Context
+from phpmq_lite.admin.http.forms import Form
 from phpmq_lite.admin.http.identity import Identity, identity_of
-from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import render_page
+from phpmq_lite.admin.http.input import path_name
+from phpmq_lite.admin.http.problems import Problem, not_found
+from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.urls import own_path_or
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.queue_settings import FORWARD
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 
 
@@ -30,12 +32,15 @@ _CALL: Any = web.RequestKey("call", object)
 class Call:
     """One request.  All that it returns is limited to what its caller is allowed to see."""
 
-    __slots__ = ("_form", "context", "request")
+    __slots__ = ("_form", "_status", "context", "entry", "is_audit_deferred", "request")
 
     def __init__(self, request: web.Request) -> None:
         self.request = request
-        self.context: Context = context_of(request)
+        self.context: Context = request.app[CONTEXT]
+        self.entry: AuditEntry | None = None  # of a request whose route has an audit name
+        self.is_audit_deferred = False  # whether a task writes the entry after the response
         self._form: Form | None = None
+        self._status: BrokerStatus | None = None
 
     @classmethod
     def of(cls, request: web.Request) -> Self:
@@ -44,6 +49,14 @@ class Call:
         if call is None or call.request is not request:  # a clone has the values of its original
             call = request[_CALL] = cls(request)
         return call
+
+    @staticmethod
+    def forget(request: web.Request) -> None:
+        """Break the cycle of references between a request and its call, once it is answered.
+
+        Otherwise, its body would stay in memory until the next garbage collection.
+        """
+        request.pop(_CALL, None)
 
     # -- the caller, and what they are allowed to see
 
@@ -59,12 +72,26 @@ class Call:
 
     @property
     def status(self) -> BrokerStatus:
-        """The live statistics, read once for each request, with only the caller's queues."""
-        return status_of(self.request)
+        """The live statistics, read once for each request because reading takes O(queues) time.
+
+        A caller limited to some queues sees only these queues, even in each client's subscriptions.
+        """
+        if self._status is None:
+            engine, may_use = self.context.engine, self.may_use
+            if not self.identity.queues:
+                self._status = engine.status()
+            else:
+                status = engine.status(may_use)
+                clients = (
+                    replace(client, queues={q: of for q, of in client.queues.items() if may_use(q)})
+                    for client in status.clients
+                )
+                self._status = replace(status, clients=tuple(clients))
+        return self._status
 
     def forget_status(self) -> None:
         """Clear the cache of ``status``, so that a long-lived stream reads current statistics."""
-        forget_status(self.request)
+        self._status = None
 
     @property
     def queues(self) -> tuple[QueueStatus, ...]:
@@ -74,15 +101,20 @@ class Call:
     @property
     def allowed(self) -> frozenset[int] | None:
         """The ids of the queues that the caller can see, or None for all queues."""
-        return permissions.allowed_queues(self.request)
+        if not self.identity.queues:
+            return None
+        return frozenset(queue.queue_id for queue in self.queues)
 
     def queue(self, name: str) -> QueueStatus:
         """Return a queue; raise a 404 ``Problem`` if it does not exist."""
-        return permissions.queue_named(self.request, name)
+        queue = self.find_queue(name)
+        if queue is None:
+            raise not_found("queue", name)
+        return queue
 
     def find_queue(self, name: str | None) -> QueueStatus | None:
         """Return a queue, or None if it does not exist."""
-        return permissions.find_queue(self.request, name or "")
+        return next((queue for queue in self.queues if queue.name == name), None)
 
     def queue_id(self, name: str) -> int | None:
         """Return a queue's id, or None for all queues if the name is empty.
@@ -98,21 +130,39 @@ class Call:
             raise Problem(422, "invalid", detail, field="queue")
         return None
 
-    def check_queue(self, name: str, field: str = "queue") -> None:
-        """Raise a 403 ``Problem`` if the caller is not allowed to use a queue with this name."""
-        permissions.check_queue_right(self.request, name, field)
-
     def may_use(self, name: str) -> bool:
-        """Return whether the caller is allowed to use a queue with this name."""
-        return permissions.may_use(self.request, name)
+        """Return whether the caller is allowed to use a queue with this name; it need not exist."""
+        return self.identity.may_use(name)
 
-    def check_all_queues(self, what: str) -> None:
-        """Raise a 403 ``Problem`` if a caller limited to some queues wants to do ``what``."""
-        permissions.check_all_queues(self.request, what)
+    def check_queue(self, name: str, field: str = "queue") -> None:
+        """Refuse the use of a queue that the caller is not allowed to use.
+
+        Raises:
+            Problem: 403, naming the allowed globs.
+        """
+        if not self.may_use(name):
+            detail = f"{self.actor!r} is not allowed to use the queue {name!r}."
+            bound = ", ".join(self.identity.queues)
+            raise Problem(403, "foreign_queue", detail, field=field, bound=bound)
 
     def check_forward(self, on_expire: object, field: str = "on_expire") -> None:
-        """Raise a 403 ``Problem`` if the setting forwards to a queue that is not allowed."""
-        permissions.check_forward_right(self.request, on_expire, field)
+        """Refuse a setting that forwards messages to a queue that the caller is not allowed to use.
+
+        Raises:
+            Problem: 403, naming the allowed globs.
+        """
+        if isinstance(on_expire, str) and on_expire.startswith(FORWARD):
+            self.check_queue(on_expire.removeprefix(FORWARD), field)
+
+    def check_all_queues(self, what: str) -> None:
+        """Refuse an action on all queues if the caller is limited to some queues.
+
+        Raises:
+            Problem: 403, naming the allowed globs.
+        """
+        if self.identity.queues:
+            detail = f"Only an admin with access to all queues can {what}."
+            raise Problem(403, "foreign_queue", detail, bound=", ".join(self.identity.queues))
 
     # -- input
 
@@ -121,10 +171,16 @@ class Call:
         is_name = key in ("name", "trace", "urn")
         return path_name(self.request, key) if is_name else self.request.match_info[key]
 
+    @property
+    def own_path(self) -> str:
+        """The path and query of the request, with the base path, which a proxy may have removed."""
+        base_path = self.context.urls.base_path
+        return base_path + self.request.path_qs.removeprefix(base_path)
+
     async def form(self) -> Form:
         """Return the submitted form."""
         if self._form is None:
-            self._form = await read_form(self.request)
+            self._form = Form(await read_form_fields(self.request))
         return self._form
 
     def back(self, default: str) -> str:
@@ -135,11 +191,6 @@ class Call:
         )
 
     @property
-    def accounts(self) -> Accounts:
-        """The users, tokens and sessions."""
-        return self.context.auth.accounts
-
-    @property
     def now_ms(self) -> int:
         """The time in Unix ms."""
         return self.context.now_ms()
@@ -147,12 +198,25 @@ class Call:
     # -- changes
 
     def audit(self, target: str = "", reason: str = "", detail: str = "") -> AuditEntry:
-        """Set fields in the request's audit entry and return the entry."""
-        return request_audit.audit_entry(self.request, target, reason, detail)
+        """Set fields in the request's audit entry and return the entry.
+
+        A broker operation writes the entry; if none does, ``app.py`` writes it after the response.
+        """
+        entry = self.entry
+        if entry is None:
+            raise RuntimeError("the route has no audit name")
+        entry.target = target or entry.target
+        entry.reason = reason or entry.reason
+        entry.detail = detail or entry.detail
+        return entry
 
     def keep_audit_entry(self) -> None:
-        """Write no audit row for the request, unless an operation or another task writes it."""
-        request_audit.keep_audit_entry(self.request)
+        """Record that a task that continues after the response will write the audit entry."""
+        self.is_audit_deferred = True
+
+    def mark_refused(self, problem: Problem) -> None:
+        """Record that a change was refused; the response shows the form again."""
+        self.audit().result = problem.code
 
     async def run(self, operation: Any, *args: Any, target: str = "", **options: Any) -> Any:
         """Run a broker operation with the request's audit entry; return its reply."""
@@ -163,12 +227,12 @@ class Call:
         entry = self.audit()
 
         def run(core: Broker, reply: Any) -> None:
-            known = [name for name in names if name in core.queues]
-            for name in known:
+            remaining = [name for name in names if name in core.queues]
+            for name in remaining:
                 operation(core, ignore_reply, entry, name, *args)
-            if not known:
+            if not remaining:
                 raise RefusedError("unknown_queue", "the selected queues no longer exist")
-            core.reply(reply, len(known))
+            core.reply(reply, len(remaining))
 
         count: int = await self.context.engine.run(run)
         return count
@@ -188,8 +252,17 @@ class Call:
         self.context.sessions.store_message(self.request, message)
 
     async def render(self, template: str, *, status: int = 200, **values: Any) -> web.Response:
-        """Render a page within the layout."""
-        return await render_page(self.request, template, status=status, **values)
+        """Render a page within the layout; if the page has a form, set the session cookie.
+
+        ``values`` can override values of the layout, such as ``search_text`` or ``is_bare``, which
+        is true for a page without navigation, search and menu, such as the login page.
+        """
+        page = await self.context.templates.get(template)
+        pieces = page.generate(self.context.layout(self) | values)
+        text = "".join(await collect_in_slices(pieces, self.context.engine.pause))
+        response = web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
+        self.context.sessions.set_cookie(self.request, response)
+        return response
 
     async def render_form(
         self, template: str, problem: Problem | None, **values: Any

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.http.fields import Form
+from phpmq_lite.admin.http.forms import Form
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.settings import Settings
 
@@ -65,7 +65,7 @@ def check_typed_text(needed: Collection[str], typed: str | None) -> None:
     if not needed or (typed is not None and typed in accepted):
         return
     what = "The confirmation text does not match" if typed else "The action was not confirmed"
+    bound = " or ".join(map(formats.escape_hidden, needed))
     raise Problem(
-        422, "not_confirmed", f"{what}. Nothing was changed.",
-        field="confirm", bound=" or ".join(map(formats.escape_hidden, needed)),
-    )  # fmt: skip
+        422, "not_confirmed", f"{what}. Nothing was changed.", field="confirm", bound=bound
+    )

@@ -26,13 +26,13 @@ from pydantic import ValidationError
 
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import Confirmation, check_typed_text
-from phpmq_lite.admin.http.fields import Form, read_json_model, read_query
-from phpmq_lite.admin.http.forms import read_form_model
+from phpmq_lite.admin.http.confirmation import check_typed_text
+from phpmq_lite.admin.http.forms import Form, read_form_model
+from phpmq_lite.admin.http.input import read_json_model, read_query
 from phpmq_lite.admin.http.output import respond
 from phpmq_lite.admin.http.problems import Problem, problem_of
-from phpmq_lite.admin.http.request_audit import mark_refused
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.route import Route
+from phpmq_lite.roles import Role
 
 V = TypeVar("V")
 H = TypeVar("H", bound=Callable[..., Awaitable[Any]])
@@ -75,23 +75,22 @@ class Signature:
         """
         hints = get_type_hints(handler, include_extras=True)
         gives = hints.pop("return")
-        _, *taken = hints.values()
-        finds = [mark.find for hint in taken for mark in get_args(hint) if isinstance(mark, From)]
-        rest = [hint for hint in taken if get_origin(hint) is not Annotated]
+        _, *hinted = hints.values()
+        finds = [mark.find for hint in hinted for mark in get_args(hint) if isinstance(mark, From)]
+        inputs = [hint for hint in hinted if get_origin(hint) is not Annotated]
         if get_origin(gives) is Done:
             [gives] = get_args(gives)
         is_raw = isinstance(gives, type) and issubclass(gives, web.StreamResponse)
         return cls(
             tuple(finds),
-            takes or next(iter(rest), None),
-            bool(rest),
+            takes or next(iter(inputs), None),
+            bool(inputs),
             None if is_raw or gives is type(None) else gives,
         )
 
     async def find(self, call: Call) -> list[Any]:
         """Return the objects that the path names."""
-        found = [find(call) for find in self.finds]
-        return [await each if isawaitable(each) else each for each in found]
+        return [await _result(find(call)) for find in self.finds]
 
     async def read(self, call: Call, method: str) -> list[Any]:
         """Return the handler's input, from where this kind of request has it."""
@@ -133,10 +132,10 @@ class Endpoints:
             is_get, status = method == "GET", more.get("status", 200)
 
             async def answer(request: web.Request) -> web.StreamResponse:
-                called = Call.of(request)
-                found = await signature.find(called)
-                data = await signature.read(called, method)
-                result = await handler(called, *found, *data)
+                call = Call.of(request)
+                objects = await signature.find(call)
+                data = await signature.read(call, method)
+                result = await handler(call, *objects, *data)
                 format_ = getattr(data[0], "format", "json") if data else "json"
                 return respond(result.view if isinstance(result, Done) else result, format_, status)
 
@@ -167,13 +166,13 @@ class Endpoints:
 
             async def show(request: web.Request) -> web.StreamResponse:
                 call = Call.of(request)
-                found = await signature.find(call)
+                objects = await signature.find(call)
                 query = await signature.read(call, "GET")
                 format_ = getattr(query[0], "format", "html") if query else "html"
                 if data is not None and format_ != "html":
-                    given = query if has_query else ()
-                    return respond(await data(call, *found, *given), format_)
-                response: web.StreamResponse = await handler(call, *found, *query)
+                    arguments = (*objects, *(query if has_query else ()))
+                    return respond(await data(call, *arguments), format_)
+                response: web.StreamResponse = await handler(call, *objects, *query)
                 return response
 
             self._add(handler, show, "GET", path, role, name, **more)
@@ -207,30 +206,31 @@ class Endpoints:
         def declare(handler: H) -> H:
             signature = Signature.of(handler, takes)
 
-            async def show(request: web.Request) -> web.StreamResponse:
-                call = Call.of(request)
-                asked = await _confirmation(ask, call, await signature.find(call))
-                return await call.render("confirm.html", ask=asked)
-
             async def submit(request: web.Request) -> web.StreamResponse:
                 call = Call.of(request)
-                form, found = await call.form(), await signature.find(call)
+                form, objects = await call.form(), await signature.find(call)
                 try:
                     if ask is not None:
-                        (await _confirmation(ask, call, found)).check(form)
+                        (await _result(ask(call, *objects))).check(form)
                     if typed is not None:
-                        check_typed_text(typed(call, *found), form.raw("confirm"))
+                        check_typed_text(typed(call, *objects), form.raw("confirm"))
                     call.audit(reason=form.reason())
-                    done = await handler(call, *found, *await signature.read(call, "FORM"))
+                    result = await handler(call, *objects, *await signature.read(call, "FORM"))
                 except (Problem, ValidationError) as error:
                     problem = problem_of(error)
                     if again is None or problem is None:
                         raise
-                    mark_refused(request, problem)
-                    return await again(call, *found, form, problem)
-                return _after(call, done)
+                    call.mark_refused(problem)
+                    return await again(call, *objects, form, problem)
+                return _after(call, result)
 
             if ask is not None:
+
+                async def show(request: web.Request) -> web.StreamResponse:
+                    call = Call.of(request)
+                    objects = await signature.find(call)
+                    return await call.render("confirm.html", ask=await _result(ask(call, *objects)))
+
                 self._add(handler, show, "GET", path, role, f"{name}-form")
             limits = {key: more[key] for key in ("body", "has_content", "values") if key in more}
             self._add(handler, submit, "POST", path, role, name, audit, **limits)
@@ -247,15 +247,14 @@ class Endpoints:
         self.routes.append(Route(method, path, role, name, run, *audit, **more))
 
 
-async def _confirmation(ask: Any, call: Call, found: Sequence[Any]) -> Confirmation:
-    asked = ask(call, *found)
-    made: Confirmation = await asked if isawaitable(asked) else asked
-    return made
+def _after(call: Call, result: Any) -> web.StreamResponse:
+    if isinstance(result, web.StreamResponse):
+        return result
+    if result.message:
+        call.tell(result.message)
+    raise web.HTTPSeeOther(result.to or call.back(call.request.path))
 
 
-def _after(call: Call, done: Any) -> web.StreamResponse:
-    if isinstance(done, web.StreamResponse):
-        return done
-    if done.message:
-        call.tell(done.message)
-    raise web.HTTPSeeOther(done.to or call.back(call.request.path))
+async def _result(value: Any) -> Any:
+    """Return what a function returned, which may be asynchronous."""
+    return await value if isawaitable(value) else value

@@ -1,15 +1,115 @@
-"""Reads submitted forms into the models of the API."""
+"""Reads submitted forms: single fields, and models of the API."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-from phpmq_lite.admin.http.fields import TTL_MAX_S, Form, TtlSeconds
-from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.admin.http.body import FormValue, UploadedFile
+from phpmq_lite.admin.http.input import check_queue_name
+from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.durations import FORM_UNITS, UNITS_MS
+from phpmq_lite.queue_settings import LONGEST_TTL_S
 
 M = TypeVar("M", bound=BaseModel)
+REASON_MAX: Final = 500
 VALUES_MAX: Final = 200  # maximum number of values of a repeated field
+_UNITS: Final = {unit: UNITS_MS[unit] // 1_000 for unit in FORM_UNITS}
+
+
+class Form:
+    """The fields of a submitted form; a missing field is treated as empty."""
+
+    def __init__(self, fields: Iterable[tuple[str, FormValue]]) -> None:
+        self._fields: dict[str, list[FormValue]] = {}
+        for name, value in fields:
+            self._fields.setdefault(name, []).append(value)
+
+    def text(self, name: str, limit: int = 1_000) -> str:
+        """Return a field stripped of white space; raise a ``Problem`` if it is too long."""
+        value = self.raw(name).strip()
+        if len(value) > limit:
+            raise _invalid(name, f"is too long: {len(value)} characters", f"at most {limit}")
+        return value
+
+    def raw(self, name: str) -> str:
+        """Return a field exactly as the user typed it."""
+        value = self._first(name)
+        return unify_line_breaks(value) if isinstance(value, str) else ""
+
+    def texts(self, name: str, limit: int) -> list[str]:
+        """Return all values of a repeated field."""
+        values = self._fields.get(name, ())
+        texts = [unify_line_breaks(value) for value in values if isinstance(value, str)]
+        if len(texts) > limit:
+            raise _invalid(name, f"has too many values: {len(texts)}", f"at most {limit}")
+        return texts
+
+    def file(self, name: str) -> UploadedFile | None:
+        """Return the uploaded file, or None if no file was chosen."""
+        value = self._first(name)
+        return value if isinstance(value, UploadedFile) and value.name else None
+
+    def _first(self, name: str) -> FormValue | None:
+        return next(iter(self._fields.get(name, ())), None)
+
+    def flag(self, name: str) -> bool:
+        """Return whether a checkbox is checked."""
+        return self.raw(name) in ("yes", "on", "true", "1")
+
+    def number(self, name: str, low: int, high: int) -> int | None:
+        """Return a field as an integer, or None if it is empty.
+
+        Raises:
+            Problem: 422 if it is not an integer or is out of bounds.
+        """
+        value = self.text(name, 40).replace(",", "")
+        if not value:
+            return None
+        if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
+            raise _invalid(name, "is not an integer in the allowed range", f"{low:,} to {high:,}")
+        return int(value)
+
+    def ttl_s(self) -> int | None:
+        """Return the time to live in seconds: None for the default, 0 for no expiry.
+
+        Reads ``ttl`` with ``ttl_unit`` (s, min, h, d or never), or ``ttl_s`` alone.
+        """
+        unit = self.text("ttl_unit", 10)
+        if unit == "never":
+            return 0
+        if not self.text("ttl", 40):
+            return self.number("ttl_s", 0, LONGEST_TTL_S)
+        if unit not in _UNITS and unit:
+            raise _invalid("ttl_unit", "is not a known unit", ", ".join((*_UNITS, "never")))
+        unit_s = _UNITS.get(unit, 1)
+        value = self.number("ttl", 0, LONGEST_TTL_S // unit_s)
+        return None if value is None else value * unit_s
+
+    def queue(self, name: str) -> str:
+        """Return a queue name with its white space unchanged, or "" if the field is empty.
+
+        Raises:
+            Problem: 422 if it is not a valid queue name.
+        """
+        value = self.raw(name)
+        if value:
+            check_queue_name(value)
+        return value
+
+    def reason(self) -> str:
+        """Return the reason to store in the audit log."""
+        return self.text("reason", REASON_MAX)
+
+
+def unify_line_breaks(text: str) -> str:
+    """Replace each CRLF with LF, because browsers send line breaks as CRLF."""
+    return text.replace("\r\n", "\n")
+
+
+def _invalid(field: str, what: str, bound: str) -> Problem:
+    return Problem(422, "invalid", f"{field} {what}.", field=field, bound=bound)
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,20 +127,9 @@ class Duration:
     """Marks seconds that a form has as a number and a unit."""
 
 
-QueueTarget = Annotated[
-    str, Field(min_length=1, max_length=LONGEST_NAME, description="target queue"), Untrimmed()
-]
-Ttl = Annotated[TtlSeconds, Duration()]
-NewTtl = Annotated[
-    int | None,
-    Field(ge=0, le=TTL_MAX_S, description="seconds to live; 0 for no limit, null for no change"),
-    Duration(),
-]
-
-
-def is_number(annotation: Any) -> bool:
-    """Return whether a field is an integer, which forms may have with commas."""
-    return annotation is int or int in get_args(annotation)
+def split_lines(text: str) -> list[str]:
+    """Return a text's non-blank lines, each without leading and trailing white space."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def read_form_model(form: Form, model: type[M]) -> M:
@@ -52,15 +141,15 @@ def read_form_model(form: Form, model: type[M]) -> M:
     """
     values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
-        kinds = {type(mark) for mark in field.metadata}
-        if Duration in kinds:
+        marks = {type(mark) for mark in field.metadata}
+        if Duration in marks:
             values[name] = form.ttl_s()
-        elif Lines in kinds:
+        elif Lines in marks:
             if form.texts(name, 1):
-                lines = form.raw(name).splitlines()
-                values[name] = [line.strip() for line in lines if line.strip()]
+                values[name] = split_lines(form.raw(name))
         elif get_origin(field.annotation) is list:
             values[name] = list(dict.fromkeys(form.texts(name, VALUES_MAX)))
-        elif text := form.raw(name) if Untrimmed in kinds else form.raw(name).strip():
-            values[name] = text.replace(",", "") if is_number(field.annotation) else text
+        elif text := form.raw(name) if Untrimmed in marks else form.raw(name).strip():
+            is_number = field.annotation is int or int in get_args(field.annotation)
+            values[name] = text.replace(",", "") if is_number else text
     return model.model_validate(values, strict=False)

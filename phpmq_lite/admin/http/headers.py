@@ -72,25 +72,21 @@ def check_charset(parameters: Mapping[str, str], what: str) -> None:
     Raises:
         Problem: 415.
     """
-    named = (parameters.get("charset", ""), parameters.get("charset*", "").partition("'")[0])
-    for charset in named:
+    extended = parameters.get("charset*", "").partition("'")[0]
+    for charset in (parameters.get("charset", ""), extended):
         if charset.strip().lower() not in ("", "utf-8", "utf8"):
-            raise Problem(
-                415, "charset", f"The charset of {what} is {charset[:50]!r}. Send UTF-8.",
-                field="charset", bound="utf-8",
-            )  # fmt: skip
+            detail = f"The charset of {what} is {charset[:50]!r}. Send UTF-8."
+            raise Problem(415, "charset", detail, field="charset", bound="utf-8")
 
 
 def encoded(what: str, encoding: str) -> Problem:
     """Return the problem of a body or a part with an encoding."""
-    return Problem(
-        415, "content_encoding", f"{what} is encoded as {encoding[:50]!r}. Send it uncompressed.",
-        field="Content-Encoding", bound=PLAIN,
-    )  # fmt: skip
+    detail = f"{what} is encoded as {encoding[:50]!r}. Send it uncompressed."
+    return Problem(415, "content_encoding", detail, field="Content-Encoding", bound=PLAIN)
 
 
 def read_cookie(request: web.BaseRequest, name: str) -> str:
     """Return the value of a cookie, or an empty string; use this instead of ``request.cookies``."""
     header = request.headers.get("Cookie", "")
-    found = re.search(rf"(?:^|;)[ \t]*{re.escape(name)}=([^;]*)", header)
-    return "" if found is None else found[1].strip(' \t"')
+    match = re.search(rf"(?:^|;)[ \t]*{re.escape(name)}=([^;]*)", header)
+    return "" if match is None else match[1].strip(' \t"')

@@ -51,12 +51,12 @@ class HttpMemory:
         A turn ends after the first result that takes it beyond ``TURN_S``, so no sender decides how
         long others wait.
         """
-        found: list[T] = []
+        parsed: list[T] = []
 
         def advance() -> bool:
             ends_s = time.monotonic() + TURN_S
             for result in results:
-                found.append(result)
+                parsed.append(result)
                 if time.monotonic() > ends_s:
                     return False
             return True
@@ -68,7 +68,7 @@ class HttpMemory:
                 is_over = await asyncio.to_thread(advance)
             finally:
                 self.parsing.release(identity)
-        return found
+        return parsed
 
     def _is_over_share(self, hold: "MemoryReservation", more: int) -> bool:
         own = self._of[hold.identity]
@@ -109,18 +109,15 @@ class HttpMemory:
     def _refusal(self, hold: "MemoryReservation", more: int) -> Problem:
         self.refused += 1
         if not hold.is_ended and self._is_over_share(hold, more):
-            return Problem(
-                429, "memory_share",
-                "Your other requests use all the memory available to one user. Nothing was stored. "
-                "Repeat the request later, or send fewer requests at a time.",
-                field="limits.http_memory", bound=f"{self.total} bytes in total", headers=_RETRY,
-            )  # fmt: skip
-        return Problem(
-            503, "memory",
-            "The memory for large requests is used up. Nothing was stored. Repeat the request "
-            "later.",
-            field="limits.http_memory", bound=f"{self.total} bytes in total", headers=_RETRY,
-        )  # fmt: skip
+            status, code = 429, "memory_share"
+            detail = "Your other requests use all the memory available to one user. Nothing was "
+            detail += "stored. Repeat the request later, or send fewer requests at a time."
+        else:
+            status, code = 503, "memory"
+            detail = "The memory for large requests is used up. Nothing was stored. Repeat the "
+            detail += "request later."
+        field, bound = "limits.http_memory", f"{self.total} bytes in total"
+        return Problem(status, code, detail, field=field, bound=bound, headers=_RETRY)
 
     def _slowest_transfer(self, hold: "MemoryReservation", more: int) -> "MemoryReservation | None":
         """Return a transfer to end, of the same identity or of an identity with more memory."""
@@ -162,9 +159,9 @@ class MemoryReservation:
     """The memory reserved for a request, and the speed at which its peer sends or reads data."""
 
     __slots__ = (
-        "_began_active_s", "_end", "_memory", "_moved", "_waited_s", "_waits_since_s", "began_s",
-        "bytes", "identity", "is_ended",
-    )  # fmt: skip
+        *("_began_active_s", "_end", "_memory", "_moved", "_waited_s", "_waits_since_s"),
+        *("began_s", "bytes", "identity", "is_ended"),
+    )
 
     def __init__(self, memory: HttpMemory, identity: str) -> None:
         self.identity = identity

@@ -16,23 +16,21 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.settings.validation_errors import describe_error
 
-_REFUSALS: Final = {  # maps an HTTP status to RefusedError codes; all other codes use 409
-    403: ("foreign_queue", "foreign_app_id", "foreign_reader"),
-    404: (
-        "unknown_queue", "unknown_client", "unknown_app_id", "unknown_subscription",
-        "unknown_token", "unknown_reader",
-    ),
-    412: ("stale",),
-    413: ("too_large",),
-    422: (
-        "bad_side", "unknown_setting", "bad_setting", "bad_name", "bad_key", "bad_value",
-        "key_conflict", "too_many", "too_many_queues", "unknown_claims", "bad_token", "bad_app_id",
-        "bad_version", "bad_delay",
-    ),
-    503: ("not_writable", "draining", "not_ready"),
-    507: ("stage_full", "disk_full", "database_full"),
-}  # fmt: skip
-_STATUSES: Final = {code: status for status, codes in _REFUSALS.items() for code in codes}
+_STATUSES: Final = {  # maps a RefusedError code to an HTTP status; all other codes use 409
+    code: status
+    for status, codes in (
+        (403, "foreign_queue foreign_app_id foreign_reader"),
+        (404, "unknown_queue unknown_client unknown_app_id unknown_subscription unknown_token"),
+        (404, "unknown_reader"),
+        (412, "stale"),
+        (413, "too_large"),
+        (422, "bad_side unknown_setting bad_setting bad_name bad_key bad_value key_conflict"),
+        (422, "too_many too_many_queues unknown_claims bad_token bad_app_id bad_version bad_delay"),
+        (503, "not_writable draining not_ready"),
+        (507, "stage_full disk_full database_full"),
+    )
+    for code in codes.split()
+}
 DOCS: Final = {  # maps an error code to the documentation page about it
     "bad_query": "guides/admin#find-a-message",
     "cross_site": "operate/security#4-changes-from-elsewhere",
@@ -162,8 +160,8 @@ def _of_http(error: web.HTTPException) -> Problem:
         413: ("too_large", "The request is larger than the broker accepts."),
     }
     code, detail = details.get(error.status, (f"http_{error.status}", _sentence(error.reason)))
-    kept = {key: error.headers[key] for key in ("Allow",) if key in error.headers}
-    return Problem(error.status, code, detail, headers=kept)
+    headers = {key: error.headers[key] for key in ("Allow",) if key in error.headers}
+    return Problem(error.status, code, detail, headers=headers)
 
 
 def _sentence(text: str) -> str:

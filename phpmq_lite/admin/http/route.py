@@ -7,7 +7,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.roles import Role as Role
+from phpmq_lite.roles import Role
 
 BODY_BYTES: Final = 1 << 20  # default maximum size of a request body
 LOGIN_BYTES: Final = 16 << 10  # maximum size of a request body if no login is required

@@ -56,8 +56,7 @@ def is_known_host(request: web.BaseRequest, hosts: Iterable[str]) -> bool:
 
     Loopback hosts, the connection's local address, and the names in ``hosts`` are accepted.
     """
-    given = request.headers.getall("Host", [])
-    if len(given) != 1:
+    if len(request.headers.getall("Host", [])) != 1:
         return False
     name = host_name(request.host)  # a trusted proxy may have forwarded the original host
     if name in LOOPBACK_NAMES or name in {host_name(host) for host in hosts}:
@@ -75,9 +74,9 @@ _FORWARDED: Final = frozenset(
 )
 # Headers of browsers, of which a page on another site can suppress some, but not all.
 _OF_BROWSERS: Final = (
-    "Accept-Language", "Cookie", "Origin", "Referer", "Sec-Fetch-Dest", "Sec-Fetch-Mode",
-    "Sec-Fetch-Site", "Upgrade-Insecure-Requests",
-)  # fmt: skip
+    *("Accept-Language", "Cookie", "Origin", "Referer", "Upgrade-Insecure-Requests"),
+    *("Sec-Fetch-Dest", "Sec-Fetch-Mode", "Sec-Fetch-Site"),
+)
 _LONGEST: Final = 20  # maximum number of chained proxies
 
 Networks = Sequence[IPv4Network | IPv6Network]
@@ -133,15 +132,15 @@ def as_browser_sent(request: web.Request, trusted: Networks) -> web.Request:
 
 def _browser(headers: Sequence[str], trusted: Networks) -> str:
     """Return the first address, starting at the nearest proxy, that is not a trusted proxy."""
-    found = ""
+    browser = ""
     for step in reversed(",".join(headers[-_LONGEST:]).rsplit(",", _LONGEST)[-_LONGEST:]):
         address = _without_port(step.strip())
         if parse_address(address) is None:
             break
-        found = address
+        browser = address
         if not _is_in(address, trusted):
             break
-    return found
+    return browser
 
 
 def _last(request: web.BaseRequest, name: str) -> str:

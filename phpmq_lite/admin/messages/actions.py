@@ -15,19 +15,23 @@ from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import (
     ActionInput,
     MessageId,
+    NewTtl,
+    QueueTarget,
     RedriveTarget,
+    Ttl,
     UndoToken,
-    check_queue_name,
 )
-from phpmq_lite.admin.http.forms import NewTtl, QueueTarget, Ttl, Untrimmed
+from phpmq_lite.admin.http.forms import Untrimmed
+from phpmq_lite.admin.http.input import check_queue_name
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.finding import Message
+from phpmq_lite.admin.messages.stores import stores_of
 from phpmq_lite.admin.messages.texts import describe_result, refuse_skipped
 from phpmq_lite.admin.messages.undo import make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, act_on_messages
 from phpmq_lite.model import State
 from phpmq_lite.operator_actions import ACTIONS, ON_MANY, ON_ONE, Action
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.messages import MessageRow, seq_of
 from phpmq_lite.storage.search.language import ids_search
 
@@ -126,7 +130,7 @@ async def apply_action(
     undo = make_undo(action, call.actor, target)
     if undo is not None:
         undo.note(outcome)
-    return ActionResult(outcome, call.context.actions.undos.add(undo, call.now_ms))
+    return ActionResult(outcome, stores_of(call).undos.add(undo, call.now_ms))
 
 
 class ActionResultView(BaseModel):
@@ -239,7 +243,7 @@ async def act_on_ticked(call: Call, form: TickedInput) -> Any:
     if texts_to_type(call.context.settings, len(frozen.seqs), frozen.by_queue):
         entry.action = "selection.make"
         title = f"{formats.count_messages(len(ids))} selected"
-        selection = call.context.actions.selections.add(title, frozen, call.actor, call.now_ms)
+        selection = stores_of(call).selections.add(title, frozen, call.actor, call.now_ms)
         raise call.redirect("selection", token=selection.token, action=str(action), next=to)
     target = ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
     done = await apply_action(call, action, frozen.seqs, form, target)

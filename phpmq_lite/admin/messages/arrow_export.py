@@ -12,22 +12,17 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints, From
-from phpmq_lite.admin.http.fields import (
-    QueryModel,
-    StrictInput,
-    SubscriptionName,
-    check_queue_name,
-    check_text,
-)
+from phpmq_lite.admin.http.fields import QueryModel, StrictInput, SubscriptionName
+from phpmq_lite.admin.http.input import check_queue_name, check_text
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import abort_response
-from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.http.sending import abort_response
 from phpmq_lite.broker.pipeline import history_readers
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import RunningExport
 from phpmq_lite.installation import install_command
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
 endpoints: Final = Endpoints()

@@ -11,13 +11,12 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import (
-    TTL_MAX_S,
     ActionInput,
     EmptyInput,
     FormatQuery,
@@ -25,18 +24,20 @@ from phpmq_lite.admin.http.fields import (
     UndoToken,
 )
 from phpmq_lite.admin.http.forms import Duration, Untrimmed
+from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.actions import options_of
 from phpmq_lite.admin.messages.finding import find_selection
 from phpmq_lite.admin.messages.jobs import BulkJob, BulkJobState, BulkWork
 from phpmq_lite.admin.messages.selection_store import MESSAGES_MAX, MessageSelection
+from phpmq_lite.admin.messages.stores import stores_of
 from phpmq_lite.admin.messages.texts import describe_result, describe_skipped
 from phpmq_lite.broker import reasons
 from phpmq_lite.broker.operator.message_actions import ACTION_SLICE, ActionOptions, act_on_messages
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action, SkipReason
+from phpmq_lite.queue_settings import LONGEST_TTL_S
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
 
@@ -53,7 +54,7 @@ class BulkOptions(ActionInput):
     ttl_s: Annotated[int | None, Duration()] = Field(
         None,
         ge=0,
-        le=TTL_MAX_S,
+        le=LONGEST_TTL_S,
         description="seconds to live; 0 means forever, null unchanged (or the default on redrive)",
     )
     target: Annotated[RedriveTarget, Untrimmed()] = None
@@ -92,7 +93,7 @@ async def freeze_selection(call: Call, query: SearchQuery, action: str = "") -> 
         query = SearchQuery((*query.terms, *(SearchTerm("state", state) for state in states)))
     call.audit(str(query)[:TARGET_MAX])
     frozen = await call.context.search.freeze(query, queues=call.allowed, limit=MESSAGES_MAX)
-    return call.context.actions.selections.add(str(query), frozen, call.actor, call.now_ms)
+    return stores_of(call).selections.add(str(query), frozen, call.actor, call.now_ms)
 
 
 def texts_to_type_for(call: Call, selection: MessageSelection) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def earlier_job(call: Call, token: str, action: Action) -> BulkJob | None:
     Raises:
         Problem: 409 if it was used for another action.
     """
-    job = call.context.actions.jobs.of_selection(token, call.actor)
+    job = stores_of(call).jobs.of_selection(token, call.actor)
     if job is not None and job.work.action is not action:
         raise Problem(
             409,
@@ -208,7 +209,7 @@ async def undo(call: Call, token: str) -> BulkJob:
     Raises:
         Problem: 410 if the action can no longer be undone.
     """
-    undos = call.context.actions.undos
+    undos = stores_of(call).undos
     record = undos.find(token, call.actor, call.now_ms)
     call.audit(record.target)
     options = ActionOptions(queues=call.allowed, delete_reason=reasons.UNDONE)
@@ -216,14 +217,14 @@ async def undo(call: Call, token: str) -> BulkJob:
         call, BulkWork(record.action, options, record.seqs, record.target, undo=record)
     )
     undos.take(token)
-    for undone in call.context.actions.jobs.all:
+    for undone in stores_of(call).jobs.all:
         if undone.undo == token:
             undone.undo, undone.is_undone = None, True
     return job
 
 
 async def _start(call: Call, work: BulkWork) -> BulkJob:
-    actions, engine = call.context.actions, call.context.engine
+    actions, engine = stores_of(call), call.context.engine
     return await actions.jobs.start(
         lambda *arguments: engine.run(act_on_messages, *arguments),
         call.audit(),
@@ -304,7 +305,7 @@ def _may_see(call: Call, owner: str) -> bool:
 
 def find_job(call: Call, number: int) -> BulkJob | None:
     """Return a job, or None if it is not in memory or the caller is not allowed to see it."""
-    job = call.context.actions.jobs.find(number)
+    job = stores_of(call).jobs.find(number)
     return job if job is not None and _may_see(call, job.owner) else None
 
 
@@ -405,7 +406,7 @@ async def cancel_job(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
     if isinstance(job, BulkJobRow):
         return Done(BulkJobView.of_row(job, int(call.path("job"))), to=to)
     call.audit(str(job.number))
-    call.context.actions.jobs.cancel(job)
+    stores_of(call).jobs.cancel(job)
     return Done(BulkJobView.of_job(job), to=to)
 
 
@@ -426,7 +427,7 @@ async def start_job(call: Call, body: BulkInput) -> BulkJobView:
 
 def visible_jobs(call: Call) -> list[BulkJob]:
     """Return all jobs, or only the caller's own jobs if the caller is limited to some queues."""
-    return [job for job in call.context.actions.jobs.all if _may_see(call, job.owner)]
+    return [job for job in stores_of(call).jobs.all if _may_see(call, job.owner)]
 
 
 @endpoints.api("GET /bulk", "api-bulk", Role.OPERATOR)

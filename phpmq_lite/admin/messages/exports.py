@@ -20,8 +20,8 @@ from phpmq_lite.admin.http.fields import (
     TraceId,
 )
 from phpmq_lite.admin.http.memory import MemoryReservation
-from phpmq_lite.admin.http.rendering import PIECE_BYTES, abort_response, send_piece
-from phpmq_lite.admin.http.responses import ResponseModel, json_line
+from phpmq_lite.admin.http.output import ResponseModel, json_line
+from phpmq_lite.admin.http.sending import PIECE_BYTES, abort_response, send_piece
 from phpmq_lite.admin.messages.bodies import as_content
 from phpmq_lite.csv_lines import csv_line
 from phpmq_lite.logs import get_logger, is_quiet

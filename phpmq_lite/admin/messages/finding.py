@@ -6,6 +6,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import From
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.selection_store import MessageSelection
+from phpmq_lite.admin.messages.stores import stores_of
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id, wire_id
 
 
@@ -45,7 +46,7 @@ Message = Annotated[MessageRow, From(find_message)]
 
 def find_selection(call: Call, token: str) -> MessageSelection:
     """Return the caller's selection with this token; raise a 410 ``Problem`` if it has expired."""
-    return call.context.actions.selections.find(token, call.actor, call.now_ms)
+    return stores_of(call).selections.find(token, call.actor, call.now_ms)
 
 
 Selection = Annotated[MessageSelection, From(lambda call: find_selection(call, call.path("token")))]

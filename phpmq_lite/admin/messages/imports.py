@@ -10,8 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phpmq_lite.admin.context import Reply
-from phpmq_lite.admin.http import request_audit
+from phpmq_lite.admin.accounts import audit_rows
 from phpmq_lite.admin.http.body import (
     check_values,
     memory_hold_of,
@@ -20,11 +19,13 @@ from phpmq_lite.admin.http.body import (
     read_json,
 )
 from phpmq_lite.admin.http.call import Call, ignore_reply
+from phpmq_lite.admin.http.context import Reply
 from phpmq_lite.admin.http.endpoint import Endpoints
-from phpmq_lite.admin.http.fields import StrictInput, check_queue_name, read_query
+from phpmq_lite.admin.http.fields import StrictInput
 from phpmq_lite.admin.http.headers import media_type_of
+from phpmq_lite.admin.http.input import check_queue_name, read_query
 from phpmq_lite.admin.http.problems import Problem, problem_of
-from phpmq_lite.admin.http.route import JSON_LINES, Role
+from phpmq_lite.admin.http.route import JSON_LINES
 from phpmq_lite.admin.messages.publish import ContentInput
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
@@ -32,6 +33,7 @@ from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import ALIVE, AuditEntry, State
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.roles import Role
 
 endpoints: Final = Endpoints()
 SLICE: Final = 500  # maximum number of messages stored in one batch
@@ -241,7 +243,7 @@ async def _store(call: Call, lines: Sequence[ImportLine]) -> int:
             if not stored:
                 raise
             entry.result = error.code  # in the audit row, which also counts the stored messages
-            await request_audit.write_entry(call.context, entry)
+            await audit_rows.write_entry(call.context, entry)
             raise Problem(
                 409,
                 error.code,

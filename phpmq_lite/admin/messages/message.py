@@ -11,15 +11,14 @@ from typing import Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.accounts.csrf import download_headers
 from phpmq_lite.admin.dead_letter_queues import is_dead_letter_queue
 from phpmq_lite.admin.http.body import memory_hold_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import EnvelopeUrn, OutputFormat, QueryModel, TraceId
-from phpmq_lite.admin.http.output import respond
+from phpmq_lite.admin.http.output import ListPage, respond
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage
+from phpmq_lite.admin.http.security_headers import download_headers
 from phpmq_lite.admin.http.source import host_name
 from phpmq_lite.admin.messages import bodies, envelope_card, message_life
 from phpmq_lite.admin.messages.finding import Message

@@ -17,29 +17,34 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import (
     PUBLISH_MAX,
-    TTL_MAX_S,
     AuditReason,
-    Form,
     QueryModel,
     StrictInput,
     TtlSeconds,
-    check_queue_name,
 )
 from phpmq_lite.admin.http.finding import QueueName
-from phpmq_lite.admin.http.forms import Untrimmed
+from phpmq_lite.admin.http.forms import Form, Untrimmed
+from phpmq_lite.admin.http.input import check_queue_name
 from phpmq_lite.admin.http.problems import Problem, problem_of
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import drafts, envelope_card, saved_items
 from phpmq_lite.admin.messages.actions import ActionResultView
 from phpmq_lite.admin.messages.bodies import from_content
 from phpmq_lite.admin.messages.finding import Message
+from phpmq_lite.admin.messages.stores import stores_of
 from phpmq_lite.admin.messages.undo import make_publish_undo
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.envelopes.payload_schema import REASON as MISMATCH
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.queue_settings import FORWARD, LONGEST_NAME, publish_target, retry_warning
+from phpmq_lite.queue_settings import (
+    FORWARD,
+    LONGEST_NAME,
+    LONGEST_TTL_S,
+    publish_target,
+    retry_warning,
+)
+from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow, seq_of
@@ -71,7 +76,9 @@ class ContentInput(StrictInput):
 class PublishInput(ContentInput):
     """A message to publish."""
 
-    delay_s: int = Field(0, ge=0, le=TTL_MAX_S, description="wait in QUEUE.retry; excludes ttl_s")
+    delay_s: int = Field(
+        0, ge=0, le=LONGEST_TTL_S, description="wait in QUEUE.retry; excludes ttl_s"
+    )
 
 
 PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
@@ -210,7 +217,7 @@ async def edit_message(call: Call, row: Message, edited: EditInput) -> ActionRes
 
 def _add_undo(call: Call, ids: Sequence[str], target: str) -> str | None:
     undo = make_publish_undo(ids, call.actor, target)
-    return call.context.actions.undos.add(undo, call.now_ms)
+    return stores_of(call).undos.add(undo, call.now_ms)
 
 
 # -- the form
@@ -349,7 +356,7 @@ async def _publish(
     count = form.number("count", 1, PUBLISH_MAX) or 1
     if count > 1 and form.file("file") is None:
         await memory_hold_of(call.request).grow(min(len(draft.body) * count, TOTAL_MAX))
-    target, ttl_s = publish_target(name, form.ttl_s(), form.number("delay", 0, TTL_MAX_S) or 0)
+    target, ttl_s = publish_target(name, form.ttl_s(), form.number("delay", 0, LONGEST_TTL_S) or 0)
     check_target(call, name, target)
     bodies = await asyncio.to_thread(_bodies, call, form, draft, count)  # makes up to 1,000 copies
     queue = call.find_queue(name)

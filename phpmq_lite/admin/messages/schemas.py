@@ -10,11 +10,10 @@ from pydantic import BaseModel, Field
 from phpmq_lite.admin.http.body import parse_large
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints, From
-from phpmq_lite.admin.http.fields import Form, FormatQuery, JsonFormatQuery, StrictInput
-from phpmq_lite.admin.http.forms import Untrimmed
+from phpmq_lite.admin.http.fields import FormatQuery, JsonFormatQuery, StrictInput
+from phpmq_lite.admin.http.forms import Form, Untrimmed
+from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
 from phpmq_lite.envelopes.payload_schema import (
     PayloadSchema,
@@ -25,6 +24,7 @@ from phpmq_lite.envelopes.payload_schema import (
 )
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange, schema_changes
 from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCounts
+from phpmq_lite.roles import Role
 
 DOCUMENT_BYTES: Final = 1 << 20  # maximum size of a schema to compare, in bytes
 SHOWN: Final = 500  # maximum number of URNs on the page; the JSON format contains all URNs

@@ -14,7 +14,6 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import OutputFormat, QueryModel, StrictInput
 from phpmq_lite.admin.http.problems import Problem, problem_of
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import saved_items
 from phpmq_lite.admin.messages.listing import (
     FoundMessagesView,
@@ -27,6 +26,7 @@ from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import SearchError
 from phpmq_lite.model import STATE_NAMES
 from phpmq_lite.operator_actions import suiting_actions
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow, is_message_id
 from phpmq_lite.storage.search.language import (

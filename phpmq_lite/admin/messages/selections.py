@@ -10,9 +10,9 @@ from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_re
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import FormField
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.fields import QueryModel, StrictInput, check_queue_name
-from phpmq_lite.admin.http.responses import ResponseModel
-from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.http.fields import QueryModel, StrictInput
+from phpmq_lite.admin.http.input import check_queue_name
+from phpmq_lite.admin.http.output import ResponseModel
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.messages.actions import fields_of
 from phpmq_lite.admin.messages.bulk import BulkForm, BulkJobView, RedrivePlan
@@ -22,6 +22,7 @@ from phpmq_lite.admin.messages.selection_store import MessageSelection
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.model import STATE_NAMES, AuditEntry, State
 from phpmq_lite.operator_actions import ACTIONS, Action, suiting_actions
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.search.language import parse_search
 
 PLANNED: Final = 500  # maximum number of records in a redrive plan

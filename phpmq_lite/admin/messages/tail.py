@@ -11,14 +11,14 @@ from aiohttp import web
 from pydantic import Field, field_validator
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.feed_keys import FEED, feed_key
 from phpmq_lite.admin.http.fields import QueryModel
 from phpmq_lite.admin.http.finding import Queue
 from phpmq_lite.admin.http.live_feeds import STREAMS, FeedState
-from phpmq_lite.admin.http.rendering import collect_in_slices
+from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.messages import bodies
 from phpmq_lite.broker.state_table import StateEvent
 from phpmq_lite.model import OUTCOMES, Batch, CopiedRows, Message, State

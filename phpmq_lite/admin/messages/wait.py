@@ -10,12 +10,12 @@ from typing import Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.live_feeds import WAITS, LiveFeeds
+from phpmq_lite.admin.http.output import json_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import json_response
 from phpmq_lite.admin.messages.listing import MessageView
 from phpmq_lite.model import Batch, has_room
 from phpmq_lite.storage.read.activity import RecentActivity
@@ -55,7 +55,7 @@ class WaitPosition:
         Raises:
             Problem: 422 if the cursor is malformed.
         """
-        place = responses.pair_in(responses.decode_cursor(_SCOPE, text))
+        place = output.pair_in(output.decode_cursor(_SCOPE, text))
         return None if place is None else cls(*place)
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
@@ -65,7 +65,7 @@ class WaitPosition:
     @property
     def text(self) -> str:
         """The position as an opaque cursor string."""
-        return responses.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
+        return output.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
 
 
 @dataclass(slots=True)

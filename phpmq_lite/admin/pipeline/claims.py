@@ -8,18 +8,13 @@ from phpmq_lite.admin.formats import count_of, plural
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation, texts_to_type
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.fields import (
-    QueryModel,
-    StrictInput,
-    SubscriptionName,
-    check_queue_name,
-    check_text,
-)
+from phpmq_lite.admin.http.fields import QueryModel, StrictInput, SubscriptionName
+from phpmq_lite.admin.http.input import check_queue_name, check_text
+from phpmq_lite.admin.http.output import ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ResponseModel
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.consumers import StoredPipeline, SubscriptionRow
 
 CLAIM_MAX: Final = 100_000  # maximum number of messages per call

@@ -11,9 +11,8 @@ from phpmq_lite.admin.http.body import parse_large, read_body
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import OutputFormat, QueryModel
+from phpmq_lite.admin.http.output import json_response, list_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import json_response, list_response
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import snippets
 from phpmq_lite.admin.pipeline.charts import draw_insights, queue_totals, steps_of
 from phpmq_lite.admin.pipeline.claims import ask_release
@@ -23,7 +22,7 @@ from phpmq_lite.admin.pipeline.readers import (
     read_claims,
     read_readers,
 )
-from phpmq_lite.admin.pipeline.summary import BadSummaryError, read_summary, visible_to
+from phpmq_lite.admin.pipeline.summary import SUMMARIES, BadSummaryError, read_summary, visible_to
 from phpmq_lite.durations import HOUR_S
 from phpmq_lite.insights_document import (
     SUMMARY_BYTES,
@@ -37,6 +36,7 @@ from phpmq_lite.insights_document import (
     UrnTotals,
 )
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
 ROWS: Final = 200  # maximum number of table rows on the page; other formats contain all rows
@@ -66,7 +66,7 @@ async def put_summary(call: Call) -> None:
         await parse_large(call.request, raw, map(read_summary, [raw]))
     except ValueError as error:
         raise Problem(422, "bad_summary", f"The summary is invalid: {error}.") from None
-    await call.context.summaries.write(raw)
+    await call.context.app[SUMMARIES].write(raw)
     call.audit("summary.json").count = 1
 
 
@@ -91,7 +91,7 @@ async def visible_summary(call: Call) -> PipelineSummary | None:
     Raises:
         BadSummaryError: the summary cannot be read, or is invalid.
     """
-    summary = await call.context.summaries.read()
+    summary = await call.context.app[SUMMARIES].read()
     if summary is None or not call.identity.queues:
         return summary
     names = [queue.name for queue in call.context.engine.status().queues]
@@ -148,7 +148,7 @@ async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
         summary=summary,
         error=error,
         bounds=bounds,
-        path=str(context.summaries.path),
+        path=str(context.app[SUMMARIES].path),
         state=_state(summary, bounds.history_id, bounds.hi, call.now_ms) if summary else {},
         commands=snippets.pipeline_snippets(base, needs_token=needs_token),
         **values,

@@ -5,8 +5,8 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.storage.read.consumers import StoredPipeline
 from phpmq_lite.storage.read.database_size import measure_database

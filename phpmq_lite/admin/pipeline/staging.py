@@ -8,34 +8,31 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Annotated, Any, Final, NamedTuple
 
+from aiohttp import web
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.accounts import changes
-from phpmq_lite.admin.context import UPLOADS, Context
-from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.accounts.tokens import find_owner
+from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.body import read_body
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints, From
-from phpmq_lite.admin.http.fields import (
-    TTL_MAX_S,
-    AppIdParameter,
-    QueryModel,
-    StrictInput,
-    check_queue_name,
-    check_text,
-    read_query,
-)
+from phpmq_lite.admin.http.fields import AppIdParameter, QueryModel, StrictInput
+from phpmq_lite.admin.http.input import check_queue_name, check_text, read_query
+from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.arrow_export import MEDIA, need_arrow
 from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.broker.pipeline.state import StageWriter
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.queue_settings import LONGEST_TTL_S
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.consumers import StoredPipeline
-from phpmq_lite.storage.read.read_pool import read_owner
+from phpmq_lite.storage.read.read_pool import FairReadSlots, read_owner
 
+UPLOADS: Final = 2  # maximum number of concurrent uploads of Spark rows, up to 64 MiB each
+UPLOAD_SLOTS: Final = web.AppKey("upload slots", FairReadSlots)
 ROWS_MAX: Final = 100_000  # maximum number of rows per token and per publish call
 SLICE_ROWS: Final = staging.STAGE_SLICE // 4  # small slices, so that other batches run in between
 SLICE_BYTES: Final = 256 << 10
@@ -196,10 +193,10 @@ def _checked(
         size += pc.sum(lengths).as_py() or 0
         queues |= set(pc.unique(queue).to_pylist())
         bounds = pc.min_max(ttl).as_py()
-        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= TTL_MAX_S:
+        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] <= LONGEST_TTL_S:
             range_ = f"ranges from {bounds['min']} to {bounds['max']}"
-            detail = f"The column 'ttl_s' {range_}; values must be 0 to {TTL_MAX_S}."
-            raise _bad(detail, "ttl_s", f"0 to {TTL_MAX_S}, or null")
+            detail = f"The column 'ttl_s' {range_}; values must be 0 to {LONGEST_TTL_S}."
+            raise _bad(detail, "ttl_s", f"0 to {LONGEST_TTL_S}, or null")
     for name in sorted(queues):
         check_queue_name(name)
         check_right(name)
@@ -359,7 +356,7 @@ async def _slot(context: Context) -> AsyncIterator[None]:
     owner = read_owner.get()
     try:
         async with asyncio.timeout(_SLOT_S):
-            await context.uploads.acquire(owner)
+            await context.app[UPLOAD_SLOTS].acquire(owner)
     except TimeoutError:
         detail = "Too many uploads are running. Nothing was staged. Try again later."
         headers = {"Retry-After": "5"}
@@ -367,7 +364,7 @@ async def _slot(context: Context) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        context.uploads.release(owner)
+        context.app[UPLOAD_SLOTS].release(owner)
 
 
 async def _store(context: Context, entry: AuditEntry, token: str, upload: UploadedRows) -> None:
@@ -433,13 +430,13 @@ def _writer(call: Call) -> StageWriter:
 async def list_app_ids(call: Call, query: AppIdsQuery) -> ListPage[AppIdView]:
     """List the app_ids with their owners. Each version of an app_id is published only once."""
     call.check_all_queues("see every app_id")
-    cursor = responses.decode_cursor("app_ids", query.cursor)
+    cursor = output.decode_cursor("app_ids", query.cursor)
     after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
     check_text(after, "cursor")
     rows = await StoredPipeline(call.context.readers).app_ids(after, query.limit)
     next_ = None
     if len(rows) == query.limit:
-        next_ = responses.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
+        next_ = output.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
     return ListPage[AppIdView](items=[AppIdView(**asdict(row)) for row in rows], next=next_)
 
 
@@ -453,7 +450,7 @@ async def list_app_ids(call: Call, query: AppIdsQuery) -> ListPage[AppIdView]:
 async def transfer_app_id(call: Call, body: TransferInput) -> TransferView:
     """Transfer an app_id to another user."""
     call.check_all_queues("transfer an app_id")
-    owner = None if body.owner is None else changes.owner_named(call.request, body.owner)
+    owner = None if body.owner is None else find_owner(call, body.owner)
     entry = call.audit(body.app_id, detail=f"to {owner or 'the next writer'}")
     await call.context.engine.run(staging.transfer_app_id, entry, body.app_id, owner)
     return TransferView(app_id=body.app_id, owner=owner)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from aiohttp import web
 from pydantic import ValidationError
 
 from phpmq_lite.errors import StorageError
@@ -169,3 +170,6 @@ def _parse_summary(raw: bytes) -> PipelineSummary | BadSummaryError:
         return read_summary(raw)
     except ValueError as error:
         return BadSummaryError(str(error))
+
+
+SUMMARIES: Final = web.AppKey("summaries", SummaryFile)

@@ -15,18 +15,18 @@ from phpmq_lite.admin.http.fields import (
     RedriveTarget,
     StrictInput,
     TtlSeconds,
-    check_queue_name,
 )
 from phpmq_lite.admin.http.finding import QueueName
+from phpmq_lite.admin.http.input import check_queue_name
+from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import collect_in_slices
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel
-from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.trends import polyline
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.operator_actions import Action
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.dead_letter_groups import (
     DEEP_LIMIT_S,
     LIMIT_S,

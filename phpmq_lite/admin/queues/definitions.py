@@ -6,12 +6,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel, Field, JsonValue
 
-from phpmq_lite.admin.context import Reply
 from phpmq_lite.admin.http.call import Call, ignore_reply
+from phpmq_lite.admin.http.context import Reply
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import StrictInput
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages import saved_items
 from phpmq_lite.admin.queues.settings_form import SettingsInput
 from phpmq_lite.broker.broker import Broker
@@ -22,6 +21,7 @@ from phpmq_lite.queue_settings import (
     check_no_forward_cycle,
     check_settings,
 )
+from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_write
 
 _KINDS: Final = {"labels": "label", "views": "view", "templates": "template"}

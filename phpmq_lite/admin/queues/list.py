@@ -8,13 +8,13 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin import formats, trends
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.fields import ActionInput, read_query
+from phpmq_lite.admin.http.fields import ActionInput
+from phpmq_lite.admin.http.input import read_query
+from phpmq_lite.admin.http.output import ListPage, PerSecond, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, PerSecond, ResponseModel
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.http.source import host_name
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.messages.snippets import http_address, publish_snippets, tcp_address
@@ -28,6 +28,7 @@ from phpmq_lite.admin.queues.listing import (
 )
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, queue_search
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import count_of
-from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.fields import ListQuery
 from phpmq_lite.admin.http.problems import Problem
@@ -104,7 +104,7 @@ def make_queue_page(
 
     scope = f"queues {query.q} {query.has} {query.sort}"
     start, end = 0, query.limit
-    cursor = responses.decode_cursor(scope, query.cursor)
+    cursor = output.decode_cursor(scope, query.cursor)
     if cursor is not None:
         place = _place_of(cursor, listed, key)
         behind = sum(
@@ -119,9 +119,9 @@ def make_queue_page(
     page = listed[start:end]
     following = previous = None
     if page and end < len(listed):
-        following = responses.encode_cursor(scope, "after", list(_pair(page[-1], key)))
+        following = output.encode_cursor(scope, "after", list(_pair(page[-1], key)))
     if page and start:
-        previous = responses.encode_cursor(scope, "before", list(_pair(page[0], key)))
+        previous = output.encode_cursor(scope, "before", list(_pair(page[0], key)))
     return QueuePage(page, len(listed), following, previous)
 
 
@@ -133,7 +133,7 @@ def _pair(queue: ListedQueue, key: Callable[[ListedQueue], int | float | str]) -
 
 
 def _place_of(
-    cursor: responses.ListCursor,
+    cursor: output.ListCursor,
     listed: Sequence[ListedQueue],
     key: Callable[[ListedQueue], int | float | str],
 ) -> SortedPair:

@@ -12,11 +12,10 @@ from pydantic import Field
 from phpmq_lite.admin import charts, trends
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.fields import Form
 from phpmq_lite.admin.http.finding import Queue
+from phpmq_lite.admin.http.forms import Form
+from phpmq_lite.admin.http.output import ListPage, json_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, json_response
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.listing import (
     MessagePage,
     MessagesQuery,
@@ -39,6 +38,7 @@ from phpmq_lite.checks import RECENT_MS
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import BadSettingError, RefusedError
 from phpmq_lite.queue_settings import home_of
+from phpmq_lite.roles import Role
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow

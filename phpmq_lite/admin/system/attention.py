@@ -8,10 +8,10 @@ from math import inf
 from typing import Any, Final, Self
 
 from phpmq_lite.admin import formats, trends
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.queues.listing import paused_sides, retry_hint
 from phpmq_lite.admin.system import view
 from phpmq_lite.checks import CHECKS, RECENT_MS, Check, Level, problems

@@ -9,15 +9,15 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.accounts.csrf import download_headers
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.output import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, ResponseModel, json_response
-from phpmq_lite.admin.http.route import Role
+from phpmq_lite.admin.http.security_headers import download_headers
 from phpmq_lite.admin.system.view import SystemFact
 from phpmq_lite.broker.operator import queue_operations
+from phpmq_lite.roles import Role
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.storage.sqlite.backup.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import plural
-from phpmq_lite.admin.http import responses
+from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
@@ -18,18 +18,16 @@ from phpmq_lite.admin.http.feed_keys import FEED
 from phpmq_lite.admin.http.fields import (
     BodySize,
     Deliveries,
-    Form,
     LimitParameter,
     ListQuery,
     MessageId,
     QueryModel,
-    read_query,
 )
+from phpmq_lite.admin.http.forms import Form
+from phpmq_lite.admin.http.input import read_query
 from phpmq_lite.admin.http.live_feeds import FeedState
-from phpmq_lite.admin.http.output import respond
+from phpmq_lite.admin.http.output import ListPage, PerSecond, ResponseModel, respond
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage, PerSecond, ResponseModel
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.messages.saved_items import store_item
 from phpmq_lite.admin.system import connections, frames
 from phpmq_lite.admin.system.connections import (
@@ -40,6 +38,7 @@ from phpmq_lite.admin.system.connections import (
 )
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.roles import Role
 from phpmq_lite.server.frame_recorder import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
@@ -89,13 +88,13 @@ async def read_closed_page(
     call: Call, cursor: str | None, limit: int
 ) -> tuple[list[ClientRow], str | None]:
     """Return connections closed within the last day, newest first, with the next page's cursor."""
-    before = responses.pair_in(responses.decode_cursor(_SCOPE, cursor))
+    before = output.pair_in(output.decode_cursor(_SCOPE, cursor))
     since_ms = call.now_ms - connections.CLOSED_MS
     rows = await StoredClients(call.context.readers).closed(since_ms, before=before, limit=limit)
     if len(rows) < limit:
         return rows, None
     last = rows[-1]
-    return rows, responses.encode_cursor(_SCOPE, "after", [last.closed_at or 0, last.client])
+    return rows, output.encode_cursor(_SCOPE, "after", [last.closed_at or 0, last.client])
 
 
 async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:

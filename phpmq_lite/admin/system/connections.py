@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Annotated, Any, Final
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import From
 from phpmq_lite.admin.http.problems import not_found
 from phpmq_lite.broker.broker import Broker

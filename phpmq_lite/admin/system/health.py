@@ -9,14 +9,14 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.system import view
 from phpmq_lite.admin.system.metrics import answer_metrics
 from phpmq_lite.checks import CHECKS, Check, problems
+from phpmq_lite.roles import Role
 from phpmq_lite.server.status import LATE_S, BrokerStatus
 
 endpoints: Final = Endpoints()

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.live_feeds import STREAMS, WAITS
 from phpmq_lite.admin.messages import selection_store as selections
+from phpmq_lite.admin.messages.stores import STORES
+from phpmq_lite.admin.slow_clients import LIMITS
 from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
 from phpmq_lite.server.backpressure import IDLE_S, NOT_READ, NOT_TAKEN, SILENT, TOO_SLOW
 from phpmq_lite.server.status import BrokerStatus
@@ -175,7 +177,7 @@ def _of_memory(settings: Settings, status: BrokerStatus) -> _Measured:
 
 def _of_admin(context: Context) -> _Measured:
     limits, memory, live = context.settings.limits, context.memory, context.live
-    connections, selected = context.connection_limits, context.actions.selections
+    connections, selected = context.app[LIMITS], context.app[STORES].selections
     admission, head_s = connections.admission, round(connections.timeouts.head_s)
     too_many = admission.refused.get(TOO_MANY, 0)
     of_address = admission.refused.get(TOO_MANY_OF_ADDRESS, 0)

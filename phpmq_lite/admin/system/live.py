@@ -10,7 +10,6 @@ from aiohttp_sse import EventSourceResponse
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.accounts.middleware import is_still_logged_in, session_key_of
-from phpmq_lite.admin.context import forget_status
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.feed_keys import FEED, feed_key
@@ -22,8 +21,8 @@ from phpmq_lite.admin.http.live_feeds import (
     FeedStream,
     parse_position,
 )
+from phpmq_lite.admin.http.output import json_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import json_response
 from phpmq_lite.admin.messages.bulk import live_bulk
 from phpmq_lite.admin.messages.tail import live_tail
 from phpmq_lite.admin.queues.list import live_queues
@@ -59,7 +58,7 @@ def evaluation_of(call: Call, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
         raise Problem(422, "unknown_topic", detail, field="topic", bound=topics)
 
     async def evaluate() -> FeedData:
-        forget_status(call.request)
+        call.forget_status()
         return await evaluator(call, argument, ids)
 
     return evaluate
@@ -135,14 +134,14 @@ async def stream_events(call: Call, query: LiveQuery) -> web.StreamResponse:
 
 def _stream_owner(call: Call) -> str:
     """Return the key of the browser session or program toward whose limit a stream counts."""
-    return CONTROL if call.identity.kind == "control" else session_key_of(call.request)
+    return CONTROL if call.identity.kind == "control" else session_key_of(call)
 
 
 def _is_alive(call: Call) -> bool:
     """Return whether a stream's peer is still connected and authorized."""
     transport = call.request.transport
     is_connected = transport is not None and not transport.is_closing()
-    return is_connected and is_still_logged_in(call.request)
+    return is_connected and is_still_logged_in(call)
 
 
 async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:

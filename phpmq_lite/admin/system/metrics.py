@@ -23,11 +23,19 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from phpmq_lite import histogram, installation, logs
-from phpmq_lite.admin.context import Context
+from phpmq_lite.admin.accounts.services import SERVICES
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.system import limits
 from phpmq_lite.admin.system.limits import LimitUsage
-from phpmq_lite.admin.system.series import BOUNDS_S, OTHER, DeathCount, QueueSeries
+from phpmq_lite.admin.system.series import (
+    BOUNDS_S,
+    HTTP_COUNTERS,
+    LABELS,
+    OTHER,
+    DeathCount,
+    QueueSeries,
+)
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
 from phpmq_lite.server.counters import (
@@ -449,12 +457,12 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _D("counter", "http_requests", "HTTP responses; route is a name, not a path",
            ("route", "method", "status"), lambda r: {
                (route, method, str(status)): count
-               for (route, method, status), count in r.context.http.requests.items()
+               for (route, method, status), count in r.context.app[HTTP_COUNTERS].requests.items()
            }),
         _D("histogram", "http_request_seconds", "Duration of HTTP requests, excluding streams",
            ("route",), lambda r: {
                route: _histogram(BOUNDS_S, taken.counts, taken.total_s)
-               for route, taken in r.context.http.seconds.items()
+               for route, taken in r.context.app[HTTP_COUNTERS].seconds.items()
            }),
         _D("gauge", "sse_streams", "Pages with live updates",
            value=lambda r: r.context.live.streams),
@@ -466,7 +474,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "failed); or busy (refused because two were running)", ("end",),
            lambda r: r.context.exports.ends),
         _D("counter", "login_failures", "Refused logins",
-           value=lambda r: r.context.auth.refused_logins.total),
+           value=lambda r: r.context.app[SERVICES].refused_logins.total),
         _D("counter", "audit_rows", "Rows written to the audit log", ("action",),
            lambda r: r.status.audited),
     ),
@@ -520,7 +528,7 @@ def _add(family: Any, labels: Sequence[str], values: _Values) -> None:
 async def answer_metrics(call: Call) -> web.StreamResponse:
     """Return the metrics in Prometheus text format, omitting values that cannot be read."""
     context = call.context
-    async with context.labels.lock:
+    async with context.app[LABELS].lock:
         groups = [group for group in await _read_queues(context) if _may_see(call, group)]
         text = await render_metrics(await _readings(context), groups)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
@@ -535,7 +543,7 @@ def _may_see(call: Call, group: QueueSeries) -> bool:
 
 async def _read_queues(context: Context) -> Sequence[QueueSeries]:
     """Read all queues in slices, and then the publish times of their first ready messages."""
-    labels, limit = context.labels, context.settings.metrics.max_queues
+    labels, limit = context.app[LABELS], context.settings.metrics.max_queues
     waiting: list[int] = []
     labels.begin()
     for queues in context.engine.queue_slices():

@@ -7,7 +7,8 @@ from aiohttp import web
 from phpmq_lite.admin import charts, trends
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
-from phpmq_lite.admin.http.fields import LimitParameter, read_query
+from phpmq_lite.admin.http.fields import LimitParameter
+from phpmq_lite.admin.http.input import read_query
 from phpmq_lite.admin.queues import listing
 from phpmq_lite.admin.queues.list import (
     first_snippets,

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from aiohttp import web
+
 from phpmq_lite import histogram
 from phpmq_lite.server.status import QueueStatus
 
@@ -213,3 +215,7 @@ class HttpCounters:
             if route not in self.seconds:
                 self.seconds[route] = DurationHistogram()
             self.seconds[route].add(seconds)
+
+
+HTTP_COUNTERS: Final = web.AppKey("http counters", HttpCounters)
+LABELS: Final = web.AppKey("metric labels", MetricLabels)

@@ -8,19 +8,20 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite import logs, settings
-from phpmq_lite.admin.context import Context
 from phpmq_lite.admin.formats import format_number, plural
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation
+from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.fields import Form, JsonFormatQuery, QueryModel, StrictInput
+from phpmq_lite.admin.http.fields import JsonFormatQuery, QueryModel, StrictInput
+from phpmq_lite.admin.http.forms import Form
+from phpmq_lite.admin.http.output import ListPage
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import ListPage
-from phpmq_lite.admin.http.route import Role
 from phpmq_lite.admin.system import limits, view
 from phpmq_lite.admin.system.health import run_checks
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
+from phpmq_lite.roles import Role
 from phpmq_lite.server.certificates import read_certificates
 from phpmq_lite.storage.disk_space import DiskUsage, measure_disk
 from phpmq_lite.storage.read.database_size import DatabaseSize, measure_database

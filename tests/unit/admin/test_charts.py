@@ -8,7 +8,7 @@ import jinja2
 import pytest
 
 from phpmq_lite.admin import charts
-from phpmq_lite.admin.http.rendering import make_environment
+from phpmq_lite.admin.page_values import page_environment
 from phpmq_lite.admin.trends import SPANS, Trend, TrendBucket
 from phpmq_lite.installation import templates_folder
 from tests.unit.admin.cases import HOSTILE
@@ -120,7 +120,7 @@ def test_dead_letters_are_drawn_only_where_there_are_any() -> None:
 
 
 def rendered(source: str, **values: object) -> str:
-    templates: jinja2.Environment = make_environment(templates_folder())
+    templates: jinja2.Environment = page_environment(templates_folder())
     head = '{% from "_partials/charts.html" import chart, numbers, spans with context %}'
     return templates.from_string(head + source).render(**values)
 

@@ -8,7 +8,7 @@ import pytest
 
 from phpmq_lite.admin import history_chart
 from phpmq_lite.admin.history_chart import ChosenPeriod, HistorySlice
-from phpmq_lite.admin.http.rendering import make_environment
+from phpmq_lite.admin.page_values import page_environment
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.model import OUTCOMES
@@ -43,7 +43,7 @@ def drawn(
 
 
 def rendered(made: history_chart.HistoryChart, **kept: str) -> str:
-    templates: jinja2.Environment = make_environment(templates_folder())
+    templates: jinja2.Environment = page_environment(templates_folder())
     head = '{% from "_partials/history_chart.html" import brush_chart with context %}'
     text = templates.from_string(head + "<div>{{ brush_chart(made, kept) }}</div>")
     return text.render(made=made, kept=kept, url=Urls("", ROUTE).to)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.admin.http.route import Role, Route
+from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.installation import templates_folder
+from phpmq_lite.roles import Role
 
 TEMPLATES = sorted(templates_folder().rglob("*.html"))
 OWN_ACCOUNT = {"log-in", "logout", "set-up", "account-password", "account-end"}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.admin import formats
+from phpmq_lite.admin.http.output import list_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.responses import list_response
 from phpmq_lite.admin.queues import listing as queue_list
 from phpmq_lite.admin.queues.list import QueueView
 from phpmq_lite.admin.queues.listing import (

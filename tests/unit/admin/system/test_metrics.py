@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from phpmq_lite.admin.accounts.services import SERVICES
 from phpmq_lite.admin.system import metrics
 from phpmq_lite.admin.system.metrics import MetricReadings
-from phpmq_lite.admin.system.series import OTHER, HttpCounters, MetricLabels
+from phpmq_lite.admin.system.series import HTTP_COUNTERS, OTHER, HttpCounters, MetricLabels
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.installation import build_kind
 from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
@@ -49,12 +50,12 @@ def labels_of(queues: Sequence[QueueStatus]) -> MetricLabels:
 
 def context_with(http: HttpCounters, standby: StandbyState | None = None) -> Any:
     """Return what the metrics read from the context of the admin."""
+    services = SimpleNamespace(refused_logins=SimpleNamespace(total=1))
     return SimpleNamespace(
-        http=http,
+        app={HTTP_COUNTERS: http, SERVICES: services},
         version="0.1.0",
         live=SimpleNamespace(streams=2),
         exports=SimpleNamespace(running=0, ends={}),
-        auth=SimpleNamespace(refused_logins=SimpleNamespace(total=1)),
         maintenance=SimpleNamespace(
             backups=SimpleNamespace(last_manifest=None, error=None),
             scrub=SimpleNamespace(state=ScrubState()),

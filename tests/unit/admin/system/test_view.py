@@ -5,10 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from phpmq_lite.admin.context import ActionState
 from phpmq_lite.admin.http.live_feeds import LiveFeeds
 from phpmq_lite.admin.http.memory import HttpMemory
-from phpmq_lite.admin.slow_clients import ConnectionLimits
+from phpmq_lite.admin.messages.stores import STORES, MessageStores
+from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits
 from phpmq_lite.admin.system import limits, view
 from phpmq_lite.admin.system.health import start_percent
 from phpmq_lite.settings import Settings
@@ -76,8 +76,7 @@ def test_limit_that_is_reached_stands_out() -> None:
         settings=settings,
         memory=HttpMemory(1),
         live=LiveFeeds(),
-        connection_limits=ConnectionLimits.of(settings),
-        actions=ActionState(lambda: NOW_MS),
+        app={LIMITS: ConnectionLimits.of(settings), STORES: MessageStores(lambda: NOW_MS)},
     )
     gauges = {gauge.setting: gauge for gauge in limits.list_limits(context, status)}
     assert gauges["limits.held"].level == "bad"

@@ -2,20 +2,15 @@
 
 import asyncio
 import re
-from contextlib import suppress
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from aiohttp.web import Response
 
-from phpmq_lite.admin.http import rendering
-from phpmq_lite.admin.http.body import HOLD
-from phpmq_lite.admin.http.memory import FREE_BYTES, HttpMemory, MemoryReservation
-from phpmq_lite.admin.http.page_layout import COLOURS
+from phpmq_lite.admin.http import templates
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.rendering import StaticFiles
+from phpmq_lite.admin.http.templates import COLOURS, StaticFiles
+from phpmq_lite.admin.page_values import page_environment
 from phpmq_lite.installation import templates_folder
 
 
@@ -26,7 +21,7 @@ async def test_items_are_collected_in_order() -> None:
         nonlocal pauses_made
         pauses_made += 1
 
-    assert await rendering.collect_in_slices(iter(range(1_000)), pause) == list(range(1_000))
+    assert await templates.collect_in_slices(iter(range(1_000)), pause) == list(range(1_000))
     assert pauses_made >= 1  # one pause before the first slice
 
 
@@ -36,7 +31,7 @@ async def test_slice_ends_after_its_time() -> None:
 
     def work() -> object:
         for number in range(5):
-            ends = asyncio.get_running_loop().time() + rendering.PIECE_S
+            ends = asyncio.get_running_loop().time() + templates.PIECE_S
             while asyncio.get_running_loop().time() < ends:
                 pass
             taken.append(number)
@@ -44,27 +39,8 @@ async def test_slice_ends_after_its_time() -> None:
 
     turns: list[int] = []
     taken: list[int] = []
-    await rendering.collect_in_slices(work(), pause)  # type: ignore[arg-type]
+    await templates.collect_in_slices(work(), pause)  # type: ignore[arg-type]
     assert turns == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(Problem(503, "memory", "Too little memory."), 503), (OSError("gone"), 0)]
-)
-async def test_body_that_is_not_sent_is_let_go(
-    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error's traceback keeps its frames until the next garbage collection."""
-    request, memory = make_mocked_request("GET", "/"), HttpMemory(1 << 20)
-    request[HOLD] = memory.hold("anna")
-    monkeypatch.setattr(
-        rendering, "problem_json", lambda _, problem: Response(status=problem.status)
-    )
-    monkeypatch.setattr(MemoryReservation, "resize", AsyncMock(side_effect=error))
-    response = Response(body=bytes(FREE_BYTES + 1), headers={"X-Request-Id": "1"})
-    with suppress(OSError):
-        assert (await rendering.send_response(request, response)).status == status
-    assert response.body is None
 
 
 SCRIPT_BYTES = 27_000  # all scripts together
@@ -142,8 +118,8 @@ def test_static_files_load_nothing_from_elsewhere() -> None:
 
 async def test_first_requests_compile_the_templates_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of 90 did, in threads at once, while the event loop waited for the GIL."""
-    templates = rendering.PageTemplates(templates_folder())
+    pages = templates.PageTemplates(page_environment(templates_folder()))
     compiled: list[str] = []
-    monkeypatch.setattr(templates, "_make", compiled.append)
-    await asyncio.gather(*(templates.get("error.html") for _ in range(90)))
+    monkeypatch.setattr(pages, "_compile", compiled.append)
+    await asyncio.gather(*(pages.get("error.html") for _ in range(90)))
     assert compiled == ["error.html"]

@@ -1,26 +1,17 @@
 """The objects that every handler needs, created once per application."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import jinja2
 from aiohttp import web
 
-from phpmq_lite.admin.accounts.services import AuthServices
 from phpmq_lite.admin.http.browser_sessions import BrowserSessions
 from phpmq_lite.admin.http.live_feeds import LiveFeeds
 from phpmq_lite.admin.http.memory import HttpMemory
 from phpmq_lite.admin.http.route import Route
-from phpmq_lite.admin.messages.jobs import BulkJobs
-from phpmq_lite.admin.messages.selection_store import SelectionStore
-from phpmq_lite.admin.messages.undo import UndoStore
-from phpmq_lite.admin.pipeline.summary import SummaryFile
-from phpmq_lite.admin.slow_clients import ConnectionLimits
-from phpmq_lite.admin.system.series import HttpCounters, MetricLabels
+from phpmq_lite.admin.http.templates import PageTemplates
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.documentation import Documentation
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
@@ -34,32 +25,8 @@ from phpmq_lite.server.status import BrokerStatus, QueueStatus, RunOperation
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_pool import FairReadSlots, Readers
+from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.search.reader import Search
-
-
-class ActionState:
-    """Selections, bulk jobs and undo records, none of which survive a restart."""
-
-    __slots__ = ("jobs", "selections", "undos")
-
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        self.selections = SelectionStore()
-        self.jobs = BulkJobs(now_ms)
-        self.undos = UndoStore()
-
-
-def is_match(name: str, globs: Iterable[str]) -> bool:
-    """Return whether a glob matches the whole name; the comparison is case-sensitive."""
-    return _is_match(name, tuple(globs))
-
-
-@lru_cache(maxsize=1 << 16)  # saves 1.8 µs for each queue, and every request checks all queues
-def _is_match(name: str, globs: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
-
-
-UPLOADS: Final = 2  # maximum number of concurrent uploads of Spark rows, up to 64 MiB each
 
 Reply = Callable[[Any], None]
 
@@ -94,17 +61,11 @@ class EngineProtocol(Protocol):
         """Return the connection counters and the protocol inspector."""
 
 
-class TemplateSource(Protocol):
-    """A source of compiled page templates."""
-
-    async def get(self, name: str) -> jinja2.Template:
-        """Return the compiled template with this name."""
-
-
 @dataclass(slots=True)
 class Context:
     """The components that all handlers of an admin application share."""
 
+    app: web.Application  # has the state of each slice under a ``web.AppKey``
     engine: EngineProtocol
     readers: Readers  # read-only database connections
     reader: MessageReader
@@ -113,33 +74,24 @@ class Context:
     sources: Mapping[str, str]  # where each setting's value came from
     urls: Urls
     routes: tuple[Route, ...]
-    templates: TemplateSource
+    templates: PageTemplates
     version: str
     is_ready: Callable[[], bool]
     now_ms: Callable[[], int]  # returns the time in Unix ms
-    auth: AuthServices  # accounts, passwords, login limits and the setup token
+    layout: Callable[[Any], dict[str, Any]]  # returns what the layout of each page needs of a call
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # statistics for the last hour
     maintenance: Maintenance | None = None  # backups and scrubs; None until the broker is ready
     schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # payload schemas
-    connection_limits: ConnectionLimits = field(init=False)  # limits for the admin interface
     live: LiveFeeds = field(default_factory=LiveFeeds)  # open streams and waiting requests
-    http: HttpCounters = field(default_factory=HttpCounters)
-    labels: MetricLabels = field(default_factory=MetricLabels)  # label of each queue in the metrics
-    uploads: FairReadSlots = field(default_factory=lambda: FairReadSlots(UPLOADS))
-    summaries: SummaryFile = field(init=False)  # results of pipeline jobs
     exports: ExportProcesses = field(init=False)  # Arrow exports, which run in separate processes
     memory: HttpMemory = field(init=False)  # memory budget for large requests and responses
     docs: Documentation = field(init=False)  # the pages under /docs/
-    actions: ActionState = field(init=False)  # selections, bulk jobs and undo records
 
     def __post_init__(self) -> None:
         """Create the components that require the clock or the data folder."""
-        self.connection_limits = ConnectionLimits.of(self.settings)
         self.memory = HttpMemory(int(self.settings.limits.http_memory))
-        self.actions = ActionState(self.now_ms)
         self.docs = Documentation(docs_folder(), self.urls.docs)
-        self.summaries = SummaryFile(self.settings.data)
         self.exports = ExportProcesses(
             *self.readers.export_databases, passed=lambda: self.engine.counters.bytes_in
         )
@@ -151,42 +103,3 @@ class Context:
 
 
 CONTEXT: Final = web.AppKey("context", Context)
-QUEUES: Final = web.RequestKey[tuple[str, ...]]("queues", tuple)  # queue globs; empty means all
-_STATUS: Final = web.RequestKey("status", BrokerStatus)
-
-
-def context_of(request: web.Request) -> Context:
-    """Return the context of the application that received the request."""
-    return request.app[CONTEXT]
-
-
-def status_of(request: web.Request) -> BrokerStatus:
-    """Return the live statistics, cached per request because reading them takes O(queues) time.
-
-    A caller limited to some queues sees only these queues, even in each client's subscriptions.
-    """
-    if _STATUS not in request:
-        engine, globs = context_of(request).engine, request.get(QUEUES, ())
-        if globs:
-            status = engine.status(lambda name: is_match(name, globs))
-            request[_STATUS] = _only(status, globs)
-        else:
-            request[_STATUS] = engine.status()
-    return request[_STATUS]
-
-
-def forget_status(request: web.Request) -> None:
-    """Clear the cache of ``status_of``, so that a long-lived stream reads current statistics."""
-    if _STATUS in request:
-        del request[_STATUS]
-
-
-def _only(status: BrokerStatus, globs: tuple[str, ...]) -> BrokerStatus:
-    clients = (
-        replace(
-            client,
-            queues={name: of for name, of in client.queues.items() if is_match(name, globs)},
-        )
-        for client in status.clients
-    )
-    return replace(status, clients=tuple(clients))
