@@ -41,10 +41,10 @@ def final_ack(
     end = last_committed_offsets(files)
     if end is None:
         return 0
-    found = [each for each in _objects_of(end) if "claim" in each and "subscription" in each]
-    matching = [each for each in found if each["subscription"] == subscription]
+    claims = [claim for claim in _objects_of(end) if "claim" in claim and "subscription" in claim]
+    matching = [claim for claim in claims if claim["subscription"] == subscription]
     if not matching:
-        names = ", ".join(repr(each["subscription"]) for each in found) or "none"
+        names = ", ".join(repr(claim["subscription"]) for claim in claims) or "none"
         raise PipelineError(f"checkpoint {checkpoint} belongs to {names}, not to {subscription!r}")
     broker = PipelineClient(connection)
     history_id = broker.bounds().history_id
@@ -71,11 +71,11 @@ def _objects_of(value: Any) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects at any depth, because future log formats may nest them."""
     if isinstance(value, dict):
         yield value
-        for each in value.values():
-            yield from _objects_of(each)
+        for member in value.values():
+            yield from _objects_of(member)
     elif isinstance(value, list):
-        for each in value:
-            yield from _objects_of(each)
+        for member in value:
+            yield from _objects_of(member)
 
 
 def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
@@ -138,13 +138,13 @@ def query_id(files: ResultsFolder, checkpoint: str) -> str | None:
     return None if text is None else str(json.loads(text)["id"])
 
 
-def offset_of(written: Any) -> tuple[str | None, int | None]:
+def offset_of(value: Any) -> tuple[str | None, int | None]:
     """Extract the history id and row offset from a streaming offset (JSON text or parsed)."""
-    if isinstance(written, str):
-        return offset_of(_parse_json(written))
-    if not isinstance(written, dict):
+    if isinstance(value, str):
+        return offset_of(_parse_json(value))
+    if not isinstance(value, dict):
         return None, None
-    history_id, offset = written.get("history"), written.get("offset")
+    history_id, offset = value.get("history"), value.get("offset")
     return (
         history_id if isinstance(history_id, str) else None,
         offset if isinstance(offset, int) else None,

@@ -8,6 +8,7 @@ from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
 from phpmq_lite.spark.errors import OptionError
+from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.source_options import suggestion
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ HISTORY_COLUMNS: Final = _columns(
     ("meta_id", types.StringType()),
     ("attempts", types.LongType()),
 )
-BODY: Final = "body"
-
 # Columns of messages claimed by a subscription, in the order of their claims.
 QUEUE_COLUMNS: Final = _columns(
     ("claim", types.LongType()),
@@ -152,18 +151,18 @@ def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
 
 def add_table_options(columns: StructType, options: Mapping[str, str]) -> StructType:
     """Store the table's options, except its token, in the columns' metadata."""
-    kept = {name: value for name, value in options.items() if name.lower() != _TOKEN}
-    first, *others = columns
-    marked = StructField(first.name, first.dataType, first.nullable, {_KEY: kept})
-    return StructType([marked, *others])
+    public = {name: value for name, value in options.items() if name.lower() != _TOKEN}
+    first, *remaining = columns
+    marked = StructField(first.name, first.dataType, first.nullable, {_KEY: public})
+    return StructType([marked, *remaining])
 
 
 def read_table_options(columns: StructType) -> dict[str, str]:
     """Return the options stored in a table's columns, or an empty dict if there are none."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for field in columns:
-        found |= (field.metadata or {}).get(_KEY, {})
-    return found
+        options |= (field.metadata or {}).get(_KEY, {})
+    return options
 
 
 def remove_table_options(columns: StructType) -> StructType:

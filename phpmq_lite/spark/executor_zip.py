@@ -22,11 +22,11 @@ def zip_name() -> str:
 def build_zip(to: Path) -> Path:
     """Write the zip under a temporary name and rename it; the same code yields the same bytes."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    new = to.with_name(to.name + ".new")
-    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+    temporary = to.with_name(to.name + ".new")
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in zip_files():
             archive.writestr(zipfile.ZipInfo(name, _DATE), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    new.replace(to)
+    temporary.replace(to)
     return to
 
 

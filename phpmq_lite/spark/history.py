@@ -14,6 +14,8 @@ from phpmq_lite.spark.source_options import HistoryPosition, SourceConnection
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from phpmq_lite.storage.arrow import ArrowEngine, HistoryRanges
+
 BODY: Final = "body"
 NAMES_MAX: Final = 1_000  # maximum number of queue names per request
 NAMES_BYTES: Final = 4_000  # maximum bytes of queue names; a request line is limited to 8,190
@@ -74,8 +76,8 @@ def resolve_position(
     if position.kind == "latest":
         return bounds.hi
     if position.kind == "time":
-        found = history.bounds(at_ms=position.number).offset
-        return bounds.lo if found is None else found
+        offset = history.bounds(at_ms=position.number).offset
+        return bounds.lo if offset is None else offset
     if position.number > bounds.hi + 1:
         raise OptionError(f"offset {position.number} is beyond the next offset {bounds.hi + 1}")
     return max(position.number - 1, 0)
@@ -101,15 +103,15 @@ class _BrokerHistory(PipelineClient):
         import pyarrow as pa
         from pyarrow import compute
 
-        known = set(self.queues())
+        readable = set(self.queues())
         for name in request.queues:  # reject unknown names, just as the broker would
-            if name not in known:
+            if name not in readable:
                 raise OptionError(f"queue {name!r} does not exist, or the token cannot read it")
-        wanted = pa.array(request.queues, pa.string())
+        requested = pa.array(request.queues, pa.string())
         columns = tuple(dict.fromkeys((*request.columns, "queue")))
         for batch in self._to_query(replace(request, columns=columns), query):
-            is_wanted = compute.is_in(batch.column("queue"), value_set=wanted)
-            yield batch.filter(is_wanted)
+            is_requested = compute.is_in(batch.column("queue"), value_set=requested)
+            yield batch.filter(is_requested)
 
     def _to_query(
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
@@ -135,25 +137,38 @@ class _FileHistory:
     def __init__(self, path: str) -> None:
         self._path = path
 
+    @contextmanager
+    def _open(self, engine: "ArrowEngine") -> Iterator["HistoryRanges"]:
+        """Open the file, and translate storage errors into errors of the data source."""
+        from phpmq_lite.storage.arrow import HistoryRanges, RangeError
+
+        try:
+            with HistoryRanges(self._path, engine=engine) as ranges:
+                yield ranges
+        except RefusedError as error:
+            if error.code in ("gap", "other_history"):
+                raise DataLossError(str(error)) from error
+            raise OptionError(str(error)) from error
+        except RangeError as error:
+            raise ShortReadError(str(error)) from error
+        except StorageError as error:
+            raise PipelineError(str(error)) from error
+
     def bounds(
         self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
     ) -> HistoryBounds:
-        from phpmq_lite.storage.arrow import HistoryRanges
-
         # Use Python's SQLite library, because this process may have the file open with sqlite3.
-        with _translate_refusals(), HistoryRanges(self._path, engine="python") as ranges:
+        with self._open("python") as ranges:
             bounds = ranges.bounds()
             offset = None if at_ms is None else ranges.offset_at(at_ms)
             return HistoryBounds(bounds.history_id, bounds.lo, bounds.hi, bounds.lo_deleted, offset)
 
     def queues(self) -> list[str]:
-        from phpmq_lite.storage.arrow import HistoryRanges
-
-        with _translate_refusals(), HistoryRanges(self._path, engine="python") as ranges:
+        with self._open("python") as ranges:
             return ranges.queues()
 
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
-        from phpmq_lite.storage.arrow import HistoryRanges, RowSelection
+        from phpmq_lite.storage.arrow import RowSelection
 
         selection = RowSelection(
             request.lo,
@@ -165,26 +180,9 @@ class _FileHistory:
             request.has_body,
             history_id=request.history_id,
         )
-        with _translate_refusals(), HistoryRanges(self._path) as ranges:
+        with self._open("auto") as ranges:
             rows = ranges.history(selection, is_gap_ok=request.allows_gaps)
             yield from check_row_count(iter(rows), rows.count)
 
 
 HistorySource = _BrokerHistory | _FileHistory
-
-
-@contextmanager
-def _translate_refusals() -> Iterator[None]:
-    """Translate storage errors into errors of the data source."""
-    from phpmq_lite.storage.arrow import RangeError
-
-    try:
-        yield
-    except RefusedError as error:
-        if error.code in ("gap", "other_history"):
-            raise DataLossError(str(error)) from error
-        raise OptionError(str(error)) from error
-    except RangeError as error:
-        raise ShortReadError(str(error)) from error
-    except StorageError as error:
-        raise PipelineError(str(error)) from error

@@ -26,7 +26,7 @@ from phpmq_lite.insights_document import (
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch
-from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
+from phpmq_lite.spark.columns import DAY_MS
 from phpmq_lite.spark.history import history_bounds
 from phpmq_lite.spark.jobs import archive_gaps
 from phpmq_lite.spark.jobs.archive_gaps import ArchiveGap
@@ -41,7 +41,12 @@ from phpmq_lite.spark.jobs.metric_tables import (
 from phpmq_lite.spark.jobs.metrics import rows_of_dates
 from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
+from phpmq_lite.spark.results_folder import (
+    ResultsFolder,
+    archive_dates,
+    open_results,
+    read_archive,
+)
 from phpmq_lite.spark.session import fit_shuffles
 
 if TYPE_CHECKING:
@@ -56,7 +61,6 @@ SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # maximum number of by
 
 _COMPUTING: Final = frozenset({"archive", "metrics", "compact"})  # jobs with figures of their own
 _DAYS: Final = 30
-_DAY_MS: Final = 86_400_000
 _MAXIMA: Final = tuple(f"{span}_max" for span in SPANS)
 _URN_COUNTS: Final = ("published", "bytes", *OUTCOMES, "retried", "redelivered_messages")
 
@@ -73,7 +77,7 @@ def write_summary(
     another folder.
     """
     files = open_results(spark, options.out)
-    kept = record_run(files, runs)
+    jobs = record_run(files, runs)
     lag, notes = _lag(options)
     try:
         with block_swaps(files):
@@ -84,15 +88,15 @@ def write_summary(
         archived = summary["archive"]["offset"]
         behind = None if lag is None or archived is None else max(0, lag - archived)
         summary["lag"] = {"offset": lag, "rows": behind}
-    stored = _stored_summary(files)  # may have figures that another folder's jobs sent
-    text = encode_summary(merge_summaries(stored, {**summary, "jobs": kept}))
+    previous = _stored_summary(files)  # may have figures that another folder's jobs sent
+    text = encode_summary(merge_summaries(previous, {**summary, "jobs": jobs}))
     files.write(results_folder.SUMMARY, text)
     if options.connection is not None and options.connection.url is not None:
         names = {run.name for run in runs}
-        sent = summary if names & _COMPUTING else {"version": 1, "finished_at": now_ms}
-        sent = {**sent, "jobs": [job for job in kept if job["name"] in names]}
+        document = summary if names & _COMPUTING else {"version": 1, "finished_at": now_ms}
+        document = {**document, "jobs": [job for job in jobs if job["name"] in names]}
         try:
-            PipelineClient(options.connection).put_insights(encode_summary(sent).encode())
+            PipelineClient(options.connection).put_insights(encode_summary(document).encode())
         except (PhpmqError, OSError) as error:
             notes += (f"the broker did not accept the summary: {error}",)
     return notes
@@ -110,18 +114,18 @@ def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[I
 
     A run that failed keeps the offset that the job has reached.
     """
-    kept: dict[str, Item] = {
+    by_name: dict[str, Item] = {
         run["name"]: run for run in json.loads(files.read(results_folder.JOBS) or "[]")
     }
-    done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
+    committed = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     for run in runs:
         offset = run.offset
-        if offset is None and run.name == "archive" and done is not None:
-            offset = done.offset
-        if offset is None and run.name in kept:
-            offset = kept[run.name]["offset"]
-        kept[run.name] = {**run.model_dump(), "offset": offset}
-    ordered = [kept[name] for name in sorted(kept)]
+        if offset is None and run.name == "archive" and committed is not None:
+            offset = committed.offset
+        if offset is None and run.name in by_name:
+            offset = by_name[run.name]["offset"]
+        by_name[run.name] = {**run.model_dump(), "offset": offset}
+    ordered = [by_name[name] for name in sorted(by_name)]
     files.write(results_folder.JOBS, json.dumps(ordered))
     return ordered
 
@@ -138,15 +142,15 @@ def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
 
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:
     """Build the document without ``jobs`` and ``lag``; what has not been computed is absent."""
-    done = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
+    committed = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
     tables = MetricTables(spark, files, now_ms)
     summary: Item = {"version": 1, "finished_at": now_ms}
-    if done is not None or files.files(results_folder.ARCHIVE):
+    if committed is not None or files.files(results_folder.ARCHIVE):
         gaps = archive_gaps.read_gaps(files)
         summary |= {
             "gaps": [asdict(gap) for gap in gaps[:MAX_GAPS]],
-            "history_id": done.history_id if done else None,
-            "archive": _archive(spark, files, done.offset if done else None, gaps),
+            "history_id": committed.history_id if committed else None,
+            "archive": _archive(spark, files, committed.offset if committed else None, gaps),
             "queues": tables.queues(),
         }
     if files.names(results_folder.METRICS):
@@ -165,17 +169,11 @@ def _archive(
     spark: "SparkSession", files: ResultsFolder, offset: int | None, gaps: Sequence[ArchiveGap]
 ) -> Item:
     sizes = files.files(results_folder.ARCHIVE)
-    dates = [name for name in files.names(results_folder.ARCHIVE) if name.startswith("date=")]
-    rows = (
-        spark.read.schema(ARCHIVE_SCHEMA).parquet(files.url(results_folder.ARCHIVE)).count()
-        if sizes
-        else 0
-    )
     selection = json.loads(files.read(results_folder.ARCHIVE_SELECTION) or "{}")
     return {
         "offset": offset,
-        "rows": rows,
-        "dates": len(dates),
+        "rows": read_archive(spark, files).count() if sizes else 0,
+        "dates": len(archive_dates(files)),
         "bytes": sum(sizes),
         "outcomes": selection.get("outcomes", []),
         "gaps": len(gaps),
@@ -208,7 +206,7 @@ class MetricTables:
         """Compute 24-hour statistics from the archive, because percentiles cannot be summed."""
         if not self._files.files(results_folder.ARCHIVE):
             return []
-        since_ms = self._now_ms - _DAY_MS
+        since_ms = self._now_ms - DAY_MS
         dates = {_moment(ms).date() for ms in (since_ms, self._now_ms)}
         archive = read_archive(self._spark, self._files)
         fit_shuffles(self._spark, archive.where(sf.col("date").isin(*dates)).count())
@@ -225,45 +223,45 @@ class MetricTables:
         if rows is None:
             return []
         at = sf.unix_millis(name)
-        recent = rows.where(at > self._now_ms - days * _DAY_MS).withColumn(name, at).drop("date")
+        recent = rows.where(at > self._now_ms - days * DAY_MS).withColumn(name, at).drop("date")
         total = sf.sum(sum((sf.col(name) for name in OUTCOMES), sf.col("published")))
         totals = recent.groupBy("queue").agg(total.alias("n")).orderBy(sf.desc("n"), "queue")
         busiest = [row["queue"] for row in totals.limit(MAX_QUEUES).collect()]
         named = recent.where(sf.col("queue").isin(busiest)).collect()
         sums = [sf.sum(count).alias(count) for count in COUNTS]
         maxima = [sf.max(maximum).alias(maximum) for maximum in _MAXIMA]
-        rest = recent.where(~sf.col("queue").isin(busiest)).groupBy(name).agg(*sums, *maxima)
+        unnamed = recent.where(~sf.col("queue").isin(busiest)).groupBy(name).agg(*sums, *maxima)
         items = [round_times(row.asDict()) for row in named]
         return fit_queues(
-            items, [row.asDict() for row in rest.collect()], busiest, name, SHARES[table]
+            items, [row.asDict() for row in unnamed.collect()], busiest, name, SHARES[table]
         )
 
     def urns(self) -> list[Item]:
         """Return counts for the busiest URNs, with dead-letter reasons and attempts."""
         weights = ("published", "acked", "dead")
-        found = self.totals("urns", ("queue", "urn"), _URN_COUNTS, weights)
-        failed = self._by_urn("deaths", "reason", found)
-        attempts = self._by_urn("attempts", "attempts", found)
-        for item in found:
+        items = self.totals("urns", ("queue", "urn"), _URN_COUNTS, weights)
+        failed = self._by_urn("deaths", "reason", items)
+        attempts = self._by_urn("attempts", "attempts", items)
+        for item in items:
             key = item["queue"], item["urn"]
             item |= {"failed": failed.get(key, {}), "attempts": attempts.get(key, {})}
-        return found
+        return items
 
     def _by_urn(
-        self, table: str, column: str, wanted: list[Item]
+        self, table: str, column: str, items: list[Item]
     ) -> dict[tuple[str, str], dict[str, int]]:
-        """Count messages by ``column`` for each wanted (queue, urn), most frequent values first."""
+        """Count messages by ``column`` for each (queue, urn) of the items, most frequent first."""
         rows = self._read(table, _DAYS)
         if rows is None:
             return {}
         keys = ["queue", "urn", column]
-        counted = rows.groupBy(*keys).agg(sf.sum("count").alias("n"))
+        counts = rows.groupBy(*keys).agg(sf.sum("count").alias("n"))
         order = Window.partitionBy("queue", "urn").orderBy(sf.desc("n"), column)
-        ranked = counted.withColumn("rank", sf.row_number().over(order))
-        urns = {item["urn"] for item in wanted}
-        kept = ranked.where((sf.col("rank") <= MAX_KEYS) & sf.col("urn").isin(*urns))
+        ranked = counts.withColumn("rank", sf.row_number().over(order))
+        urns = {item["urn"] for item in items}
+        frequent = ranked.where((sf.col("rank") <= MAX_KEYS) & sf.col("urn").isin(*urns))
         result: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        for row in kept.orderBy("rank").collect():
+        for row in frequent.orderBy("rank").collect():
             result[row["queue"], row["urn"]][str(row[column])] = row["n"]
         return result
 
@@ -283,8 +281,8 @@ class MetricTables:
             return []
         totals = rows.groupBy(*keys).agg(*(sf.sum(name).alias(name) for name in counts))
         weight = sum((sf.col(name) for name in weights or counts), sf.lit(0))
-        ordered = totals.orderBy(sf.desc(weight), *keys).limit(MAX_ROWS)
-        return [row.asDict() for row in ordered.collect()]
+        largest = totals.orderBy(sf.desc(weight), *keys).limit(MAX_ROWS)
+        return [row.asDict() for row in largest.collect()]
 
     def paths(self) -> list[Item]:
         """Return the most frequent trace paths, summed over all days."""
@@ -294,8 +292,8 @@ class MetricTables:
         totals = rows.groupBy("path").agg(
             sf.sum("traces").alias("traces"), sf.collect_list("buckets").alias("buckets")
         )
-        found = totals.orderBy(sf.desc("traces"), "path").limit(MAX_PATHS).collect()
-        return [path_item(row["path"], row["buckets"]) for row in found]
+        frequent = totals.orderBy(sf.desc("traces"), "path").limit(MAX_PATHS).collect()
+        return [path_item(row["path"], row["buckets"]) for row in frequent]
 
 
 def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:
@@ -308,39 +306,41 @@ def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:
     return {"path": list(path), "traces": traces, "p50_ms": p50, "p95_ms": p95}
 
 
-def _percentile(buckets: Mapping[int, int], wanted: float) -> float | None:
-    """Return the midpoint of the bucket in which the cumulative count reaches ``wanted``."""
+def _percentile(buckets: Mapping[int, int], rank: float) -> float | None:
+    """Return the midpoint of the bucket in which the cumulative count reaches ``rank``."""
     reached = 0
     for number in sorted(buckets):
         reached += buckets[number]
-        if reached >= wanted:
+        if reached >= rank:
             return round(BUCKET_BASE ** (number - 0.5), 1) if number else 1.0
     return None
 
 
 def fit_queues(
-    items: list[Item], rest: list[Item], busiest: Sequence[str], name: str, share: int
+    items: list[Item], omitted: list[Item], busiest: Sequence[str], name: str, share: int
 ) -> list[Item]:
     """Return items, ordered by time, for as many of the busiest queues as fit in ``share`` bytes.
 
-    Other items and ``rest`` (sums without ``queue``) are summed under ``OTHER_QUEUES``. ``name`` is
-    the field with the time.
+    Other items and ``omitted`` (sums without ``queue``) are summed under ``OTHER_QUEUES``.
+    ``name`` is the field with the time.
     """
     by_queue: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         by_queue[item["queue"]].append(item)
     sizes = {queue: _size(by_queue[queue]) for queue in busiest}
-    if rest or sum(sizes.values()) > share:
-        share -= _size(_others([*items, *rest], name))  # reserve space for other queues
-    kept: list[Item] = []
+    if omitted or sum(sizes.values()) > share:
+        share -= _size(_others([*items, *omitted], name))  # reserve space for other queues
+    listed: list[Item] = []
     for number, queue in enumerate(busiest):
         if sizes[queue] > share:
-            rest = [i for left in busiest[number:] for i in by_queue[left]] + rest
+            omitted = [i for name in busiest[number:] for i in by_queue[name]] + omitted
             break
-        kept += by_queue[queue]
+        listed += by_queue[queue]
         share -= sizes[queue]
-    kept += _others(rest, name)
-    return sorted(kept, key=lambda item: (item[name], item["queue"] == OTHER_QUEUES, item["queue"]))
+    listed += _others(omitted, name)
+    return sorted(
+        listed, key=lambda item: (item[name], item["queue"] == OTHER_QUEUES, item["queue"])
+    )
 
 
 def _size(items: Iterable[Item]) -> int:
@@ -357,13 +357,13 @@ def _others(items: Iterable[Item], name: str) -> list[Item]:
     sums: dict[int, Item] = {}
     for item in items:
         empty: Item = dict.fromkeys(COUNTS, 0) | dict.fromkeys(SPAN_FIGURES)
-        named = {name: item[name], "queue": OTHER_QUEUES}
-        into = sums.setdefault(item[name], named | empty)
+        key = {name: item[name], "queue": OTHER_QUEUES}
+        into = sums.setdefault(item[name], key | empty)
         for count in COUNTS:
             into[count] += item[count]
         for maximum in _MAXIMA:
-            found = [m for m in (into[maximum], item[maximum]) if m is not None]
-            into[maximum] = max(found, default=None)
+            values = [m for m in (into[maximum], item[maximum]) if m is not None]
+            into[maximum] = max(values, default=None)
     return list(sums.values())
 
 
@@ -377,8 +377,8 @@ def encode_summary(summary: Item) -> str:
         longest = max(lists, key=lambda name: len(_json(summary.get(name, []))))
         is_timed = longest.startswith("last")  # these lists start with the oldest entries
         half = len(summary[longest]) // 2
-        kept = summary[longest][half:] if is_timed else summary[longest][:half]
-        summary = {**summary, longest: kept}
+        shorter = summary[longest][half:] if is_timed else summary[longest][:half]
+        summary = {**summary, longest: shorter}
     return text.decode()
 
 

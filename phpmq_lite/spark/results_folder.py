@@ -31,20 +31,20 @@ _JARS: Final = {  # URI scheme -> package with the file system; PySpark from pip
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-def open_results(spark: "SparkSession | None", out: str) -> "ResultsFolder":
-    """Return the results folder ``out``; a URI other than ``file:`` needs ``spark``."""
-    folder = local_folder_of(out)
-    return HadoopResultsFolder(spark, out) if folder is None else LocalResultsFolder(folder)
+def open_results(spark: "SparkSession | None", location: str) -> "ResultsFolder":
+    """Return the results folder ``location``; a URI other than ``file:`` needs ``spark``."""
+    folder = local_folder_of(location)
+    return HadoopResultsFolder(spark, location) if folder is None else LocalResultsFolder(folder)
 
 
-def local_folder_of(out: str) -> Path | None:
+def local_folder_of(location: str) -> Path | None:
     """Return the folder for a path or a ``file:`` URI, or None for other URIs.
 
     Percent escapes are kept, because Hadoop does not decode them either.
     """
-    if out.startswith("file:"):
-        return Path("/", out.removeprefix("file:").lstrip("/"))
-    return None if _SCHEME.match(out) else Path(out)
+    if location.startswith("file:"):
+        return Path("/", location.removeprefix("file:").lstrip("/"))
+    return None if _SCHEME.match(location) else Path(location)
 
 
 def _is_data(name: str) -> bool:
@@ -106,17 +106,17 @@ class LocalResultsFolder:
 
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with its contents; do nothing if it does not exist."""
-        place = self._root / path
-        if place.is_dir():
-            shutil.rmtree(place)
+        target = self._root / path
+        if target.is_dir():
+            shutil.rmtree(target)
         else:
-            place.unlink(missing_ok=True)
+            target.unlink(missing_ok=True)
 
     def sync(self, path: str) -> None:
         """Sync all files in a folder and the folder itself."""
         for folder, _, names in os.walk(self._root / path):
-            for place in (*names, "."):
-                descriptor = os.open(Path(folder) / place, os.O_RDONLY)
+            for name in (*names, "."):
+                descriptor = os.open(Path(folder) / name, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
                 finally:
@@ -326,6 +326,11 @@ def read_json_files(files: ResultsFolder, folder: str) -> list[Any]:
     return [json.loads(text) for text in texts if text is not None]
 
 
+def archive_dates(files: ResultsFolder) -> list[str]:
+    """Return the names of the archive's ``date=…`` folders, oldest first."""
+    return [name for name in files.names(ARCHIVE) if name.startswith("date=")]
+
+
 def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":
     """Read the archive; ``body`` is null for rows archived without bodies.
 
@@ -334,7 +339,7 @@ def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":
     """
     from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 
-    if not any(name.startswith("date=") for name in files.names(ARCHIVE)):
+    if not archive_dates(files):
         raise RefusedError(
             "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
         )

@@ -118,9 +118,9 @@ def fit_shuffles(spark: "SparkSession", rows: int) -> None:
     is_set_by_user = SHUFFLES in dict(spark.sparkContext.getConf().getAll())
     if is_set_by_user or spark.conf.get(SHUFFLES) != before:
         return
-    wanted = str(shuffle_partitions(spark.sparkContext.defaultParallelism, rows))
-    spark.conf.set(SHUFFLES, wanted)
-    spark.conf.set(_FITTED, wanted)
+    partitions = str(shuffle_partitions(spark.sparkContext.defaultParallelism, rows))
+    spark.conf.set(SHUFFLES, partitions)
+    spark.conf.set(_FITTED, partitions)
 
 
 def fit_batches(spark: "SparkSession", archive: "DataFrame") -> None:

@@ -28,7 +28,6 @@ from phpmq_lite.spark.reader import (
 )
 from phpmq_lite.spark.source_options import (
     SourceMode,
-    check_option_names,
     history_options,
     queue_options,
     read_mode,
@@ -62,17 +61,17 @@ class PhpmqSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns; Spark calls this before it decides between batch and stream."""
-        given = table_options(self.options)
-        made = self._columns(self.options if given is None else given)
-        return made if given is None else add_table_options(made, given)
+        options = table_options(self.options)
+        if options is None:
+            return self._columns(self.options)
+        return add_table_options(self._columns(options), options)
 
-    def _columns(self, given: Mapping[str, str]) -> StructType:
-        check_option_names(given)
-        if read_mode(given) == "queue":
+    def _columns(self, options: Mapping[str, str]) -> StructType:
+        if read_mode(options) == "queue":
             return columns.QUEUE_COLUMNS
-        common = {name: v for name, v in given.items() if name.lower() not in _OF_ONE_USE}
-        options = history_options(common, SourceMode.BATCH_READ)
-        return columns.history_columns(options.columns, body=options.has_body)
+        common = {name: v for name, v in options.items() if name.lower() not in _OF_ONE_USE}
+        history = history_options(common, SourceMode.BATCH_READ)
+        return columns.history_columns(history.columns, body=history.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch.
@@ -80,26 +79,26 @@ class PhpmqSource(DataSource):
         Raises:
             OptionError: an option is invalid, or the mode is queue, which a batch read cannot use.
         """
-        given = read_table_options(schema) | dict(self.options)
-        if read_mode(given) == "queue":
+        values = read_table_options(schema) | dict(self.options)
+        if read_mode(values) == "queue":
             raise OptionError(
                 "a batch read cannot consume a queue; use mode=queue with readStream. To view"
                 " messages without consuming them, use the admin UI or the HTTP API"
             )
-        options = history_options(given, SourceMode.BATCH_READ)
+        options = history_options(values, SourceMode.BATCH_READ)
         columns.check_read_schema(schema, columns.history_columns(body=True))
         kind = FilteringHistoryReader if options.pushes_filters else HistoryReader
         return kind(options, remove_table_options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader for a stream."""
-        given = read_table_options(schema) | dict(self.options)
-        if read_mode(given) == "queue":
+        values = read_table_options(schema) | dict(self.options)
+        if read_mode(values) == "queue":
             columns.check_read_schema(schema, columns.QUEUE_COLUMNS)
-            return QueueStreamReader(queue_options(given), remove_table_options(schema))
+            return QueueStreamReader(queue_options(values), remove_table_options(schema))
         columns.check_read_schema(schema, columns.history_columns(body=True))
         return HistoryStreamReader(
-            history_options(given, SourceMode.HISTORY_STREAM), remove_table_options(schema)
+            history_options(values, SourceMode.HISTORY_STREAM), remove_table_options(schema)
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -123,6 +122,10 @@ class PhpmqSource(DataSource):
 
 # Options that ``schema`` ignores because they apply only to batches or only to streams.
 _OF_ONE_USE = (
-    "startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp",
-    "maxoffsetspertrigger", "reader",
-)  # fmt: skip
+    "startingoffsets",
+    "endingoffsets",
+    "startingtimestamp",
+    "endingtimestamp",
+    "maxoffsetspertrigger",
+    "reader",
+)

@@ -5,6 +5,7 @@ Spark passes options as strings with lower-case names. Names and meanings follow
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -78,7 +79,7 @@ KAFKA_NAMES: Final[Mapping[str, str]] = {  # option name in Kafka's source -> ou
 _BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 _KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKA_NAMES}
 
-_MODES: Final = ("history", "queue")
+_JSON_LIST: Final = re.compile(r'\s*\[\s*"')  # names can start with [ but not with ["
 
 DELETED: Final = "deleted"
 MESSAGES_PER_TRIGGER: Final = 10_000
@@ -231,25 +232,25 @@ def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptio
     Raises:
         OptionError: an option is unknown, malformed or not for this use.
     """
-    given = _OptionParser(options, use)
-    queue, queues = given.text("queue"), given.queues()
-    if sum(map(bool, (queue, queues, given.text("queuePattern")))) > 1:
+    parser = _OptionParser(options, use)
+    queue, queues = parser.text("queue"), parser.queues()
+    if sum(map(bool, (queue, queues, parser.text("queuePattern")))) > 1:
         raise OptionError("set only one of queue, queues and queuePattern")
     is_stream = use is SourceMode.HISTORY_STREAM
     return HistoryOptions(
-        connection=given.connection(),
+        connection=parser.connection(),
         queues=queues or ((queue,) if queue else ()),
-        queue_pattern=given.text("queuePattern"),
-        outcomes=given.outcomes(),
-        columns=given.names("columns"),
-        has_body=given.flag("includeBody", default=False),
-        starting=given.position("starting", "latest" if is_stream else "earliest", is_stream),
-        ending=given.position("ending", "latest", is_stream),
-        partitions=given.number("numPartitions", 1, 10_000),
-        fails_on_data_loss=given.flag("failOnDataLoss", default=True),
-        pushes_filters=given.flag("pushFilters", default=False),
-        offsets_per_trigger=given.number("maxOffsetsPerTrigger", 1, 1 << 62),
-        reader=given.text("reader"),
+        queue_pattern=parser.text("queuePattern"),
+        outcomes=parser.outcomes(),
+        columns=parser.names("columns"),
+        has_body=parser.flag("includeBody", default=False),
+        starting=parser.position("starting", "latest" if is_stream else "earliest", is_stream),
+        ending=parser.position("ending", "latest", is_stream),
+        partitions=parser.number("numPartitions", 1, 10_000),
+        fails_on_data_loss=parser.flag("failOnDataLoss", default=True),
+        pushes_filters=parser.flag("pushFilters", default=False),
+        offsets_per_trigger=parser.number("maxOffsetsPerTrigger", 1, 1 << 62),
+        reader=parser.text("reader"),
     )
 
 
@@ -259,16 +260,16 @@ def queue_options(options: Mapping[str, str]) -> QueueOptions:
     Raises:
         OptionError: an option is unknown, malformed, missing or not for this use.
     """
-    given = _OptionParser(options, SourceMode.QUEUE_STREAM)
+    parser = _OptionParser(options, SourceMode.QUEUE_STREAM)
     return QueueOptions(
-        connection=given.connection(),
-        queue=given.required("queue"),
-        subscription=given.required("subscription"),
-        messages_per_trigger=given.number("maxMessagesPerTrigger", 1, MESSAGES_MAX)
+        connection=parser.connection(),
+        queue=parser.required("queue"),
+        subscription=parser.required("subscription"),
+        messages_per_trigger=parser.number("maxMessagesPerTrigger", 1, MESSAGES_MAX)
         or MESSAGES_PER_TRIGGER,
-        bytes_per_trigger=given.number("maxBytesPerTrigger", 1, BYTES_MAX) or BYTES_PER_TRIGGER,
-        partitions=given.number("numPartitions", 1, 10_000),
-        fails_on_data_loss=given.flag("failOnDataLoss", default=True),
+        bytes_per_trigger=parser.number("maxBytesPerTrigger", 1, BYTES_MAX) or BYTES_PER_TRIGGER,
+        partitions=parser.number("numPartitions", 1, 10_000),
+        fails_on_data_loss=parser.flag("failOnDataLoss", default=True),
     )
 
 
@@ -277,24 +278,18 @@ def queues_text(names: Sequence[str]) -> str:
     return json.dumps(list(names), ensure_ascii=False)
 
 
-def _is_json(text: str) -> bool:
-    """Return whether the text is a JSON list; names can start with ``[`` but not with ``["``."""
-    text = text.lstrip()
-    return text.startswith("[") and text.removeprefix("[").lstrip().startswith('"')
-
-
 def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
     """Parse the options of a batch or stream write.
 
     Raises:
         OptionError: an option is unknown, malformed or not for this use, or the key is incomplete.
     """
-    given = _OptionParser(options, use)
-    app_id, version = given.text("txnAppId"), given.number("txnVersion", 0, (1 << 63) - 1)
+    parser = _OptionParser(options, use)
+    app_id, version = parser.text("txnAppId"), parser.number("txnVersion", 0, (1 << 63) - 1)
     if (app_id is None) != (version is None):
         raise OptionError("set both txnAppId and txnVersion, or neither")
     return WriteOptions(
-        connection=given.connection(), queue=given.text("queue"), app_id=app_id, version=version
+        connection=parser.connection(), queue=parser.text("queue"), app_id=app_id, version=version
     )
 
 
@@ -306,11 +301,9 @@ def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
     """
     check_option_names(options)
     mode = {name.lower(): value for name, value in options.items()}.get("mode", "history")
-    if mode == "history":
-        return "history"
-    if mode == "queue":
-        return "queue"
-    raise OptionError(f"unknown mode {mode!r}{suggestion(mode, _MODES)}")
+    if mode not in ("history", "queue"):
+        raise OptionError(f"unknown mode {mode!r}{suggestion(mode, ('history', 'queue'))}")
+    return "queue" if mode == "queue" else "history"
 
 
 def check_option_names(options: Mapping[str, str], use: SourceMode | None = None) -> None:
@@ -319,25 +312,25 @@ def check_option_names(options: Mapping[str, str], use: SourceMode | None = None
     Raises:
         OptionError: an option is unknown or not for ``use``; the message says what to use.
     """
-    for given in options:
-        lower = given.lower()
+    for name in options:
+        lower = name.lower()
         if lower in _KAFKAS_BY_LOWER:
             kafka_name = _KAFKAS_BY_LOWER[lower]
             raise OptionError(f"option {kafka_name!r} is for Kafka; use {KAFKA_NAMES[kafka_name]}")
         if lower not in _BY_LOWER:
-            raise OptionError(f"unknown option {given!r}{suggestion(given, OPTIONS)}")
-        name = _BY_LOWER[lower]
-        if use is not None and use not in OPTIONS[name]:
-            uses = " and ".join(sorted(OPTIONS[name]))
-            raise OptionError(f"option {name!r} is for {uses}, but this is {use}")
+            raise OptionError(f"unknown option {name!r}{suggestion(name, OPTIONS)}")
+        option = _BY_LOWER[lower]
+        if use is not None and use not in OPTIONS[option]:
+            uses = " and ".join(sorted(OPTIONS[option]))
+            raise OptionError(f"option {option!r} is for {uses}, but this is {use}")
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, names: Iterable[str]) -> str:
     """Return the end of an error message, suggesting the most similar name or listing all names."""
-    by_lower = {each.lower(): each for each in known}
-    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    if found:
-        return f": did you mean {by_lower[found[0]]!r}?"
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    similar = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    if similar:
+        return f": did you mean {by_lower[similar[0]]!r}?"
     return f"; choose from {', '.join(by_lower.values())}"
 
 
@@ -371,22 +364,22 @@ class _OptionParser:
     def queues(self) -> tuple[str, ...]:
         """Return the names in ``queues``, comma-separated or as JSON, which allows any name."""
         text = self._values.get("queues", "")
-        if not _is_json(text):
+        if not _JSON_LIST.match(text):
             return self.names("queues")
         try:
-            found = json.loads(text)
+            names = json.loads(text)
         except ValueError:
-            found = None
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise OptionError(
                 f"option 'queues' is {text!r}, which is not a valid JSON list of names"
                 ' such as ["a,b", "c"]'
             )
-        if "" in found:
+        if "" in names:
             raise OptionError(
                 f"option 'queues' is {text!r}; a JSON list of names must not contain an empty name"
             )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(names))
 
     def outcomes(self) -> tuple[str, ...]:
         """Return the outcomes in a comma-separated list, in lower case."""

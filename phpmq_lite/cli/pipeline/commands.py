@@ -67,11 +67,17 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
         run,
         target_options,
         output_option,
-        click.option("--every", "every_s", type=duration, default="60s", show_default=True,
-                     metavar="DURATION", help="Pause between --continuous rounds; at least as long"
-                     " as the round before it."),
+        click.option(
+            "--every",
+            "every_s",
+            type=duration,
+            default="60s",
+            show_default=True,
+            metavar="DURATION",
+            help="Pause between --continuous rounds; at least as long as the round before it.",
+        ),
         click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM."),
-    )  # fmt: skip
+    )
 
 
 def starting_offset(value: str) -> str:
@@ -117,7 +123,7 @@ def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
     from phpmq_lite.spark.jobs import options
 
     options_type = getattr(options, f"{name.capitalize()}Options")
-    return PipelineJob(name, options_type(connection=connection, out=target.out, **fields))
+    return PipelineJob(name, options_type(connection=connection, out=target.results, **fields))
 
 
 def _archive_job(target: PipelineTarget, *, accept_gap: bool, **fields: Any) -> PipelineJob:
@@ -127,13 +133,13 @@ def _archive_job(target: PipelineTarget, *, accept_gap: bool, **fields: Any) -> 
 @pipeline.command()
 @_archive_options
 @_job_options
-def archive(target: PipelineTarget, every_s: int | None, output: str | None, **given: Any) -> None:
+def archive(target: PipelineTarget, every_s: int | None, output: str | None, **fields: Any) -> None:
     """Archive the history as Parquet, each offset exactly once.
 
     The files are OUT/archive/date=…/batch=…. Continues after the last run. Rows that retention
     removed before they were archived cause an error unless you set --accept-gap.
     """
-    run_jobs(target, [_archive_job(target, **given)], every_s=every_s, output=output)
+    run_jobs(target, [_archive_job(target, **fields)], every_s=every_s, output=output)
 
 
 def utc_date(value: str) -> date:
@@ -145,8 +151,14 @@ def utc_date(value: str) -> date:
 
 
 @pipeline.command()
-@click.option("--date", "dates", type=utc_date, multiple=True, metavar="YYYY-MM-DD",
-              help="Always recompute this day (UTC). Repeatable.")  # fmt: skip
+@click.option(
+    "--date",
+    "dates",
+    type=utc_date,
+    multiple=True,
+    metavar="YYYY-MM-DD",
+    help="Always recompute this day (UTC). Repeatable.",
+)
 @_job_options
 def metrics(
     target: PipelineTarget, dates: tuple[date, ...], every_s: int | None, output: str | None
@@ -173,34 +185,47 @@ def compact(target: PipelineTarget, output: str | None) -> None:
 @pipeline.command()
 @_archive_options
 @_job_options
-def run(target: PipelineTarget, every_s: int | None, output: str | None, **given: Any) -> None:
+def run(target: PipelineTarget, every_s: int | None, output: str | None, **fields: Any) -> None:
     """Run archive, metrics and compact in one session.
 
     Run it from a timer, or with --continuous.
     """
-    jobs = [_archive_job(target, **given), _job(target, "metrics"), _job(target, "compact")]
+    jobs = [_archive_job(target, **fields), _job(target, "metrics"), _job(target, "compact")]
     run_jobs(target, jobs, every_s=every_s, output=output)
 
 
 @pipeline.command()
 @click.argument("queue")
-@click.option("--subscription", metavar="NAME", default="pipeline", show_default=True,
-              help="Subscription that holds messages until acknowledged.")  # fmt: skip
-@click.option("--max-messages", type=click.IntRange(1, 100_000), default=10_000,
-              show_default=True, metavar="N", help="Maximum messages per batch.")  # fmt: skip
-@click.option("--accept-gap", is_flag=True,
-              help="Continue even if messages of an unfinished batch were released; they are"
-              " consumed again.")  # fmt: skip
+@click.option(
+    "--subscription",
+    metavar="NAME",
+    default="pipeline",
+    show_default=True,
+    help="Subscription that holds messages until acknowledged.",
+)
+@click.option(
+    "--max-messages",
+    type=click.IntRange(1, 100_000),
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="Maximum messages per batch.",
+)
+@click.option(
+    "--accept-gap",
+    is_flag=True,
+    help="Continue even if messages of an unfinished batch were released; they are consumed again.",
+)
 @_job_options
 def consume(
-    target: PipelineTarget, accept_gap: bool, every_s: int | None, output: str | None, **given: Any
+    target: PipelineTarget, accept_gap: bool, every_s: int | None, output: str | None, **fields: Any
 ) -> None:
     """Consume a queue into Parquet files and acknowledge each batch.
 
     The files are in OUT/consumed/QUEUE. Delivery is at least once; a repeated batch overwrites its
     own files. Requires the operator role.
     """
-    job = _job(target, "consume", fail_on_data_loss=not accept_gap, **given)
+    job = _job(target, "consume", fail_on_data_loss=not accept_gap, **fields)
     if target.url is None:
         raise click.UsageError("consume requires a broker; use --url instead of --path")
     run_jobs(target, [job], every_s=every_s, output=output)
@@ -216,8 +241,13 @@ _SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "
 @click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches.")
 @click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled since this time.")
 @click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before this time.")
-@click.option("--outcome", "outcomes", type=click.Choice(list(OUTCOMES)), multiple=True,
-              help="Only this outcome. Repeatable.  [default: all]")  # fmt: skip
+@click.option(
+    "--outcome",
+    "outcomes",
+    type=click.Choice(list(OUTCOMES)),
+    multiple=True,
+    help="Only this outcome. Repeatable.  [default: all]",
+)
 @click.option(
     "--reason", "reasons", multiple=True, metavar="TEXT", help="Only this reason. Repeatable."
 )
@@ -225,19 +255,30 @@ _SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "
 @click.option(
     "--trace", "traces", multiple=True, metavar="ID", help="Only this trace id. Repeatable."
 )
-@click.option("--where", metavar="SQL", help="Only rows matching a Spark SQL expression, such as "
-              "\"size > 1000 AND reason = 'failed'\".")  # fmt: skip
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Only rows matching a Spark SQL expression, such as "
+    "\"size > 1000 AND reason = 'failed'\".",
+)
 @click.option(
     "--to", "to_queue", metavar="QUEUE", help="Target queue.  [default: each message's queue]"
 )
 @click.option("--ttl", "ttl_s", type=duration, help="Time to live.  [default: the queue's]")
 @click.option("--rate", type=messages_per_second, metavar="N/s", help="Maximum rate, such as 20/s.")
-@click.option("--source", type=click.Choice(["archive", "history"]), default="archive",
-              show_default=True,
-              help="Read the Parquet archive, or the history that the broker keeps.")  # fmt: skip
-@click.option("--name", metavar="NAME",
-              help="Name of the stored plan; without a selection, continue that plan."
-              "  [default: derived from the selection]")  # fmt: skip
+@click.option(
+    "--source",
+    type=click.Choice(["archive", "history"]),
+    default="archive",
+    show_default=True,
+    help="Read the Parquet archive, or the history that the broker keeps.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Name of the stored plan; without a selection, continue that plan."
+    "  [default: derived from the selection]",
+)
 @click.option("--dry-run", is_flag=True, help="Count messages by queue without publishing.")
 @output_option
 @target_options
@@ -264,7 +305,7 @@ def replay(
     if not is_selected:
         _check_continuation(**selection)
     times = {"since_ms": since_ms, "until_ms": until_ms}
-    job = _job(target, "replay", goes_on=not is_selected, **times, **selection)
+    job = _job(target, "replay", is_continuation=not is_selected, **times, **selection)
     for line in _describe(target, cast("ReplayOptions", job.options)):
         print_message(line)
     run_jobs(target, [job._replace(is_noted=not selection["dry_run"])], output=output)
@@ -296,16 +337,16 @@ def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]
 
     name = replay_plans.plan_name(options)
     plan = None
-    if target.out_folder is not None and (options.goes_on or not options.dry_run):
-        files = open_results(None, target.out)
+    if target.results_folder is not None and (options.is_continuation or not options.dry_run):
+        files = open_results(None, target.results)
         plan = replay_plans.find_plan(files, options)
         if plan is not None:
             options = replay_plans.with_planned_selection(plan, options)
             sent = plan.rows_of(replay_plans.sent_pieces(files, plan))
             yield f"continuing replay {name}: {sent:,} of {plan.rows:,} messages are published"
-    for word, at_ms in (("since", options.since_ms), ("until", options.until_ms)):
+    for preposition, at_ms in (("since", options.since_ms), ("until", options.until_ms)):
         if at_ms is not None:
-            yield f"settled {word} {replay_plans.time_text(at_ms)}"
+            yield f"settled {preposition} {replay_plans.time_text(at_ms)}"
     if plan is None and not options.dry_run:
         yield f"this replay is named {name}; to continue it later, use --name {name}"
 
@@ -323,8 +364,9 @@ GAP_COLUMNS: Final = (
 
 
 @pipeline.command()
-@click.option("--gaps", "lists_gaps", is_flag=True,
-              help="List the accepted gaps instead of the jobs.")  # fmt: skip
+@click.option(
+    "--gaps", "lists_gaps", is_flag=True, help="List the accepted gaps instead of the jobs."
+)
 @output_option
 @target_options
 def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None:
@@ -347,7 +389,7 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
             problem = error
     if summary is None:
         raise CommandError(
-            f"{target.out} contains no run summary; start a run with `phpmq-lite pipeline run`",
+            f"{target.results} contains no run summary; start a run with `phpmq-lite pipeline run`",
             NOT_FOUND,
         )
     write_rows(job_rows(summary, bounds), JOB_COLUMNS, style, "no job has run yet")
@@ -360,29 +402,29 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
 
 def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the accepted gaps, newest first, from the ledger or, if it is missing, the summary."""
-    folder = target.out_folder
-    found = summary.get("gaps", [])
+    folder = target.results_folder
+    gaps = summary.get("gaps", [])
     if folder is not None and folder.is_dir():
-        found = [asdict(gap) for gap in read_gaps(LocalResultsFolder(folder))]
-    return [{**gap, "first": gap["lo"] + 1, "accepted": time_text(gap["at_ms"])} for gap in found]
+        gaps = [asdict(gap) for gap in read_gaps(LocalResultsFolder(folder))]
+    return [{**gap, "first": gap["lo"] + 1, "accepted": time_text(gap["at_ms"])} for gap in gaps]
 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
     """Return ``summary.json`` from the results folder or the broker, or None if neither has it."""
-    found: dict[str, Any] | None = None
-    if target.out_folder is not None:
-        file = target.out_folder / "summary.json"
+    summary: dict[str, Any] | None = None
+    if target.results_folder is not None:
+        file = target.results_folder / "summary.json"
         try:
-            found = json.loads(read_text(file))
+            summary = json.loads(read_text(file))
         except FileNotFoundError:
             pass
         except (OSError, TextFileError) as error:  # the broker may have it
             print_message(f"warning: {file} is not used: {error}")
         except ValueError as error:
             raise CommandError(f"{file} is not valid JSON: {error}") from None
-    if found is None and target.url is not None:
-        found = target.admin.find("/pipeline/insights")
-    return found
+    if summary is None and target.url is not None:
+        summary = target.admin.find("/pipeline/insights")
+    return summary
 
 
 def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -406,20 +448,20 @@ def status_notes(
     """Return notes on the last run's age, the archive and its gaps, and a change of history."""
     finished_at = summary.get("finished_at") or 0
     age = format_duration(int(now_ms - finished_at))
-    found = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
+    notes = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
     archive = summary.get("archive") or {}
     if archive.get("rows") is not None:
-        found.append(
+        notes.append(
             f"archive: {archive.get('rows') or 0:,} rows for {archive.get('dates') or 0:,} dates,"
             f" {archive.get('bytes') or 0:,} bytes, up to offset {archive.get('offset') or 0:,}"
         )
     if archive.get("gaps"):
-        found.append(
+        notes.append(
             f"accepted gaps: {archive['gaps']:,}, with up to {archive['missing']:,} missing rows"
             " (status --gaps lists them)"
         )
     if bounds and summary.get("history_id") not in (None, bounds["history_id"]):
-        found.append(
+        notes.append(
             "the archive belongs to another history: the broker's database was restored or replaced"
         )
     elif bounds and archive.get("offset") is not None:
@@ -427,8 +469,8 @@ def status_notes(
         lo = max(bounds["lo"], bounds["lo_deleted"] if has_deleted else 0)
         missing = lo - archive["offset"]
         if missing > 0:
-            found.append(f"retention removed up to {missing:,} rows before they were archived")
-    return found
+            notes.append(f"retention removed up to {missing:,} rows before they were archived")
+    return notes
 
 
 def time_text(at_ms: float | None) -> str | None:
@@ -473,8 +515,8 @@ def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
 
     Only the owner of a key can publish with it. Requires the admin role.
     """
-    done = admin.post("/pipeline/app-ids/transfer", {"app_id": app_id, "owner": owner})
-    print_message(f"{app_id} belongs to {done['owner'] or 'the next user who publishes with it'}")
+    key = admin.post("/pipeline/app-ids/transfer", {"app_id": app_id, "owner": owner})
+    print_message(f"{app_id} belongs to {key['owner'] or 'the next user who publishes with it'}")
 
 
 @pipeline.command()

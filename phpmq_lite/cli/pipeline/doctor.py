@@ -40,7 +40,7 @@ def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
     Exit codes: 0 a run can start, 1 something is missing.
     """
     findings = list(check_pipeline(target))
-    if start and all(one.state != BAD for one in findings):
+    if start and all(finding.state != BAD for finding in findings):
         findings.append(_session(target))
     report_findings(findings, output)
 
@@ -48,8 +48,8 @@ def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
 def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
     """Run all checks, independently of each other, and yield their findings."""
     yield check_python()
-    for needed in requirements("spark"):
-        yield _package(needed)
+    for requirement in requirements("spark"):
+        yield _package(requirement)
     yield _java()
     if not target.is_local:
         yield _master(target.master)
@@ -57,22 +57,22 @@ def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
     yield _results(target)
 
 
-def _package(needed: Requirement) -> Finding:
-    found = installed_version(needed.name)
-    if found is None and needed.name in OPTIONAL:
+def _package(requirement: Requirement) -> Finding:
+    version = installed_version(requirement.name)
+    if version is None and requirement.name in OPTIONAL:
         hint = f"{reinstall_command('spark')}; without it, {_WITHOUT}"
-        return warn(needed.name, "not installed", hint)
-    return package_finding(needed, found, reinstall_command("spark", flags="--upgrade"))
+        return warn(requirement.name, "not installed", hint)
+    return package_finding(requirement, version, reinstall_command("spark", flags="--upgrade"))
 
 
 def _java() -> Finding:
     from phpmq_lite.spark import java
 
     try:
-        found = java.find_java()
+        runtime = java.find_java()
     except PhpmqError as error:
         return Finding("Java", BAD, "none", str(error))
-    return Finding("Java", OK, f"{found.version} {found.home} ({found.origin})")
+    return Finding("Java", OK, f"{runtime.version} {runtime.home} ({runtime.origin})")
 
 
 def _master(master: str) -> Finding:
@@ -90,7 +90,6 @@ def _master(master: str) -> Finding:
 
 def _broker(target: PipelineTarget) -> Iterator[Finding]:
     """Check that the history can be read and exported, and that the user's role is operator."""
-    where = str(target.url)
 
     def ask(path: str, method: str = "GET", **query: object) -> Any:
         return target.admin.call(method, f"/pipeline/{path}", None, query, BROKER_TIMEOUT_S)
@@ -98,11 +97,11 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
     try:
         bounds = ask("history/bounds")
     except CommandError as error:
-        found = str(error) if where in str(error) else f"{where}: {error}"
-        yield Finding("broker", BAD, found, _broker_hint(error))
+        problem = str(error) if str(target.url) in str(error) else f"{target.url}: {error}"
+        yield Finding("broker", BAD, problem, _broker_hint(error))
         return
-    found = f"{where}: history {bounds['history_id']}, offsets {bounds['lo']} to {bounds['hi']}"
-    yield Finding("broker", OK, found)
+    history = f"history {bounds['history_id']}, offsets {bounds['lo']} to {bounds['hi']}"
+    yield Finding("broker", OK, f"{target.url}: {history}")
     end = bounds["hi"]
     try:
         ask("history/arrow", "HEAD", lo=end, hi=end)
@@ -135,16 +134,17 @@ def _broker_hint(error: CommandError) -> str:
 
 def _database(path: Path) -> Iterator[Finding]:
     with path.open("rb") as file:
-        fine = file.read(16) == b"SQLite format 3\0"
-    yield Finding(
-        "database", OK if fine else BAD, str(path), "" if fine else "not an SQLite database"
-    )
+        is_sqlite = file.read(16) == b"SQLite format 3\0"
+    hint = "" if is_sqlite else "not an SQLite database"
+    yield Finding("database", OK if is_sqlite else BAD, str(path), hint)
 
 
 def _results(target: PipelineTarget) -> Finding:
-    folder = target.out_folder
+    folder = target.results_folder
     if folder is None:
-        return Finding("results", WARN, target.out, "not checked, because only Spark can reach it")
+        return Finding(
+            "results", WARN, target.results, "not checked, because only Spark can reach it"
+        )
     hint = "" if target.is_local else "every executor must see this folder at the same path"
     probe = folder / f".doctor-{os.getpid()}"
     try:

@@ -65,11 +65,11 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
     require_spark()
     from phpmq_lite.spark.source_options import SourceConnection
 
-    made = SourceConnection(
+    connection = SourceConnection(
         url=target.url, token=target.token, path=str(target.path) if target.path else None
     )
-    made.check_master(target.master)
-    return made
+    connection.check_master(target.master)
+    return connection
 
 
 @contextmanager
@@ -86,8 +86,8 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
         if not target.is_local:
             folder = stack.enter_context(TemporaryDirectory(prefix="phpmq-lite-"))
             shipped.append(executor_zip.build_zip(Path(folder) / executor_zip.zip_name()))
-        found = java.find_java()
-        progress(f"starting Spark on Java {found.version}")
+        runtime = java.find_java()
+        progress(f"starting Spark on Java {runtime.version}")
         spark = sessions.session(
             "phpmq-lite pipeline",
             master=target.master,
@@ -112,11 +112,11 @@ def _log_to_file(file: Path) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
     logging.getLogger().addHandler(handler)
-    own = {name: _replace_handlers(name, [handler]) for name in _TRACING}
+    former = {name: _replace_handlers(name, [handler]) for name in _TRACING}
     try:
         yield
     finally:
-        for name, handlers in own.items():
+        for name, handlers in former.items():
             _replace_handlers(name, handlers)
         logging.getLogger().removeHandler(handler)
         handler.close()
@@ -186,11 +186,11 @@ def run_jobs(
         spark = stack.enter_context(spark_session(target, progress))
         stop = StopRequest(progress.note)
         with stop:
-            for done in _JobRunner(spark, jobs, progress, stop).rounds(every_s):
+            for outcomes in _JobRunner(spark, jobs, progress, stop).rounds(every_s):
                 if every_s is None:
-                    finished = done
+                    finished = outcomes
                 else:
-                    _write_results(done, output or "jsonl")
+                    _write_results(outcomes, output or "jsonl")
     if every_s is None:
         _write_results(finished, output)
     if stop.signal == signal.SIGINT:
@@ -211,9 +211,9 @@ class _JobRunner(NamedTuple):
         """Yield the outcomes of each round; there is only one if ``every_s`` is None."""
         while True:
             began_s = time.monotonic()
-            done = self.run_round()
+            outcomes = self.run_round()
             took_s = time.monotonic() - began_s
-            yield done
+            yield outcomes
             if every_s is None or self.stop():
                 return
             self.progress("waiting")
@@ -223,24 +223,24 @@ class _JobRunner(NamedTuple):
 
     def run_round(self) -> list[JobOutcome]:
         """Run each job once, and write the summary even if a job fails."""
-        done: list[JobOutcome] = []
+        outcomes: list[JobOutcome] = []
         runs: list[PipelineJobState] = []
         try:
             for job in self.jobs:
                 if self.stop():
                     break
-                done.append(self._run(job, runs))
-        except Exception as first:
+                outcomes.append(self._run(job, runs))
+        except Exception as job_error:
             if self.stop.is_aborted:
                 raise
             try:
                 self._summarize(runs)
             except Exception as error:  # the job's own error is reported instead
-                if _error_text(error) != _error_text(first):
+                if _error_text(error) != _error_text(job_error):
                     self.progress.note(f"the summary was not written: {_error_text(error)}")
             raise
         self._summarize(runs)
-        return done
+        return outcomes
 
     def _run(self, job: PipelineJob, runs: "list[PipelineJobState]") -> JobOutcome:
         from phpmq_lite.insights_document import PipelineJobState
@@ -282,23 +282,27 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _write_results(done: Sequence[JobOutcome], output: str | None) -> None:
+def _write_results(outcomes: Sequence[JobOutcome], output: str | None) -> None:
     style = output_format(output)
-    write_rows([outcome_row(one, style) for one in done], _COLUMNS, style, "no jobs")
-    for result, _ in done:
+    write_rows([outcome_row(outcome, style) for outcome in outcomes], _COLUMNS, style, "no jobs")
+    for result, _ in outcomes:
         for note in result.notes:
             click.echo(f"{result.job}: {note}", err=True)
 
 
-def outcome_row(done: JobOutcome, style: str) -> dict[str, Any]:
+def outcome_row(outcome: JobOutcome, style: str) -> dict[str, Any]:
     """Return a row of the output; for tables and CSV, the details are combined into one text."""
-    result = done.result
+    result = outcome.result
     details: Any = dict(result.details)
     if style in ("table", "csv"):
-        figures = {k: f"{v:,}" if isinstance(v, int) else v for k, v in details.items()}
-        details = ", ".join(f"{key} {value}" for key, value in figures.items())
+        texts = {k: f"{v:,}" if isinstance(v, int) else v for k, v in details.items()}
+        details = ", ".join(f"{key} {value}" for key, value in texts.items())
     return {
-        "job": result.job, "rows": result.rows, "offset": result.offset,
-        "batches": result.batches, "seconds": round(done.seconds, 1),
-        "stopped": result.is_stopped, "details": details,
-    }  # fmt: skip
+        "job": result.job,
+        "rows": result.rows,
+        "offset": result.offset,
+        "batches": result.batches,
+        "seconds": round(outcome.seconds, 1),
+        "stopped": result.is_stopped,
+        "details": details,
+    }

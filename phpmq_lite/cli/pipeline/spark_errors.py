@@ -39,15 +39,15 @@ def find_cause(text: str) -> str:
     Our own errors are shown without the class name.
     """
     for traceback in reversed(text.split(_TRACEBACK)[1:]):
-        found = _last_exception(traceback)
-        if found is not None:
-            return found
+        cause = _last_exception(traceback)
+        if cause is not None:
+            return cause
     for pattern in _JAVA:
         for match in reversed(list(pattern.finditer(text))):
             if not _is_wrapper(match["name"]):
                 return _format_cause(match["name"], match["text"] or "")
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return _shorten(first).rstrip(";")
+    first_line = next((line for line in text.splitlines() if line.strip()), "")
+    return _shorten(first_line).rstrip(";")
 
 
 def _last_exception(traceback: str) -> str | None:
@@ -57,8 +57,10 @@ def _last_exception(traceback: str) -> str | None:
     match = _EXCEPTION.match(lines[at]) if at < len(lines) else None
     if match is None or _is_wrapper(match["name"]):
         return None
-    more = takewhile(lambda line: line.strip() and not line.startswith(_ENDS), lines[at + 1 :])
-    return _format_cause(match["name"], " ".join([match["text"] or "", *more]))
+    continuation = takewhile(
+        lambda line: line.strip() and not line.startswith(_ENDS), lines[at + 1 :]
+    )
+    return _format_cause(match["name"], " ".join([match["text"] or "", *continuation]))
 
 
 def _is_wrapper(name: str) -> bool:

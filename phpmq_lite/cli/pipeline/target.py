@@ -33,13 +33,13 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 class PipelineTarget(NamedTuple):
     """The broker, results folder and Spark master that a command uses.
 
-    Either ``url`` or ``path`` is set; ``out`` is a folder or a URI that Spark can write to.
+    Either ``url`` or ``path`` is set; ``results`` is a folder or a URI that Spark can write to.
     """
 
     url: str | None
     token: str | None
     path: Path | None
-    out: str
+    results: str
     master: str
     conf: dict[str, str]
     log: Path
@@ -61,9 +61,9 @@ class PipelineTarget(NamedTuple):
         return AdminClient(None, self.url, self.token)
 
     @property
-    def out_folder(self) -> Path | None:
+    def results_folder(self) -> Path | None:
         """The results folder, or None if it is not on the local file system."""
-        return local_folder_of(self.out)
+        return local_folder_of(self.results)
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -75,23 +75,21 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         token_file: Path | None,
         tls_ca: Path | None,
         path: Path | None,
-        out: str | None,
+        location: str | None,
         master: str,
         conf: tuple[tuple[str, str], ...],
         log: Path | None,
         settings_args: SettingsArguments,
         **others: Any,
     ) -> None:
-        where = _resolve(url, token_file, tls_ca, path, out, settings_args)
-        found_url, token, found_path, found_out = where
-        if found_path and not is_local(master):
+        source = _resolve(url, token_file, tls_ca, path, location, settings_args)
+        *_, database, results = source
+        if database and not is_local(master):
             raise click.UsageError(
                 f"--path requires a local master, not {master}: SQLite's locks fail on a network"
                 " file system; use --url"
             )
-        target = PipelineTarget(
-            found_url, token, found_path, found_out, master, dict(conf), log or _log_file(found_out)
-        )
+        target = PipelineTarget(*source, master, dict(conf), log or _log_file(results))
         command(target=target, **others)
 
     run = add_options(
@@ -102,7 +100,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
                      help="Spark setting, such as spark.driver.memory=4g. Repeatable."),
         click.option("--master", default=LOCAL_MASTER, show_default=True,
                      help="Spark master: local[N] or spark://HOST:PORT."),
-        click.option("--out", metavar="FOLDER",
+        click.option("--out", "location", metavar="FOLDER",
                      help="Results folder; on a cluster, it must be on shared storage."
                      "  [default: DATA/pipeline]"),
         click.option("--path", type=EXISTING_FILE,
@@ -116,41 +114,37 @@ def _resolve(
     token_file: Path | None,
     tls_ca: Path | None,
     path: Path | None,
-    out: str | None,
+    location: str | None,
     settings_args: SettingsArguments,
 ) -> tuple[str | None, str | None, Path | None, str]:
+    """Return the address, token and database file of the history, and the results folder."""
     if url and path:
         raise click.UsageError("--url and --path cannot be combined")
     if path is not None:
-        return None, None, path.absolute(), out or str(path.absolute().parent / "pipeline")
+        return None, None, path.absolute(), location or str(path.absolute().parent / "pipeline")
     admin = find_admin_client(settings_args, url, None, tls_ca)
     if admin.tls_ca is not None:  # for Spark's processes on this machine, too
         os.environ["SSL_CERT_FILE"] = str(admin.tls_ca.absolute())
     token = read_token(token_file) if token_file else admin.token
-    here = admin.settings  # set only if the broker was found through its data folder
-    found_url = admin.url if here is None else admin_url_of(here)
-    if out is None and here is not None:
-        out = str(here.data.absolute() / "pipeline")
-    elif out is None:
+    settings = admin.settings  # set only if the broker was found through its data folder
+    admin_url = admin.url if settings is None else admin_url_of(settings)
+    if location is None and settings is not None:
+        location = str(settings.data.absolute() / "pipeline")
+    elif location is None:
         data = settings_args.read_optional().settings.data
-        out = _default_out(found_url, data, is_named=settings_args.data is not None)
-    elif folder := local_folder_of(out):
-        out = str(folder.absolute())  # Spark's processes run in other working folders
-    return found_url, token, None, out
+        is_of_local_broker = urlsplit(admin_url).hostname in _LOOPBACK and data.is_dir()
+        if settings_args.data is None and not is_of_local_broker:
+            raise click.UsageError(
+                f"the data folder {data} does not exist here; use --out (or --data) for the results"
+            )
+        location = str(data.absolute() / "pipeline")
+    elif folder := local_folder_of(location):
+        location = str(folder.absolute())  # Spark's processes run in other working folders
+    return admin_url, token, None, location
 
 
-def _default_out(url: str, data: Path, *, is_named: bool) -> str:
-    """Return the default results folder, which is in the data folder of a local broker."""
-    is_here = urlsplit(url).hostname in _LOOPBACK
-    if not is_named and not (is_here and data.is_dir()):
-        raise click.UsageError(
-            f"the data folder {data} does not exist here; use --out (or --data) for the results"
-        )
-    return str(data.absolute() / "pipeline")
-
-
-def _log_file(out: str) -> Path:
-    folder = local_folder_of(out)
+def _log_file(location: str) -> Path:
+    folder = local_folder_of(location)
     if folder is None:
         return Path.cwd() / f"phpmq-spark-{os.getpid()}.log"
     return folder / "logs" / "spark.log"

@@ -87,16 +87,16 @@ def archive_stream(
     files = open_results(spark, options.out)
     with files.lock("checkpoint"), block_swaps(files):
         check_selection(files, options, allowed)
-        watch = None if options.fail_on_data_loss else _GapRecorder(spark, files, options, begin)
-        drained = write_stream(transform(stream), files, TARGET, control, end, watch)
+        recorder = None if options.fail_on_data_loss else _GapRecorder(spark, files, options, begin)
+        totals = write_stream(transform(stream), files, TARGET, control, end, recorder)
         committed = last_committed_batch(files, TARGET.checkpoint)
     return JobResult(
         job="archive",
-        rows=drained.rows,
+        rows=totals.rows,
         offset=committed.offset if committed else None,
-        batches=drained.batches,
-        is_stopped=drained.is_stopped,
-        notes=() if watch is None else tuple(map(archive_gaps.gap_text, watch.found)),
+        batches=totals.batches,
+        is_stopped=totals.is_stopped,
+        notes=() if recorder is None else tuple(map(archive_gaps.gap_text, recorder.gaps)),
     )
 
 
@@ -109,7 +109,7 @@ class _GapRecorder:
         self._spark, self._files, self._options = spark, files, options
         committed = last_committed_batch(files, TARGET.checkpoint)
         self._begin = begin if committed is None or committed.offset is None else committed.offset
-        self.found: list[archive_gaps.ArchiveGap] = []
+        self.gaps: list[archive_gaps.ArchiveGap] = []
 
     def __call__(self, number: int) -> None:
         batch = planned_batch(self._files, TARGET.checkpoint, number)
@@ -127,7 +127,7 @@ class _GapRecorder:
         )
         if gap is not None:
             archive_gaps.store_gap(self._files, gap)
-            self.found.append(gap)
+            self.gaps.append(gap)
         self._begin = batch.offset
 
     def _archived(self, name: str) -> int | None:
@@ -147,14 +147,16 @@ def first_offset(
     """Return the offset after which a run starts: the last archived one or the configured one."""
     if committed is not None and committed.offset is not None:
         return committed.offset
-    word = options.starting_offsets
-    return max(int(word) - 1, 0) if word.isdigit() else {"latest": bounds.hi}.get(word, bounds.lo)
+    start = options.starting_offsets
+    return (
+        max(int(start) - 1, 0) if start.isdigit() else {"latest": bounds.hi}.get(start, bounds.lo)
+    )
 
 
 def source_options(options: ArchiveOptions) -> dict[str, str]:
     """Return the stream's options as strings."""
-    given = {
-        **(options.connection.as_options() if options.connection else {}),
+    values = {
+        **options.connection_options,
         "startingOffsets": options.starting_offsets,
         "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
         "reader": "archive",  # reader name under which the broker shows the archive's lag
@@ -165,7 +167,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
         "outcomes": ",".join(options.outcomes),
         "numPartitions": "" if options.num_partitions is None else str(options.num_partitions),
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def check_selection(
@@ -185,13 +187,13 @@ def check_selection(
         selection["outcomes"] = sorted(options.outcomes)
     if allowed:
         selection["allowed"] = sorted(allowed)
-    kept = files.read(results_folder.ARCHIVE_SELECTION)
-    if kept is None:
+    stored = files.read(results_folder.ARCHIVE_SELECTION)
+    if stored is None:
         files.write(results_folder.ARCHIVE_SELECTION, json.dumps(selection))
-    elif json.loads(kept) != selection:
+    elif json.loads(stored) != selection:
         raise RefusedError(
             "other_selection",
-            f"the archive in {options.out} was created with the selection {kept}, not "
+            f"the archive in {options.out} was created with the selection {stored}, not "
             f"{json.dumps(selection)} (allowed: the token's queue globs; all if missing). "
             "Use the same selection, or another folder",
         )

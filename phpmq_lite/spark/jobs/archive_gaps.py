@@ -33,7 +33,7 @@ class ArchiveGap:
 def find_gap(
     begin: int,
     end: int,
-    ends: HistoryBounds,
+    bounds: HistoryBounds,
     *,
     needs_deleted: bool,
     archived: Callable[[], int | None],
@@ -42,10 +42,10 @@ def find_gap(
 ) -> ArchiveGap | None:
     """Return the gap in the batch of offsets ``(begin, end]``, or None if no rows are missing.
 
-    ``ends`` are the bounds of the history after the batch was written.  ``archived`` returns the
+    ``bounds`` are the bounds of the history after the batch was written.  ``archived`` returns the
     number of rows in the batch, or None if the archive excludes queues or outcomes.
     """
-    hi = min(end, max(ends.lo, ends.lo_deleted if needs_deleted else 0))
+    hi = min(end, max(bounds.lo, bounds.lo_deleted if needs_deleted else 0))
     if hi <= begin:
         return None
     count = archived()
@@ -53,7 +53,7 @@ def find_gap(
     if rows == 0:  # retention removed the rows after they were read
         return None
     return ArchiveGap(
-        at_ms=at_ms, history_id=ends.history_id, lo=begin, hi=hi, rows=rows, batch=batch
+        at_ms=at_ms, history_id=bounds.history_id, lo=begin, hi=hi, rows=rows, batch=batch
     )
 
 
@@ -64,7 +64,7 @@ def store_gap(files: ResultsFolder, gap: ArchiveGap) -> None:
 
 def read_gaps(files: ResultsFolder) -> list[ArchiveGap]:
     """Return all stored gaps, newest first."""
-    gaps = [ArchiveGap(**each) for each in read_json_files(files, results_folder.GAPS)]
+    gaps = [ArchiveGap(**document) for document in read_json_files(files, results_folder.GAPS)]
     return sorted(gaps, key=lambda gap: (-gap.at_ms, -gap.lo))
 
 

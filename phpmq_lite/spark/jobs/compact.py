@@ -27,7 +27,7 @@ from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import batch_name, parquet_options
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results
+from phpmq_lite.spark.results_folder import ResultsFolder, archive_dates, open_results
 from phpmq_lite.spark.session import fit_batches
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def run(
             if is_stopped := control.stop():
                 break
             sizes = files.files(f"{results_folder.ARCHIVE}/{date}")
-            wanted = max(1, math.ceil(sum(sizes) / options.target_bytes))
-            if len(sizes) <= wanted:
+            file_count = max(1, math.ceil(sum(sizes) / options.target_bytes))
+            if len(sizes) <= file_count:
                 continue
-            rows += _stage(spark, files, date, wanted)
+            rows += _stage(spark, files, date, file_count)
             finish_swap(files)
             compacted += 1
             before += len(sizes)
@@ -82,19 +82,18 @@ def closed_dates(files: ResultsFolder) -> list[str]:
     if committed is None or query is None:
         return []
     last = f"batch={batch_name(query, committed.batch)}"
-    own = last[: last.rindex("-") + 1]
-    dates = [name for name in files.names(results_folder.ARCHIVE) if name.startswith("date=")]
+    prefix = last[: last.rindex("-") + 1]
     return [
         date
-        for date in dates
+        for date in archive_dates(files)
         if all(
-            not batch.startswith(own) or batch < last
+            not batch.startswith(prefix) or batch < last
             for batch in files.names(f"{results_folder.ARCHIVE}/{date}")
         )
     ]
 
 
-def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) -> int:
+def _stage(spark: "SparkSession", files: ResultsFolder, date: str, file_count: int) -> int:
     """Merge a date's batches into one, then write the plan for the swap; return the row count.
 
     Raises:
@@ -105,13 +104,14 @@ def _stage(spark: "SparkSession", files: ResultsFolder, date: str, wanted: int) 
     rows = _read(spark, [files.url(f"{folder}/{name}") for name in batches])
     merged = hashlib.sha256("\n".join(batches).encode()).hexdigest()[:8]
     fit_batches(spark, rows)
-    made = transform(rows, wanted)
-    made.write.mode("overwrite").options(**parquet_options(made)).parquet(files.url(_STAGED))
+    compacted = transform(rows, file_count)
+    writer = compacted.write.mode("overwrite").options(**parquet_options(compacted))
+    writer.parquet(files.url(_STAGED))
     expected = _sums(rows)
-    found = _sums(_read(spark, [files.url(_STAGED)]))
-    if found != expected:
+    actual = _sums(_read(spark, [files.url(_STAGED)]))
+    if actual != expected:
         raise RefusedError(
-            "count_differs", f"{date}: read {expected} (rows, sum of offsets), but wrote {found}"
+            "count_differs", f"{date}: read {expected} (rows, sum of offsets), but wrote {actual}"
         )
     files.sync(_STAGED)  # Spark does not sync its files, and the originals are about to be removed
     plan = {"date": date, "batches": batches, "merged": f"batch=merged-{merged}"}
@@ -124,8 +124,8 @@ def _read(spark: "SparkSession", urls: list[str]) -> "DataFrame":
 
 
 def _sums(rows: "DataFrame") -> tuple[int, int]:
-    found = rows.agg(sf.count("*"), sf.sum("offset")).collect()[0]
-    return found[0], found[1] or 0
+    sums = rows.agg(sf.count("*"), sf.sum("offset")).collect()[0]
+    return sums[0], sums[1] or 0
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def count_waiting(broker: PipelineClient, options: ConsumeOptions) -> tuple[int,
 def source_options(options: ConsumeOptions) -> dict[str, str]:
     """Return the stream's options as strings."""
     return {
-        **(options.connection.as_options() if options.connection else {}),
+        **options.connection_options,
         "mode": "queue",
         "queue": options.queue,
         "subscription": options.subscription,
@@ -72,7 +72,7 @@ def consume_stream(
         checkpoint=results_folder.consume_checkpoint_folder(options.subscription),
     )
     with files.lock(results_folder.consume_lock_name(options.subscription)):
-        drained = write_stream(stream, files, target, control, end)
+        totals = write_stream(stream, files, target, control, end)
         details: dict[str, int | str] = {}
         if options.connection is not None:
             details["acked_at_end"] = final_ack(
@@ -80,8 +80,8 @@ def consume_stream(
             )
     return JobResult(
         job="consume",
-        rows=drained.rows,
-        batches=drained.batches,
-        is_stopped=drained.is_stopped,
+        rows=totals.rows,
+        batches=totals.batches,
+        is_stopped=totals.is_stopped,
         details=details,
     )

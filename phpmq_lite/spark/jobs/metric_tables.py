@@ -24,8 +24,8 @@ def urn_counts(rows: "DataFrame") -> "DataFrame":
     flags |= {"retried": sf.col("retried"), "redelivered_messages": sf.col("deliveries") > 1}
     names = ("published", "bytes", *flags)
 
-    def event(at: str, **given: "Column") -> "Column":
-        counts = [given.get(name, sf.lit(0)).cast("bigint").alias(name) for name in names]
+    def event(at: str, **values: "Column") -> "Column":
+        counts = [values.get(name, sf.lit(0)).cast("bigint").alias(name) for name in names]
         return sf.struct(utc_day(at).alias("date"), *counts)
 
     settled = {name: _flag(condition) for name, condition in flags.items()}
@@ -40,8 +40,8 @@ def urn_counts(rows: "DataFrame") -> "DataFrame":
 
 def attempt_counts(rows: "DataFrame") -> "DataFrame":
     """Count messages by settlement date, queue, URN and the number of attempts in the envelope."""
-    counted = rows.where(sf.col("urn").isNotNull() & sf.col("attempts").isNotNull())
-    return _count_by(counted, "queue", "urn", "attempts")
+    envelopes = rows.where(sf.col("urn").isNotNull() & sf.col("attempts").isNotNull())
+    return _count_by(envelopes, "queue", "urn", "attempts")
 
 
 def death_counts(rows: "DataFrame") -> "DataFrame":
@@ -73,7 +73,7 @@ def trace_paths(rows: "DataFrame") -> "DataFrame":
     traces) can be added up over days: bucket n counts durations up to ``BUCKET_BASE`` ** n
     milliseconds.
     """
-    whole = Window.partitionBy("date", "trace_id")
+    trace = Window.partitionBy("date", "trace_id")
     steps = (
         rows.where(sf.col("trace_id").isNotNull())
         .select(
@@ -84,9 +84,9 @@ def trace_paths(rows: "DataFrame") -> "DataFrame":
             sf.unix_millis("published_at").alias("begin"),
             sf.unix_millis("settled_at").alias("end"),
         )
-        .withColumn("n", sf.row_number().over(whole.orderBy("seq")))
+        .withColumn("n", sf.row_number().over(trace.orderBy("seq")))
         .withColumn(
-            "ms", sf.greatest(sf.max("end").over(whole) - sf.min("begin").over(whole), sf.lit(0))
+            "ms", sf.greatest(sf.max("end").over(trace) - sf.min("begin").over(trace), sf.lit(0))
         )
         .where(sf.col("n") <= MAX_STEPS)
     )
@@ -101,7 +101,6 @@ def trace_paths(rows: "DataFrame") -> "DataFrame":
 
 
 def _sum_by_path(traces: "DataFrame") -> "DataFrame":
-    """Aggregate traces (date, path, ms) by date and path."""
     bucket = sf.ceil(sf.log(sf.greatest(sf.col("ms"), sf.lit(1))) / math.log(BUCKET_BASE)).cast(
         "int"
     )
@@ -174,35 +173,38 @@ def period_figures(
         )
         keys = ["date", name, "queue"]
     sums = [sf.sum(count).alias(count) for count in COUNTS]
-    spans = [figure for span in SPANS for figure in _percentiles(span)]
+    shares = sf.array(*map(sf.lit, PERCENTILES.values()))
+    spans = [sf.percentile(span, shares).alias(span) for span in SPANS]
+    maxima = [sf.max(span).alias(f"{span}_max") for span in SPANS]
     percentiles = [
         sf.col(span)[number].alias(f"{span}_{name}")
         for span in SPANS
         for number, name in enumerate(PERCENTILES)
     ]
-    return events.groupBy(*keys).agg(*sums, *spans).select("*", *percentiles).drop(*SPANS)
+    totals = events.groupBy(*keys).agg(*sums, *spans, *maxima)
+    return totals.select("*", *percentiles).drop(*SPANS)
 
 
 def _events(rows: "DataFrame") -> "DataFrame":
     """Return one row per event, with ``queue``, ``at`` in ms, ``COUNTS`` and ``SPANS``."""
-    one = sf.lit(1)
+    once = sf.lit(1)
     published, first, last, settled = (
         sf.unix_millis(sf.col(time))
         for time in ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
     )
-    is_again = sf.col("deliveries") > 1
+    is_redelivered = sf.col("deliveries") > 1
     is_expired = sf.col("outcome") == "expired"
     is_held = sf.col("outcome").isin("acked", "dead")
     outcomes = {outcome: _flag(sf.col("outcome") == outcome) for outcome in OUTCOMES}
     was_dispatched = sf.col("deliveries") > 0
     events = sf.array(
-        _event(published, published=one, bytes=sf.col("size")),
-        _event(first, dispatched=one, wait=_span(published, first)),
-        _event(sf.when(is_again, last), redelivered=sf.col("deliveries") - 1),
+        _event(published, published=once, bytes=sf.col("size")),
+        _event(first, dispatched=once, wait=_span(published, first)),
+        _event(sf.when(is_redelivered, last), redelivered=sf.col("deliveries") - 1),
         _event(
             settled,
             **outcomes,
-            redelivered_messages=_flag(is_again),
+            redelivered_messages=_flag(is_redelivered),
             retried=_flag(sf.col("retried")),
             expired_dispatched=_flag(is_expired & was_dispatched),
             expired_never=_flag(is_expired & ~was_dispatched),
@@ -213,9 +215,9 @@ def _events(rows: "DataFrame") -> "DataFrame":
     return exploded.select("queue", "event.*").where(sf.col("at").isNotNull())
 
 
-def _event(at: "Column", **given: "Column") -> "Column":
-    counts = [given.get(c, sf.lit(0)).cast("bigint").alias(c) for c in COUNTS]
-    spans = [given.get(s, sf.lit(None)).cast("bigint").alias(s) for s in SPANS]
+def _event(at: "Column", **values: "Column") -> "Column":
+    counts = [values.get(c, sf.lit(0)).cast("bigint").alias(c) for c in COUNTS]
+    spans = [values.get(s, sf.lit(None)).cast("bigint").alias(s) for s in SPANS]
     return sf.struct(at.alias("at"), *counts, *spans)
 
 
@@ -226,8 +228,3 @@ def _flag(condition: "Column") -> "Column":
 def _span(begin: "Column", end: "Column") -> "Column":
     """Return the milliseconds between two times; null if either is null, unlike ``greatest``."""
     return sf.when(begin.isNotNull() & end.isNotNull(), sf.greatest(end - begin, sf.lit(0)))
-
-
-def _percentiles(span: str) -> list["Column"]:
-    wanted = sf.array(*(sf.lit(share) for share in PERCENTILES.values()))
-    return [sf.percentile(span, wanted).alias(span), sf.max(span).alias(f"{span}_max")]

@@ -45,22 +45,22 @@ class RetryEvent(NamedTuple):
 def mark_retried(rows: "DataFrame", archive: "DataFrame") -> "DataFrame":
     """Add a BOOLEAN column ``retried`` to ``rows``, based on retries found in ``archive``."""
     has_id = sf.col("meta_id").isNotNull()
-    again = archive.where((sf.col("attempts") > 0) & has_id)
-    held = rows.where((sf.col("outcome") == "acked") & has_id)
-    is_held = sf.col("first_dispatched_at").isNotNull() & sf.col("settled_at").isNotNull()
-    events = _events(held.where(is_held), "offset", "first_dispatched_at", "settled_at").union(
-        _events(again, "CAST(NULL AS BIGINT)", "published_at", "published_at")
+    retries = archive.where((sf.col("attempts") > 0) & has_id)
+    acked = rows.where((sf.col("outcome") == "acked") & has_id)
+    has_times = sf.col("first_dispatched_at").isNotNull() & sf.col("settled_at").isNotNull()
+    events = _events(acked.where(has_times), "offset", "first_dispatched_at", "settled_at").union(
+        _events(retries, "CAST(NULL AS BIGINT)", "published_at", "published_at")
     )
-    of_one = Window.partitionBy("meta_id").orderBy(sf.desc("seq"))
-    whole = of_one.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    by_seq = Window.partitionBy("meta_id").orderBy(sf.desc("seq"))
+    message = by_seq.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     in_order = (
-        events.withColumn("repeats", sf.max(sf.col("offset").isNull()).over(whole))
+        events.withColumn("repeats", sf.max(sf.col("offset").isNull()).over(message))
         .where("repeats")  # so that no other rows are sent from the JVM to Python
         .drop("repeats")
         .sortWithinPartitions("meta_id", sf.desc("seq"))
     )
-    found = in_order.mapInArrow(_offsets, "offset BIGINT").withColumn("retried", sf.lit(True))
-    joined = rows.join(found, "offset", "left")
+    retried = in_order.mapInArrow(_offsets, "offset BIGINT").withColumn("retried", sf.lit(True))
+    joined = rows.join(retried, "offset", "left")
     return joined.withColumn("retried", sf.coalesce("retried", sf.lit(False)))
 
 
@@ -84,9 +84,9 @@ def _offsets(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             columns = (batch.column(name).to_pylist() for name in RetryEvent._fields)
             yield from map(RetryEvent._make, zip(*columns, strict=True))
 
-    groups = (list(of_one) for _, of_one in groupby(events(), itemgetter(0)))
-    found = chain.from_iterable(map(retried_offsets, groups))
-    while offsets := list(islice(found, _ROWS_AT_ONCE)):
+    groups = (list(group) for _, group in groupby(events(), itemgetter(0)))
+    retried = chain.from_iterable(map(retried_offsets, groups))
+    while offsets := list(islice(retried, _ROWS_AT_ONCE)):
         yield pa.RecordBatch.from_arrays([pa.array(offsets, pa.int64())], names=["offset"])
 
 
@@ -98,18 +98,18 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
     """
     times = sorted({event.since for event in events if event.offset is None})
     tree = [0] * (2 * len(times))
-    found = []
+    offsets = []
     for _, group in groupby(events, itemgetter(1)):  # a row never counts as a retry of itself
         at_once = list(group)
         for event in at_once:
             if event.offset is not None:
                 lo, hi = bisect_left(times, event.since), bisect_right(times, event.until)
                 if _max_between(tree, lo, hi) > event.attempts:
-                    found.append(event.offset)
+                    offsets.append(event.offset)
         for event in at_once:
             if event.offset is None:
                 _raise(tree, bisect_left(times, event.since), event.attempts)
-    return found
+    return offsets
 
 
 def _raise(tree: list[int], at: int, value: int) -> None:
@@ -122,17 +122,17 @@ def _raise(tree: list[int], at: int, value: int) -> None:
 
 def _max_between(tree: list[int], lo: int, hi: int) -> int:
     """Return the maximum of the leaves from ``lo`` (inclusive) to ``hi`` (exclusive)."""
-    most, lo, hi = 0, lo + len(tree) // 2, hi + len(tree) // 2
+    largest, lo, hi = 0, lo + len(tree) // 2, hi + len(tree) // 2
     while lo < hi:
         if lo & 1:
-            most = max(most, tree[lo])
+            largest = max(largest, tree[lo])
             lo += 1
         if hi & 1:
             hi -= 1
-            most = max(most, tree[hi])
+            largest = max(largest, tree[hi])
         lo //= 2
         hi //= 2
-    return most
+    return largest
 
 
 TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
@@ -162,33 +162,34 @@ def run(
     """Compute the dates affected by new rows; if the previous run was stopped, start over."""
     files = open_results(spark, options.out)
     with files.lock("metrics"), block_swaps(files):
-        done = last_committed_batch(
-            files, results_folder.ARCHIVE_CHECKPOINT
-        )  # this must be read before the archive is listed
+        # This must be read before the archive is listed.
+        committed = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
         try:
             archive = read_archive(spark, files)
         except RefusedError as nothing:
             return JobResult(job="metrics", rows=0, notes=(str(nothing),))
-        new = archive if (after := _included(files, done)) is None else archive.where(after)
-        asked = set(options.dates) or touched_dates(new) | dates_touched_by_retries(new, archive)
-        unfinished = json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")
-        dates = sorted(asked | set(map(date.fromisoformat, unfinished)))  # begun by an earlier run
+        is_new = _is_new(files, committed)
+        new = archive if is_new is None else archive.where(is_new)
+        affected = set(options.dates) or touched_dates(new) | dates_touched_by_retries(new, archive)
+        begun = json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")  # by an earlier run
+        dates = sorted(affected | set(map(date.fromisoformat, begun)))
         is_stopped = not _write(archive, dates, files, control)
-        if not is_stopped and not options.dates and done is not None:
-            state = {"tables": VERSION, "history_id": done.history_id, "offset": done.offset}
+        if not is_stopped and not options.dates and committed is not None:
+            history_id, offset = committed.history_id, committed.offset
+            state = {"tables": VERSION, "history_id": history_id, "offset": offset}
             files.write(results_folder.METRICS_STATE, json.dumps(state))
         if not is_stopped:
             files.remove(results_folder.METRICS_BEGUN)
     return JobResult(
         job="metrics",
         rows=0 if not dates else new.count(),
-        offset=done.offset if done else None,
+        offset=committed.offset if committed else None,
         is_stopped=is_stopped,
         details={"dates": len(dates), "tables": len(TABLES)},
     )
 
 
-def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | None":
+def _is_new(files: ResultsFolder, committed: CommittedBatch | None) -> "Column | None":
     """Return a condition that selects rows added since the last run, or None if all are new.
 
     Rows above the offset may have been included if their batch was written but not committed.
@@ -196,9 +197,9 @@ def _included(files: ResultsFolder, done: CommittedBatch | None) -> "Column | No
     """
     state = json.loads(files.read(results_folder.METRICS_STATE) or "{}")
     offset = state.get("offset")
-    if done is None or offset is None or state["tables"] != VERSION:
+    if committed is None or offset is None or state["tables"] != VERSION:
         return None
-    if state["history_id"] != done.history_id:
+    if state["history_id"] != committed.history_id:
         return None
     return sf.col("offset") > int(offset)
 
@@ -209,7 +210,7 @@ def _write(
     """Overwrite the dates in all tables; return False if the job is stopped before that is done."""
     if not dates:
         return True
-    files.write(results_folder.METRICS_BEGUN, json.dumps([one.isoformat() for one in dates]))
+    files.write(results_folder.METRICS_BEGUN, json.dumps([day.isoformat() for day in dates]))
     fit_shuffles(archive.sparkSession, archive.where(sf.col("date").isin(*dates)).count())
     rows = rows_of_dates(archive, dates).persist()
     try:
@@ -236,8 +237,8 @@ def _write(
 def touched_dates(new: "DataFrame") -> set[date]:
     """Return all dates on which an event in the rows happened."""
     days = sf.explode(sf.array(*(utc_day(time) for time in TIME_COLUMNS))).alias("day")
-    found = new.select(days).where(sf.col("day").isNotNull()).distinct().collect()
-    return {row["day"] for row in found}
+    rows = new.select(days).where(sf.col("day").isNotNull()).distinct().collect()
+    return {row["day"] for row in rows}
 
 
 def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date]:
@@ -245,35 +246,35 @@ def dates_touched_by_retries(new: "DataFrame", archive: "DataFrame") -> set[date
 
     A retry may be settled and archived after the row that it repeats, usually on the same date.
     """
-    again = new.where((sf.col("attempts") > 0) & sf.col("meta_id").isNotNull())
-    since = again.agg(sf.min(utc_day("published_at")).alias("since")).collect()[0]["since"]
+    retries = new.where((sf.col("attempts") > 0) & sf.col("meta_id").isNotNull())
+    since = retries.agg(sf.min(utc_day("published_at")).alias("since")).collect()[0]["since"]
     if since is None:
         return set()
     repeated = archive.where((sf.col("outcome") == "acked") & (sf.col("date") >= sf.lit(since)))
-    found = mark_retried(repeated, again).where("retried").select("date").distinct().collect()
-    return {row["date"] for row in found}
+    rows = mark_retried(repeated, retries).where("retried").select("date").distinct().collect()
+    return {row["date"] for row in rows}
 
 
 def rows_of_dates(archive: "DataFrame", dates: Iterable[date]) -> "DataFrame":
     """Return rows with an event on any of the dates, adding ``retried`` and omitting the body."""
     ranges = _ranges(dates)
     rows = archive.drop("body", "batch").where(reduce(or_, (_is_in(*r) for r in ranges)))
-    had = rows.where((sf.col("outcome") == "acked") & sf.col("meta_id").isNotNull())
-    earliest = had.agg(sf.min("first_dispatched_at").alias("at")).select(sf.unix_millis("at"))
+    acked = rows.where((sf.col("outcome") == "acked") & sf.col("meta_id").isNotNull())
+    earliest = acked.agg(sf.min("first_dispatched_at").alias("at")).select(sf.unix_millis("at"))
     since = earliest.collect()[0][0]
     if since is None:
         return rows.withColumn("retried", sf.lit(False))
     until = ranges[-1][1] * DAY_MS
     published = sf.col("published_at")
-    near = (published >= sf.timestamp_millis(sf.lit(since))) & (
+    is_near = (published >= sf.timestamp_millis(sf.lit(since))) & (
         published < sf.timestamp_millis(sf.lit(until))
     )
-    return mark_retried(rows, archive.where(near))
+    return mark_retried(rows, archive.where(is_near))
 
 
 def _ranges(dates: Iterable[date]) -> list[tuple[int, int]]:
     """Return the dates as ordered ranges of days since 1970, with exclusive ends."""
-    days = sorted({(one - _EPOCH).days for one in dates})
+    days = sorted({(day - _EPOCH).days for day in dates})
     ranges: list[tuple[int, int]] = []
     for number in days:
         if ranges and ranges[-1][1] == number:

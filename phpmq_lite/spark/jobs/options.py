@@ -17,7 +17,7 @@ class JobControl:
     ``stop`` returns True to end the job after the current batch; its result has ``is_stopped``.
     """
 
-    report: Callable[[str, int, int | None], None] = lambda phase, done, total: None
+    report: Callable[[str, int, int | None], None] = lambda phase, current, total: None
     stop: Callable[[], bool] = lambda: False
 
 
@@ -43,6 +43,11 @@ class JobOptions:
 
     connection: "SourceConnection | None"  # None if the job does not contact a broker
     out: str
+
+    @property
+    def connection_options(self) -> dict[str, str]:
+        """The connection as options of the data source; empty if there is none."""
+        return self.connection.as_options() if self.connection else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +84,12 @@ class ReplayOptions(JobOptions):
 
     ``name`` is the name of the stored plan, which a run with the same name continues. If None, it
     is derived from the selection, so the same selection is sent only once; another name sends it
-    again. With ``goes_on``, the selection is taken from the stored plan ``name``.
+    again. With ``is_continuation``, the selection is taken from the stored plan ``name``.
     """
 
     source: Literal["archive", "history"] = "archive"
     name: str | None = None
-    goes_on: bool = False
+    is_continuation: bool = False
     queues: tuple[str, ...] = ()
     queue_pattern: str | None = None
     since_ms: int | None = None  # selects messages settled within [since, until)

@@ -85,7 +85,7 @@ def run(
     """
     files = open_results(spark, options.out)
     with files.lock("replay"), block_swaps(files):
-        is_counted = options.dry_run and not options.goes_on
+        is_counted = options.dry_run and not options.is_continuation
         plan = None if is_counted else replay_plans.find_plan(files, options)
         if plan is not None:
             options = replay_plans.with_planned_selection(plan, options)
@@ -103,14 +103,13 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
         fit_shuffles(spark, archive.count())
         fit_batches(spark, archive)
         return archive
-    connection = options.connection.as_options() if options.connection else {}
-    given = {
-        **connection,
+    settings = {
+        **options.connection_options,
         "includeBody": "true",
         "pushFilters": "true",  # each piece reads only its own rows
         "failOnDataLoss": "false",  # not needed, because the rows of each piece are counted
     }
-    return spark.read.format("phpmq").options(**given).load()
+    return spark.read.format("phpmq").options(**settings).load()
 
 
 def _count(rows: "DataFrame") -> JobResult:
@@ -120,22 +119,22 @@ def _count(rows: "DataFrame") -> JobResult:
         sf.count("*").alias("all"),
         sf.sum(sf.when(sf.col("body").isNotNull(), sf.col("size"))).alias("bytes"),
     )
-    found = counts.orderBy("queue").collect()
-    gone = sum(row["all"] - row["rows"] for row in found)
-    details: dict[str, int | str] = {row["queue"]: row["rows"] for row in found}
-    together = "bytes"
-    while together in details:  # a queue may also be named "bytes"
-        together = f"({together})"
-    details[together] = sum(row["bytes"] or 0 for row in found)
-    total = sum(row["rows"] for row in found)
-    return JobResult(job="replay", rows=total, notes=_notes(total, gone), details=details)
+    queues = counts.orderBy("queue").collect()
+    bodiless = sum(row["all"] - row["rows"] for row in queues)
+    details: dict[str, int | str] = {row["queue"]: row["rows"] for row in queues}
+    total_name = "bytes"
+    while total_name in details:  # a queue may also be named "bytes"
+        total_name = f"({total_name})"
+    details[total_name] = sum(row["bytes"] or 0 for row in queues)
+    total = sum(row["rows"] for row in queues)
+    return JobResult(job="replay", rows=total, notes=_notes(total, bodiless), details=details)
 
 
-def _notes(rows: int, gone: int) -> tuple[str, ...]:
-    if not gone:
+def _notes(rows: int, bodiless: int) -> tuple[str, ...]:
+    if not bodiless:
         return ()
     return (
-        f"{gone} of {rows + gone} messages are skipped because they have no body: "
+        f"{bodiless} of {rows + bodiless} messages are skipped because they have no body: "
         "retention removed it, or they were archived without bodies",
     )
 
@@ -146,10 +145,10 @@ def _plan(
     """Select the rows, cut them into pieces and store the plan."""
     name = replay_plans.plan_name(options)
     plan = ReplayPlan(name, f"replay-{name[:32]}-{uuid4().hex}", replay_plans.selection_of(options))
-    found = rows.selectExpr("offset", "size", "body IS NULL AS is_gone").orderBy("offset")
+    selected = rows.selectExpr("offset", "size", "body IS NULL AS is_gone").orderBy("offset")
 
     def sized_offsets() -> Iterator[tuple[int, int]]:
-        for number, row in enumerate(found.toLocalIterator()):
+        for number, row in enumerate(selected.toLocalIterator()):
             if number % _REPORT_EVERY == 0:
                 control.report("select", number, None)
             if row["is_gone"]:
@@ -178,11 +177,11 @@ def _publish(
     """Publish the remaining pieces, each in one transaction, at the requested rate."""
     free_at = 0.0  # on the monotonic clock; time lost by a slow piece is not made up for
     sent = pieces = 0
-    done = replay_plans.sent_pieces(files, plan)
-    before = plan.rows_of(done)
+    published = replay_plans.sent_pieces(files, plan)
+    before = plan.rows_of(published)
     is_stopped = False
     control.report("replay", before, plan.rows)
-    for number, (first, last, expected) in enumerate(plan.pieces[done:], done + 1):
+    for number, (first, last, expected) in enumerate(plan.pieces[published:], published + 1):
         if is_stopped := control.stop():
             break
         table = _piece(rows, first, last, expected)
@@ -205,29 +204,29 @@ def _publish(
     )
 
 
-def _describe_end(plan: ReplayPlan, sent: int, now: int) -> tuple[str, ...]:
+def _describe_end(plan: ReplayPlan, sent: int, sent_now: int) -> tuple[str, ...]:
     """Explain how to continue an incomplete replay, or why nothing was sent."""
     if sent < plan.rows:
         return (f"{sent} of {plan.rows} messages were sent; continue with --name {plan.name}",)
-    if plan.rows and not now:
+    if plan.rows and not sent_now:
         return (
             f"all {sent} messages of {plan.name} were already sent; to repeat, use a new --name",
         )
     return ()
 
 
-def _wait_or_stop(until: float, control: JobControl) -> bool:
+def _wait_or_stop(end_s: float, control: JobControl) -> bool:
     """Wait until a time on the monotonic clock; return True if the job is stopped first."""
-    while (left := until - time.monotonic()) > 0:
+    while (remaining_s := end_s - time.monotonic()) > 0:
         if control.stop():
             return True
-        time.sleep(min(left, 0.2))
+        time.sleep(min(remaining_s, 0.2))
     return False
 
 
 def _piece(rows: "DataFrame", first: int, last: int, expected: int) -> "pyarrow.Table":
-    found = rows.where(sf.col("offset").between(first, last) & sf.col("body").isNotNull())
-    table = found.orderBy("offset").select("queue", "body", "ttl_s").toArrow()
+    selected = rows.where(sf.col("offset").between(first, last) & sf.col("body").isNotNull())
+    table = selected.orderBy("offset").select("queue", "body", "ttl_s").toArrow()
     if table.num_rows != expected:
         raise RefusedError(
             "count_differs",
@@ -254,12 +253,11 @@ def publish_piece(
     options: ReplayOptions,
 ) -> None:
     """Publish a piece; the broker ignores it if it already has this version for this ``app_id``."""
-    connection = options.connection.as_options() if options.connection else {}
     (
         spark.createDataFrame(piece)
         .coalesce(1)
         .write.format("phpmq")
         .mode("append")
-        .options(**connection, txnAppId=app_id, txnVersion=str(version))
+        .options(**options.connection_options, txnAppId=app_id, txnVersion=str(version))
         .save()
     )

@@ -18,7 +18,7 @@ from phpmq_lite.spark.jobs.options import ReplayOptions
 from phpmq_lite.spark.results_folder import ResultsFolder, read_json_files
 
 _TIMES: Final = ("since_ms", "until_ms")
-_NOT_SELECTION: Final = {"connection", "out", "name", "goes_on", "rate", "dry_run"}
+_NOT_SELECTION: Final = {"connection", "out", "name", "is_continuation", "rate", "dry_run"}
 _SELECTION: Final = [f.name for f in fields(ReplayOptions) if f.name not in _NOT_SELECTION]
 
 
@@ -52,8 +52,8 @@ def plan_name(options: ReplayOptions) -> str:
 
 def selection_of(options: ReplayOptions) -> dict[str, Any]:
     """Return the selection and the target in the options as JSON values."""
-    given: dict[str, Any] = {name: getattr(options, name) for name in _SELECTION}
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
+    values: dict[str, Any] = {name: getattr(options, name) for name in _SELECTION}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
 
 def with_planned_selection(plan: ReplayPlan, options: ReplayOptions) -> ReplayOptions:
@@ -72,10 +72,11 @@ def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None
             another selection; ``unfinished_plan``: a plan with other times is incomplete.
     """
     name = plan_name(options)
-    plan = _read(files, name)
-    if options.goes_on:
+    text = files.read(results_folder.replay_plan_file(name))
+    plan = None if text is None else ReplayPlan(**json.loads(text))
+    if options.is_continuation:
         if plan is None:
-            names = ", ".join(sorted(each.name for each in _all(files))) or "none"
+            names = ", ".join(sorted(stored.name for stored in _all(files))) or "none"
             raise RefusedError("no_plan", f"there is no replay {name}; available: {names}")
         return plan
     if plan is not None and plan.selection != selection_of(options):
@@ -91,10 +92,10 @@ def find_plan(files: ResultsFolder, options: ReplayOptions) -> ReplayPlan | None
 
 def _refuse_unfinished(files: ResultsFolder, options: ReplayOptions) -> None:
     """Refuse to repeat an interrupted run with new times, which would send most messages twice."""
-    asked = _without_times(selection_of(options))
+    selection = _without_times(selection_of(options))
     for plan in _all(files):
         sent = sent_pieces(files, plan)
-        if _without_times(plan.selection) == asked and sent < len(plan.pieces):
+        if _without_times(plan.selection) == selection and sent < len(plan.pieces):
             raise RefusedError(
                 "unfinished_plan",
                 f"the replay {plan.name} has the same selection except for the times, and sent "
@@ -110,11 +111,11 @@ def _without_times(selection: dict[str, Any]) -> dict[str, Any]:
 
 def _describe_plan(plan: ReplayPlan) -> str:
     """Describe what a plan selects, with readable times and without empty fields."""
-    given = {name: value for name, value in plan.selection.items() if value}
-    times = {
-        name.removesuffix("_ms"): time_text(given.pop(name)) for name in _TIMES if name in given
-    }
-    return json.dumps(given | times)
+    selection = {name: value for name, value in plan.selection.items() if value}
+    for name in _TIMES:
+        if name in selection:
+            selection[name.removesuffix("_ms")] = time_text(selection.pop(name))
+    return json.dumps(selection)
 
 
 def time_text(at_ms: int) -> str:
@@ -132,13 +133,8 @@ def store_plan(files: ResultsFolder, plan: ReplayPlan) -> None:
     files.write(results_folder.replay_plan_file(plan.name), json.dumps(asdict(plan)))
 
 
-def _read(files: ResultsFolder, name: str) -> ReplayPlan | None:
-    text = files.read(results_folder.replay_plan_file(name))
-    return None if text is None else ReplayPlan(**json.loads(text))
-
-
 def _all(files: ResultsFolder) -> list[ReplayPlan]:
-    return [ReplayPlan(**each) for each in read_json_files(files, results_folder.REPLAYS)]
+    return [ReplayPlan(**document) for document in read_json_files(files, results_folder.REPLAYS)]
 
 
 def cut_pieces(

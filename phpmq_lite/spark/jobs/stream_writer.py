@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sf
 
 from phpmq_lite.spark.checkpoints import offset_of, query_id
-from phpmq_lite.spark.columns import BODY
+from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.jobs.options import JobControl
 from phpmq_lite.spark.results_folder import ResultsFolder
 
@@ -88,7 +88,7 @@ def write_stream(
         .start()
     )
     _report_batches(
-        query, result, lambda done, latest: control.report(target.name, done, latest or end)
+        query, result, lambda current, latest: control.report(target.name, current, latest or end)
     )
     return result
 
@@ -131,33 +131,32 @@ def write_batch(
 
 
 def _report_batches(query: "StreamingQuery", result: StreamResult, report: ReportBatch) -> None:
-    """Report a query's batches until the query ends."""
-    seen = -1
+    counted = -1
     try:
         while True:
             is_done = query.awaitTermination(_POLL_S)
-            seen = _count(query, result, seen, report)
+            counted = _count(query, result, counted, report)
             if is_done:
                 return
     except StreamingQueryException:
-        _count(query, result, seen, report)
+        _count(query, result, counted, report)
         if not result.is_stopped:
             raise
     finally:
         query.stop()
 
 
-def _count(query: "StreamingQuery", result: StreamResult, seen: int, report: ReportBatch) -> int:
-    """Add up the non-empty batches numbered above ``seen``; return the last counted number."""
+def _count(query: "StreamingQuery", result: StreamResult, counted: int, report: ReportBatch) -> int:
+    """Add up the non-empty batches numbered above ``counted``; return the last counted number."""
     for progress in query.recentProgress:
         number = progress["batchId"]
-        if number <= seen or not progress["numInputRows"]:
+        if number <= counted or not progress["numInputRows"]:
             continue
-        seen = number
+        counted = number
         result.batches += 1
         result.rows += progress["numInputRows"]
         source = progress["sources"][0]
         _, result.offset = offset_of(source["endOffset"])
         _, latest = offset_of(source.get("latestOffset"))
         report(result.rows if result.offset is None else result.offset, latest)
-    return seen
+    return counted

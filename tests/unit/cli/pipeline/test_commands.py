@@ -98,7 +98,7 @@ def test_replay_reads_its_selection(asked: list[Any]) -> None:
     assert (given.queues, given.rate, given.where) == (("a", "b"), 20.0, "size > 5")
     assert given.since_ms == 1_769_842_800_000
     assert given.until_ms == 1_769_904_000_000
-    assert (given.dry_run, given.goes_on) == (True, False)
+    assert (given.dry_run, given.is_continuation) == (True, False)
 
 
 def test_replay_prints_the_absolute_time_and_its_name(asked: list[Any]) -> None:
@@ -132,7 +132,7 @@ def test_replay_goes_on_by_its_name_alone(asked: list[Any]) -> None:
         "settled since 2026-01-31T07:00:00Z",
     ]
     given = asked[0][0][0].options
-    assert (given.name, given.goes_on, given.rate) == (plan.name, True, 5.0)
+    assert (given.name, given.is_continuation, given.rate) == (plan.name, True, 5.0)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_broker_here_is_found_by_the_settings(tmp_path: Path) -> None:
     assert ask().exit_code == 0
     (target,) = found
     assert target.url == "http://127.0.0.1:9101"
-    assert target.out == str(tmp_path / "phpmq-data" / "pipeline")
+    assert target.results == str(tmp_path / "phpmq-data" / "pipeline")
     assert target.log == tmp_path / "phpmq-data" / "pipeline" / "logs" / "spark.log"
     assert (target.master, target.is_local) == ("local[*]", True)
     assert (target.token, target.path) == (None, None)
@@ -52,18 +52,18 @@ def test_broker_elsewhere_needs_a_place_for_the_results() -> None:
 
 def test_folder_becomes_absolute_for_the_processes_of_spark(tmp_path: Path) -> None:
     ask("--url", "http://mq.example:9101", "--out", "results")
-    assert found[0].out == str(tmp_path / "results")
+    assert found[0].results == str(tmp_path / "results")
 
 
 def test_uri_of_a_folder_is_that_folder() -> None:
     ask("--url", "http://mq.example:9101", "--out", "file:/srv/mq%20#1")
-    assert (found[0].out, found[0].out_folder) == ("/srv/mq%20#1", Path("/srv/mq%20#1"))
+    assert (found[0].results, found[0].results_folder) == ("/srv/mq%20#1", Path("/srv/mq%20#1"))
 
 
 def test_uri_stays_as_it_is_and_the_log_comes_here(tmp_path: Path) -> None:
     ask("--url", "http://mq.example:9101", "--out", "s3a://bucket/mq")
-    assert found[0].out == "s3a://bucket/mq"
-    assert found[0].out_folder is None
+    assert found[0].results == "s3a://bucket/mq"
+    assert found[0].results_folder is None
     assert found[0].log.parent == tmp_path
 
 
@@ -72,7 +72,7 @@ def test_database_file_goes_with_results_beside_it(tmp_path: Path) -> None:
     file.touch()
     ask("--path", str(file), "--conf", "spark.driver.memory=4g", "--conf", "a=b=c")
     assert (found[0].url, found[0].path) == (None, file)
-    assert found[0].out == str(tmp_path / "pipeline")
+    assert found[0].results == str(tmp_path / "pipeline")
     assert found[0].conf == {"spark.driver.memory": "4g", "a": "b=c"}
 
 
