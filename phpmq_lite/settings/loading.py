@@ -61,17 +61,17 @@ def load(
     Raises:
         SettingsError: a setting is unknown, malformed or out of bounds; the message names it.
     """
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    for name in given:
+    flag_values = {name: value for name, value in (flags or {}).items() if value is not None}
+    for name in flag_values:
         _check_name(name, "a flag")
     path = config if config is not None else find_file()
-    in_file = _read_file(path) if path is not None else {}
-    in_environment, warnings = read_environment()
-    flat = in_file | {name: found.value for name, found in in_environment.items()} | given
+    from_file = _read_file(path) if path is not None else {}
+    from_environment, warnings = read_environment()
+    flat = from_file | {name: item.value for name, item in from_environment.items()} | flag_values
     sources = {name: "default" for name in SETTINGS}
-    sources |= {name: f"file {path}" for name in in_file}
-    sources |= {name: found.source for name, found in in_environment.items()}
-    sources |= {name: "flag" for name in given}
+    sources |= {name: f"file {path}" for name in from_file}
+    sources |= {name: item.source for name, item in from_environment.items()}
+    sources |= {name: "flag" for name in flag_values}
     try:
         settings = Settings(**_nest(flat))
     except ValidationError as error:
@@ -82,8 +82,8 @@ def load(
 def find_file() -> Path | None:
     """Return the TOML file to read if ``--config`` is not given, or None if there is none."""
     folder = os.environ.get("CONFIGURATION_DIRECTORY")  # systemd separates folders by colons
-    places = [Path(piece) / "config.toml" for piece in folder.split(":")] if folder else []
-    for path in places:
+    candidates = [Path(parent) / "config.toml" for parent in folder.split(":")] if folder else []
+    for path in candidates:
         if path.is_file():  # raises PermissionError, because these settings are for this process
             return path
     for path in FOLDER_FILE, SYSTEM_FILE:
@@ -101,9 +101,9 @@ def _check_name(name: str, source: str) -> None:
         raise SettingsError(
             f"{name} in {source} is a section, not a setting. Use one of its settings, {name}.NAME."
         )
-    near = get_close_matches(name, SETTINGS, n=1, cutoff=0.7)
-    near = near or [s for s in SETTINGS if s.partition(".")[2] == name.rpartition(".")[2]][:1]
-    hint = f". Did you mean {near[0]}?" if near else ""
+    similar = get_close_matches(name, SETTINGS, n=1, cutoff=0.7)
+    similar = similar or [s for s in SETTINGS if s.partition(".")[2] == name.rpartition(".")[2]][:1]
+    hint = f". Did you mean {similar[0]}?" if similar else ""
     raise SettingsError(f"{name} in {source} is not a setting{hint}")
 
 
@@ -116,8 +116,8 @@ def _read_file(path: Path) -> dict[str, object]:
     except tomllib.TOMLDecodeError as error:
         hint = ". Keep the settings of a section below one heading" if "twice" in str(error) else ""
         raise SettingsError(f"{path} is not valid TOML: {error}{hint}") from None
-    found = _flatten(tree)
-    for name in found:
+    values = _flatten(tree)
+    for name in values:
         try:
             _check_name(name, str(path))
         except SettingsError as error:
@@ -127,7 +127,7 @@ def _read_file(path: Path) -> dict[str, object]:
                 f"{error} (PHPMQ Lite reads its settings from ./config.toml. If this file belongs"
                 " to another program, select yours with --config.)"
             ) from None
-    return found
+    return values
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
@@ -157,7 +157,7 @@ def _describe(error: ValidationError, sources: Mapping[str, str]) -> str:
         if name not in SETTINGS:  # the error concerns an entire section
             lines.append(describe_error(name, detail))
             continue
-        problem = describe_error("the value", detail).removeprefix("the value: ")
+        problem = describe_error("", detail)
         if BOUNDS.keys() & detail.get("ctx", {}).keys():
             problem = f"the value must be {SETTINGS[name].bounds}"
         lines.append(f"{name} is {detail['input']!r}: {problem} (from {sources[name]})")
@@ -183,30 +183,30 @@ def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
         for variable, name in values.items()
         if variable + _FILE_SUFFIX not in values
     }
-    direct, named = {}, {}
-    found, warnings = _read_credentials()
+    from_variables, from_files = {}, {}
+    credentials, warnings = _read_credentials()
     for variable, text in os.environ.items():
         upper = variable.upper()
         if not upper.startswith(ENVIRONMENT_PREFIX) or upper == "PHPMQ_OUTPUT":
             continue
         source = f"environment {upper}"
         if upper not in values and upper not in files:
-            near = get_close_matches(upper, values, n=1, cutoff=0.85)
-            hint = "".join(f". Did you mean {one}?" for one in near)
+            similar = get_close_matches(upper, values, n=1, cutoff=0.85)
+            hint = "".join(f". Did you mean {candidate}?" for candidate in similar)
             warnings.append(f"{variable} in the environment is not a setting and is ignored{hint}")
         elif text and upper in values:
-            direct[values[upper]] = EnvironmentValue(text, source)
+            from_variables[values[upper]] = EnvironmentValue(text, source)
         elif text:
             name = files[upper]
-            named[name] = EnvironmentValue(_file_value(name, Path(text), upper), source)
-    return found | named | direct, warnings
+            from_files[name] = EnvironmentValue(_file_value(name, Path(text), upper), source)
+    return credentials | from_files | from_variables, warnings
 
 
 def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     if not folder:
         return {}, []
-    found, warnings = {}, []
+    values, warnings = {}, []
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -217,8 +217,8 @@ def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
             warnings.append(f"credential {name} is not a setting and is ignored")
             continue
         source = f"credential {name}"
-        found[name] = EnvironmentValue(_file_value(name, Path(folder, name), source), source)
-    return found, warnings
+        values[name] = EnvironmentValue(_file_value(name, Path(folder, name), source), source)
+    return values, warnings
 
 
 def _file_value(name: str, path: Path, source: str) -> str:

@@ -186,9 +186,10 @@ class AuditSettings(Section):
     days: Annotated[float, Field(gt=0, le=36_500)] = field(400, "Maximum age in days.", reload=True)
     rows: Number = field(1_000_000, "Maximum number of rows.", reload=True)
     refusals: Number = field(
-        10_000, "Maximum number of further rows, about refused callers without an identity.",
+        10_000,
+        "Maximum number of further rows, about refused callers without an identity.",
         reload=True,
-    )  # fmt: skip
+    )
 
 
 class MetricSettings(Section):
@@ -282,7 +283,7 @@ def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
 
 
 _FIELDS: Final[dict[str, Any]] = {
-    name: _queue_field(each) for name, each in DEFINITIONS.items() if each.broker_default
+    name: _queue_field(setting) for name, setting in DEFINITIONS.items() if setting.broker_default
 }
 _QueueDefaults: Any = cast(Any, create_model("_QueueDefaults", __base__=Section, **_FIELDS))
 

@@ -79,12 +79,12 @@ def as_toml(value: object) -> str:
 
 
 def _bounds_text(field: FieldInfo) -> str:
-    found: dict[str, Any] = {}
-    for piece in field.metadata:
-        for inner in getattr(piece, "metadata", [piece]):
-            found |= {name: getattr(inner, name) for name in BOUNDS if hasattr(inner, name)}
+    bounds: dict[str, Any] = {}
+    for metadata in field.metadata:
+        for inner in getattr(metadata, "metadata", [metadata]):
+            bounds |= {name: getattr(inner, name) for name in BOUNDS if hasattr(inner, name)}
     is_size = isinstance(field.default, ByteSize)
-    texts = {name: as_text(ByteSize(v) if is_size else v) for name, v in found.items()}
+    texts = {name: as_text(ByteSize(v) if is_size else v) for name, v in bounds.items()}
     return ", ".join(f"{words} {texts[name]}" for name, words in BOUNDS.items() if name in texts)
 
 
@@ -129,42 +129,37 @@ def section_help(section: str) -> str:
 
 def all_values(settings: Settings) -> dict[str, object]:
     """Return the values of all settings, keyed by name."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name in SETTINGS:
         value: Any = settings
         for key in name.split("."):
             value = getattr(value, key)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
-def config_file(given: Mapping[str, object] | None = None) -> str:
+def config_file(values: Mapping[str, object] | None = None) -> str:
     """Return the text of a TOML file for ``load`` that documents all settings.
 
-    ``given`` contains values keyed by setting.  All other settings are commented out and show their
-    defaults: ``#name = value``.
+    ``values`` are keyed by setting.  All other settings are commented out and show their defaults:
+    ``#name = value``.
     """
-    values = given or {}
+    values = values or {}
     lines = [_HEAD]
     for section, group in settings_by_section().items():
         if section:
             lines += ["", "", *_comment(section_help(section)), f"[{section}]"]
         for setting in group:
-            lines += ["", *_toml_lines(setting, values)]
+            mark = "" if setting.name in values else "#"
+            value = as_toml(values.get(setting.name, setting.default))
+            bounds = f"  # {setting.bounds}" if setting.bounds else ""
+            name = setting.name.rpartition(".")[2]
+            lines += ["", *_comment(setting.help), f"{mark}{name} = {value}{bounds}"]
     return "\n".join(lines) + "\n"
 
 
-def _toml_lines(setting: Setting, given: Mapping[str, object]) -> Iterator[str]:
-    is_given = setting.name in given
-    value = given[setting.name] if is_given else setting.default
-    bounds = f"  # {setting.bounds}" if setting.bounds else ""
-    yield from _comment(setting.help)
-    name = setting.name.rpartition(".")[2]
-    yield f"{'' if is_given else '#'}{name} = {as_toml(value)}{bounds}"
-
-
 def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        " ".join(text.split()), _WIDTH, initial_indent="# ", subsequent_indent="# ",
-        break_on_hyphens=False, break_long_words=False,
-    )  # fmt: skip
+    lines = textwrap.wrap(
+        " ".join(text.split()), _WIDTH - 2, break_on_hyphens=False, break_long_words=False
+    )
+    return [f"# {line}" for line in lines]

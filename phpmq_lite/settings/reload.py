@@ -1,6 +1,5 @@
 """Reloads settings in a running broker (SIGHUP)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +16,18 @@ class ReloadResult:
     pending: tuple[str, ...]  # names of settings that require a restart
 
 
-def reload_settings(current: Settings, wanted: Settings) -> ReloadResult:
-    """Return ``current`` with the values from ``wanted`` that a running broker can change.
+def reload_settings(current: Settings, requested: Settings) -> ReloadResult:
+    """Return ``current`` with the values from ``requested`` that a running broker can change.
 
     All other values are built into listeners, connections and the core at startup.
     """
-    before, after = all_values(current), all_values(wanted)
+    before, after = all_values(current), all_values(requested)
     different = [name for name in before if before[name] != after[name]]
     changed = tuple(name for name in different if SETTINGS[name].is_reloadable)
     pending = tuple(name for name in different if not SETTINGS[name].is_reloadable)
-    return ReloadResult(_replace(current, changed, after), changed, pending)
-
-
-def _replace(settings: Settings, names: Iterable[str], values: dict[str, object]) -> Settings:
     sections: dict[str, Any] = {}
-    for name in names:
+    for name in changed:
         section, _, key = name.partition(".")
-        old = sections.get(section) or getattr(settings, section)
-        sections[section] = old.model_copy(update={key: values[name]})
-    return settings.model_copy(update=sections)
+        settings = sections.get(section) or getattr(current, section)
+        sections[section] = settings.model_copy(update={key: after[name]})
+    return ReloadResult(current.model_copy(update=sections), changed, pending)

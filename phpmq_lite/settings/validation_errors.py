@@ -47,8 +47,8 @@ def describe_error(name: str, detail: Mapping[str, Any]) -> str:
 
     Errors from our own validators keep their text.  If the name is empty, "the value" replaces it.
     """
-    known = _BY_TYPE.get(detail["type"])
-    if known is not None:
-        return f"{name or 'the value'} {known.format_map(detail.get('ctx', {}))}"
-    text = _SUBJECT.sub(lambda found: "" if found[1] else "must ", str(detail["msg"]))
+    template = _BY_TYPE.get(detail["type"])
+    if template is not None:
+        return f"{name or 'the value'} {template.format_map(detail.get('ctx', {}))}"
+    text = _SUBJECT.sub(lambda match: "" if match[1] else "must ", str(detail["msg"]))
     return f"{name}: {text}" if name else text
