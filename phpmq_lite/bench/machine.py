@@ -66,12 +66,12 @@ _RECEIVE_BYTES: Final = 1 << 16
 
 def _rate(step: Callable[[], object], seconds: float) -> float:
     """Call ``step`` repeatedly for ``seconds``; return the number of calls per second."""
-    done = 0
+    calls = 0
     began_s = time.perf_counter()
     while (elapsed_s := time.perf_counter() - began_s) < seconds:
         step()
-        done += 1
-    return done / elapsed_s
+        calls += 1
+    return calls / elapsed_s
 
 
 def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
@@ -155,23 +155,23 @@ def echo_server(listener: socket.socket) -> Generator[None, None, None]:
     """Accept one connection and echo the received bytes, for ``measure_round_trips``."""
     with listener:
         yield
-        link, _ = listener.accept()
-    with link:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while data := link.recv(_RECEIVE_BYTES):
-            link.sendall(data)
+        connection, _ = listener.accept()
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := connection.recv(_RECEIVE_BYTES):
+            connection.sendall(data)
 
 
 def measure_round_trips(address: Address, seconds: float) -> Generator[None, None, float]:
     """Send 256 bytes over loopback and wait for the echo; return the round trips per second."""
     message = b"x" * ECHO_BYTES
-    with connect(address) as link:
+    with connect(address) as connection:
 
         def round_trip() -> None:
-            link.sendall(message)
+            connection.sendall(message)
             remaining = ECHO_BYTES
             while remaining:
-                remaining -= len(link.recv(_RECEIVE_BYTES)) or remaining
+                remaining -= len(connection.recv(_RECEIVE_BYTES)) or remaining
 
         yield
         return _rate(round_trip, seconds)

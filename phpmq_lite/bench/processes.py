@@ -95,11 +95,11 @@ def run_together(
 
 
 def _start(job: BenchJob) -> tuple[SpawnProcess, Connection]:
-    here, there = _spawn.Pipe()
-    process = _spawn.Process(target=_work, args=(there, job), daemon=True)
+    parent_end, child_end = _spawn.Pipe()
+    process = _spawn.Process(target=_work, args=(child_end, job), daemon=True)
     process.start()
-    there.close()
-    return process, here
+    child_end.close()
+    return process, parent_end
 
 
 def _gather(
@@ -171,8 +171,8 @@ def cpu_seconds(pid: int) -> float | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # the process name before ")" may contain spaces
-    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with children that have ended
-    return own + sum(cpu_seconds(int(child)) or 0.0 for child in " ".join(children).split())
+    own_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with children that have ended
+    return own_s + sum(cpu_seconds(int(child)) or 0.0 for child in " ".join(children).split())
 
 
 def busy_seconds() -> float | None:

@@ -129,8 +129,8 @@ class BenchReport:
 
     def latency_ratio(self, quantiles: Quantiles) -> float:
         """Return the ratio of the p50 to its lower bound: a one-row commit plus a round trip."""
-        least_ms = 1_000 / self.limits.rows_1 + 1_000 / self.limits.round_trips
-        return quantiles.p50 / least_ms
+        lower_bound_ms = 1_000 / self.limits.rows_1 + 1_000 / self.limits.round_trips
+        return quantiles.p50 / lower_bound_ms
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON document that includes the ratios."""

@@ -49,8 +49,15 @@ class PublishStream:
     The keys of confirmed publishes are unique across all processes.
     """
 
-    __slots__ = ("_head", "_is_confirmed", "_last_head", "_numbers", "_receipt", "_rest",
-                 "receipt_bytes")  # fmt: skip
+    __slots__ = (
+        "_head",
+        "_is_confirmed",
+        "_last_head",
+        "_numbers",
+        "_receipt",
+        "_remainder",
+        "receipt_bytes",
+    )
 
     def __init__(
         self, queue: str, size: int, *, is_confirmed: bool = True, content: str = PLAIN
@@ -65,7 +72,7 @@ class PublishStream:
         _broker.append_receipts(parts, queue, (bytes(KEY_BYTES),), None)
         self._receipt = b"".join(parts)[:-KEY_BYTES]
         self.receipt_bytes = len(self._receipt) + KEY_BYTES
-        self._rest = b""
+        self._remainder = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
         """Encode ``number`` publish frames; if ``is_last``, mark the final message as the last."""
@@ -82,11 +89,11 @@ class PublishStream:
         Raises:
             ClientError: the bytes contain a refusal or anything other than receipts.
         """
-        data = self._rest + data
+        data = self._remainder + data
         size = self.receipt_bytes
         count = len(data) // size
         end = count * size
-        self._rest = data[end:]
+        self._remainder = data[end:]
         if data.count(self._receipt, 0, end) != count:
             raise ClientError(f"the broker responded to a publish with {data[:200]!r}")
         return count
@@ -104,8 +111,17 @@ class PublishStream:
 class DispatchStream:
     """Decodes dispatched messages of a ``PublishStream`` and encodes the acknowledgements."""
 
-    __slots__ = ("_ack_head", "_head", "_last_head", "_parts", "_size", "consume", "frame_bytes",
-                 "is_complete", "received")  # fmt: skip
+    __slots__ = (
+        "_ack_head",
+        "_head",
+        "_last_head",
+        "_parts",
+        "_size",
+        "consume",
+        "frame_bytes",
+        "is_complete",
+        "received",
+    )
 
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
         self.consume = _client.consume(queue, window)  # frame that requests the first messages
@@ -133,18 +149,17 @@ class DispatchStream:
         end = len(data) // size * size
         for at in range(0, end, size):
             if not data.startswith(head, at):
-                self._take_last(data, at, end)
+                if not data.startswith(self._last_head, at) or at + size != end:
+                    raise ClientError(
+                        f"the broker dispatched an unexpected {data[at : at + 200]!r}"
+                    )
+                self.is_complete = True
             id_at = at + len(head)
             ids.append(data[id_at : id_at + ID_BYTES])
         self._parts = [data[end:]]
         self._size = len(data) - end
         self.received += len(ids)
         return self._ack_head + self._ack_head.join(ids) if ids else b""
-
-    def _take_last(self, data: bytes, at: int, end: int) -> None:
-        if not data.startswith(self._last_head, at) or at + self.frame_bytes != end:
-            raise ClientError(f"the broker dispatched an unexpected {data[at : at + 200]!r}")
-        self.is_complete = True
 
 
 def _dispatch(queue: str, body: bytes) -> bytes:
@@ -186,15 +201,15 @@ def publishes_per_write(size: int) -> int:
 @contextmanager
 def connect(address: Address) -> Iterator[socket.socket]:
     """Open a connection on which reads and writes time out after 30 s."""
-    with socket.create_connection(address, RECEIVE_TIMEOUT_S) as link:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield link
+    with socket.create_connection(address, RECEIVE_TIMEOUT_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield connection
 
 
-def receive(link: socket.socket) -> bytes:
+def receive(connection: socket.socket) -> bytes:
     """Wait for bytes from the broker and return them."""
     try:
-        data = link.recv(_RECEIVE_BYTES)
+        data = connection.recv(_RECEIVE_BYTES)
     except TimeoutError:
         raise ClientError(f"the broker sent nothing for {RECEIVE_TIMEOUT_S:.0f} s") from None
     if not data:
@@ -202,7 +217,7 @@ def receive(link: socket.socket) -> bytes:
     return data
 
 
-def wait_until_stored(link: socket.socket, before: bytes = b"") -> None:
+def wait_until_stored(connection: socket.socket, before: bytes = b"") -> None:
     """Send the frames in ``before`` and wait until the broker has stored their effects.
 
     Acknowledgements have no reply, but the commands of a connection are stored in order, so the
@@ -210,8 +225,8 @@ def wait_until_stored(link: socket.socket, before: bytes = b"") -> None:
     about to send anything else.
     """
     barrier = PublishStream(BARRIER_QUEUE, 1)
-    link.sendall(before + barrier.encode(1))
-    while not barrier.feed(receive(link)):
+    connection.sendall(before + barrier.encode(1))
+    while not barrier.feed(receive(connection)):
         pass
 
 
@@ -229,8 +244,8 @@ def publish(
     Publishing ends early after ``limit`` messages, rounded up to complete writes.
     """
     stream = PublishStream(queue, size, is_confirmed=is_confirmed, content=content)
-    with connect(address) as link:
-        wait_until_stored(link)
+    with connect(address) as connection:
+        wait_until_stored(connection)
         yield
         end_s = time.monotonic() + seconds
 
@@ -238,9 +253,9 @@ def publish(
             return time.monotonic() >= end_s or (limit is not None and sent >= limit)
 
         if is_confirmed:
-            return _publish_confirmed(link, stream, size, is_finished)
-        sent = _publish_plain(link, stream, size, is_finished)
-        wait_until_stored(link)
+            return _publish_confirmed(connection, stream, size, is_finished)
+        sent = _publish_plain(connection, stream, size, is_finished)
+        wait_until_stored(connection)
         return sent
 
 
@@ -252,13 +267,15 @@ def publish_number(
     No message is marked as the last, because more may follow.
     """
     stream = PublishStream(queue, size)
-    with connect(address) as link:
+    with connect(address) as connection:
         yield
-        return _publish_confirmed(link, stream, size, lambda sent: sent >= number, marks_last=False)
+        return _publish_confirmed(
+            connection, stream, size, lambda sent: sent >= number, marks_last=False
+        )
 
 
 def _publish_confirmed(
-    link: socket.socket,
+    connection: socket.socket,
     stream: PublishStream,
     size: int,
     is_finished: Callable[[int], bool],
@@ -271,23 +288,23 @@ def _publish_confirmed(
     while not is_last or confirmed < sent:
         if not is_last and sent - confirmed <= limit - per_write:
             is_last = is_finished(sent + per_write)
-            link.sendall(stream.encode(per_write, is_last=is_last and marks_last))
+            connection.sendall(stream.encode(per_write, is_last=is_last and marks_last))
             sent += per_write
         else:
-            confirmed += stream.feed(receive(link))
+            confirmed += stream.feed(receive(connection))
     return sent
 
 
 def _publish_plain(
-    link: socket.socket, stream: PublishStream, size: int, is_finished: Callable[[int], bool]
+    connection: socket.socket, stream: PublishStream, size: int, is_finished: Callable[[int], bool]
 ) -> int:
     per_write = publishes_per_write(size)
     publishes = stream.encode(per_write)
     sent = 0
     while not is_finished(sent):
-        link.sendall(publishes)  # blocks until the broker reads data
+        connection.sendall(publishes)  # blocks until the broker reads data
         sent += per_write
-    link.sendall(stream.encode(1, is_last=True))
+    connection.sendall(stream.encode(1, is_last=True))
     return sent + 1
 
 
@@ -299,14 +316,14 @@ def consume(
     Returns once all acknowledgements are stored. The queue must be empty before the call.
     """
     stream = DispatchStream(queue, size, window, content)
-    with connect(address) as link:
-        wait_until_stored(link, stream.consume)
+    with connect(address) as connection:
+        wait_until_stored(connection, stream.consume)
         yield
         while not stream.is_complete:
-            answer = stream.feed(receive(link))
+            answer = stream.feed(receive(connection))
             if answer:
-                link.sendall(answer)
-        wait_until_stored(link)
+                connection.sendall(answer)
+        wait_until_stored(connection)
         return stream.received
 
 
@@ -344,15 +361,15 @@ def one_in_flight(
     return receive_s, receipt_s
 
 
-def _wait_receipt(link: socket.socket, stream: PublishStream) -> None:
-    while not stream.feed(receive(link)):
+def _wait_receipt(connection: socket.socket, stream: PublishStream) -> None:
+    while not stream.feed(receive(connection)):
         pass
 
 
-def _wait_dispatch(link: socket.socket, stream: DispatchStream) -> bytes:
+def _wait_dispatch(connection: socket.socket, stream: DispatchStream) -> bytes:
     answer = b""
     while not answer:
-        answer = stream.feed(receive(link))
+        answer = stream.feed(receive(connection))
     return answer
 
 
@@ -366,15 +383,15 @@ def drain(
     """
     stream = DispatchStream(queue, size, window, content)
     barrier = PublishStream(BARRIER_QUEUE, 1)
-    with connect(address) as link:
+    with connect(address) as connection:
         yield
-        link.sendall(stream.consume)
+        connection.sendall(stream.consume)
         while stream.received < number:
-            answer = stream.feed(receive(link))
+            answer = stream.feed(receive(connection))
             if answer:
-                link.sendall(answer)
-        link.sendall(barrier.encode(1))
+                connection.sendall(answer)
+        connection.sendall(barrier.encode(1))
         tail = b""
         while not barrier.has_receipt(tail):
-            tail = tail[-_RECEIPT_BYTES:] + receive(link)
+            tail = tail[-_RECEIPT_BYTES:] + receive(connection)
         return stream.received

@@ -139,8 +139,8 @@ def answer_request(
             history_id=ranges.bounds().history_id,
             queue=rows.queue,
         )
-        given = 0 if request["is_head"] else _stream(rows, output)
-        output.put_json(END, rows=given)
+        sent = 0 if request["is_head"] else _stream(rows, output)
+        output.put_json(END, rows=sent)
 
 
 def _rows(ranges: HistoryRanges, request: dict[str, Any]) -> RangeRows:
@@ -154,14 +154,14 @@ def _rows(ranges: HistoryRanges, request: dict[str, Any]) -> RangeRows:
 def _stream(rows: RangeRows, output: FrameWriter) -> int:
     import pyarrow as pa
 
-    given = 0
+    sent = 0
     writer = pa.ipc.new_stream(output, rows.schema)
     for batch in rows:
         writer.write_batch(batch)
-        given += batch.num_rows
+        sent += batch.num_rows
     writer.close()  # in a ``with`` block, this would run even after a failure
     output.flush_all()
-    return given
+    return sent
 
 
 def _lower_priority() -> None:

@@ -40,9 +40,9 @@ class ExportPacer:
         self._passed = passed
         self._now = now
         self._sleep = sleep
-        self._seen = passed()
+        self._last_passed = passed()
         self._pause_s = MIN_PAUSE_S
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def pause(self) -> float:
         """Pause before the next piece if messages were processed; only one export at a time pauses.
@@ -51,13 +51,14 @@ class ExportPacer:
             How long the call waited, in seconds.
         """
         began_s = self._now()
-        async with self._turn:
-            seen, self._seen = self._seen, self._passed()
-            if seen != self._seen:
-                await self._rest()
+        async with self._lock:
+            before, self._last_passed = self._last_passed, self._passed()
+            if before != self._last_passed:
+                await self._adapt_pause()
         return self._now() - began_s
 
-    async def _rest(self) -> None:
+    async def _adapt_pause(self) -> None:
+        """Pause; double the length if the event loop woke up late, otherwise shorten it."""
         began_s = self._now()
         await self._sleep(self._pause_s)
         late_s = self._now() - began_s - self._pause_s
@@ -71,11 +72,13 @@ EXPORT_LIMIT: Final = 2  # maximum number of concurrent exports
 STALLED_S: Final = 30.0  # an export that sends no frame for this long is considered stalled
 IDLE_S: Final = 60.0  # export processes that stay idle this long are killed
 PROGRAM: Final = (  # our folder comes last in sys.path so that it shadows no other modules
-    sys.executable, "-P", "-c",
+    sys.executable,
+    "-P",
+    "-c",
     "import sys; sys.path.append(sys.argv[1]);"
     " from phpmq_lite.export.child_process import main; sys.exit(main(*sys.argv[2:]))",
     str(Path(__file__).parents[2]),
-)  # fmt: skip
+)
 
 _log = get_logger(__name__)
 
@@ -224,10 +227,13 @@ class ExportProcesses:
     async def _start(self) -> "_ExportProcess":
         try:
             started = await asyncio.create_subprocess_exec(
-                *self.program, *self._databases, stdin=PIPE, stdout=PIPE,
+                *self.program,
+                *self._databases,
+                stdin=PIPE,
+                stdout=PIPE,
                 limit=child_process.PIECE_BYTES,
                 start_new_session=True,  # shield it from Ctrl-C, because the broker ends it
-            )  # fmt: skip
+            )
         except OSError as error:
             raise ExportError(f"the export process did not start: {os_reason(error)}") from error
         process = _ExportProcess(started, self.stalled_s)

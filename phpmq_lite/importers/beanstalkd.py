@@ -132,8 +132,8 @@ class BeanstalkdClient:
 
         Return None if the server is draining and accepts no jobs.
         """
-        put = b"put 4294967295 %d 60 0\r\n" % _PROBE_S
-        answer = self.ask([b"use " + PROBE_TUBE.encode(), put])[1]
+        command = b"put 4294967295 %d 60 0\r\n" % _PROBE_S
+        answer = self.ask([b"use " + PROBE_TUBE.encode(), command])[1]
         if len(answer.words) < 2:
             return None
         probe = int(answer.words[1])
@@ -149,7 +149,7 @@ class BeanstalkdClient:
                 yield JobGroup(stats["tube"], state_index, int(stats["pri"])), int(stats["id"])
 
     def read_jobs(
-        self, wanted: Sequence[tuple[JobGroup, int]], *, is_held: bool
+        self, members: Sequence[tuple[JobGroup, int]], *, is_held: bool
     ) -> list[BeanstalkdJob | None]:
         """Return the jobs with the given ids, with None for each job that no longer exists.
 
@@ -158,9 +158,9 @@ class BeanstalkdClient:
         ready when the connection ends, whatever its previous state.
         """
         commands = []
-        for group, job_id in wanted:
-            read = b"reserve-job" if is_held and group.state == READY else b"peek"
-            commands += [b"stats-job %d" % job_id, b"%s %d" % (read, job_id)]
+        for group, job_id in members:
+            command = b"reserve-job" if is_held and group.state == READY else b"peek"
+            commands += [b"stats-job %d" % job_id, b"%s %d" % (command, job_id)]
         answers = self.ask(commands)
         return [_job_from(*answers[at : at + 2]) for at in range(0, len(answers), 2)]
 
@@ -189,28 +189,28 @@ def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
 def find_jobs(
     server: BeanstalkdClient,
     tubes: Sequence[str] = (),
-    found: Callable[[int], None] = lambda _count: None,
+    report: Callable[[int], None] = lambda _count: None,
 ) -> "dict[JobGroup, array[int]]":
     """Return the ids of all jobs, or only of those in ``tubes``, grouped in the order of moving.
 
-    Jobs that are added during the search are not included.  ``found`` is called with the number of
+    Jobs that are added during the search are not included.  ``report`` is called with the number of
     jobs that were found since its last call.
     """
     newest = server.newest_id()
     total = server.jobs()
     groups: defaultdict[JobGroup, array[int]] = defaultdict(lambda: array("Q"))
-    seen = 0
+    job_count = 0
     for ids in _all_ids(newest):
-        if seen >= (server.jobs() if newest is None else total):
+        if job_count >= (server.jobs() if newest is None else total):
             break
-        before = seen
+        before = job_count
         for group, job_id in server.find_groups(ids):
-            seen += 1
+            job_count += 1
             if group.tube == PROBE_TUBE:  # this job is left over from a run that was killed
                 server.delete([job_id])
             elif not tubes or group.tube in tubes:
                 groups[group].append(job_id)
-        found(seen - before)
+        report(job_count - before)
     return {group: array("Q", sorted(groups[group])) for group in sorted(groups)}
 
 
@@ -231,8 +231,8 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
     ``queue``, so that the journal distinguishes a rehearsal with another queue, and ``instance``,
     because beanstalkd reuses ids if it restarts without its binlog.
     """
-    whole = f"{instance} {job.job_id} {job.tube} {queue}"
-    key = hashlib.sha256(whole.encode()).hexdigest().encode()
+    identity = f"{instance} {job.job_id} {job.tube} {queue}"
+    key = hashlib.sha256(identity.encode()).hexdigest().encode()
     if job.state == RESERVED:
         return None
     if job.state == "delayed":
@@ -253,15 +253,15 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
 def _job_from(stats: BeanstalkdReply, content: BeanstalkdReply) -> BeanstalkdJob | None:
     if stats.words[0] != b"OK":
         return None
-    found = _fields(stats.body)
-    if content.words[0] not in _WITH_BODY and found["state"] != RESERVED:
+    fields = _fields(stats.body)
+    if content.words[0] not in _WITH_BODY and fields["state"] != RESERVED:
         return None
     return BeanstalkdJob(
-        int(found["id"]),
-        found["tube"],
-        found["state"],
-        int(found["time-left"]),
-        int(found["reserves"]),
+        int(fields["id"]),
+        fields["tube"],
+        fields["state"],
+        int(fields["time-left"]),
+        int(fields["reserves"]),
         content.body,
     )
 

@@ -61,8 +61,8 @@ class TableMapping:
 
     def column(self, kind: Kind, name: str) -> str:
         """Return the actual name of a column in the table for ``kind``."""
-        own = self.failed_columns.get(name) if kind == "failed" else None
-        return own or self.columns.get(name, name)
+        exception = self.failed_columns.get(name) if kind == "failed" else None
+        return exception or self.columns.get(name, name)
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,19 +101,19 @@ def read_rows(
     """
     table = _quote(layout.table(kind))
     names = find_columns(connection, kind, layout)
-    shown = [
+    selected = [
         f"CAST({_quote(column)} AS BLOB)" if name == "payload" else _quote(column)
         for name, column in names.items()
     ]
-    head = f"SELECT {', '.join(shown)} FROM {table}"  # noqa: S608 - quoted names
+    head = f"SELECT {', '.join(selected)} FROM {table}"  # noqa: S608 - quoted names
     key = _quote(names["id"])
     tail = f"ORDER BY {key} LIMIT {_PAGE}"
-    found = connection.execute(f"{head} {tail}").fetchall()
-    while found:
-        for values in found:
+    rows = connection.execute(f"{head} {tail}").fetchall()
+    while rows:
+        for values in rows:
             yield _row(kind, dict(zip(names, values, strict=True)), zone)
-        last = found[-1][list(names).index("id")]
-        found = connection.execute(f"{head} WHERE {key} > ? {tail}", (last,)).fetchall()
+        last_id = rows[-1][list(names).index("id")]
+        rows = connection.execute(f"{head} WHERE {key} > ? {tail}", (last_id,)).fetchall()
 
 
 def find_columns(
@@ -132,17 +132,17 @@ def find_columns(
         tables_found = ", ".join(name for (name,) in connection.execute(tables)) or "none"
         flags = "--table" if kind == "jobs" else "--failed-table or --no-failed"
         raise InitphpError(f"there is no table {table!r}; found: {tables_found}. Use {flags}")
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for name in (*REQUIRED, *OPTIONAL[kind]):
         column = layout.column(kind, name)
         if column in available:
-            found[name] = column
+            columns[name] = column
         elif name in REQUIRED or column != name:
             raise InitphpError(
                 f"table {table!r} has no column {column!r} for {name}; "
                 f"found: {', '.join(available)}. Use --column"
             )
-    return found
+    return columns
 
 
 def _quote(name: str) -> str:
@@ -179,8 +179,8 @@ def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
     if value is None:
         return None
     if isinstance(value, str):
-        found = datetime.fromisoformat(value)
-        return round((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp() * 1_000)
+        moment = datetime.fromisoformat(value)
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp() * 1_000)
     if isinstance(value, int | float):
         return round(value * 1_000)
     raise ValueError(value)
@@ -220,12 +220,12 @@ def _was_released(row: InitphpRow, now_ms: int) -> bool:
 
 
 def _key(row: InitphpRow, identity: str) -> bytes:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in (row.kind, str(row.row_id), row.queue, identity):
         encoded = part.encode("utf-8", "surrogatepass")
-        whole.update(b"%d:" % len(encoded) + encoded)
-    whole.update(row.payload)
-    return whole.hexdigest().encode()
+        digest.update(b"%d:" % len(encoded) + encoded)
+    digest.update(row.payload)
+    return digest.hexdigest().encode()
 
 
 def _record(row: InitphpRow) -> bytes:
