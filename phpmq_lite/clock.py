@@ -67,14 +67,13 @@ class Clock:
         self._gap_ms = self._jump_ms = 0
 
     def _resume(self, stored: Mapping[str, int], wall_ms: int, running_ms: int) -> int:
-        """Return the steady time at startup."""
         guess_ms = wall_ms - stored.get("clock_step_ms", 0)
         seen_ms = stored.get("last_seen_ms")
         if seen_ms is None:
             return guess_ms
-        away_ms = running_ms - stored.get("clock_running_ms", running_ms + 1)
-        if self._boot and stored.get("clock_boot") == self._boot and away_ms >= 0:
-            return seen_ms + away_ms
+        down_ms = running_ms - stored.get("clock_running_ms", running_ms + 1)
+        if self._boot and stored.get("clock_boot") == self._boot and down_ms >= 0:
+            return seen_ms + down_ms
         if guess_ms - seen_ms > DOUBT_MS:
             self.doubt_ms, self.is_doubt_new = guess_ms - seen_ms, True
             return seen_ms
@@ -98,10 +97,10 @@ class Clock:
 
     def take_disturbance(self) -> ClockDisturbance:
         """Return the total gap in the readings and the total clock jump since the last call."""
-        happened = ClockDisturbance(self._gap_ms, self._jump_ms)
+        disturbance = ClockDisturbance(self._gap_ms, self._jump_ms)
         self._gap_ms = self._jump_ms = 0
         self.is_disturbed = False
-        return happened
+        return disturbance
 
     def pending_decision_counters(self, next_number: int) -> dict[str, int]:
         """Return counters that record a new gap awaiting a decision, or none if there is no gap."""
@@ -132,7 +131,9 @@ def boot_id() -> int:
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        space = os.readlink("/proc/self/ns/time") if os.path.lexists("/proc/self/ns/time") else ""
+        namespace = (
+            os.readlink("/proc/self/ns/time") if os.path.lexists("/proc/self/ns/time") else ""
+        )
     except OSError:
         return 0
-    return int.from_bytes(blake2b(f"{boot} {space}".encode(), digest_size=7).digest())
+    return int.from_bytes(blake2b(f"{boot} {namespace}".encode(), digest_size=7).digest())

@@ -15,14 +15,14 @@ class Forkable(Protocol):
 _objects: Final[WeakSet[Forkable]] = WeakSet()
 
 
-def reset_after_fork(made: Forkable) -> None:
-    """Call ``made.forked()`` in each child that this process forks while ``made`` exists."""
-    _objects.add(made)
+def reset_after_fork(forkable: Forkable) -> None:
+    """Call ``forkable.forked()`` in each child that is forked while ``forkable`` exists."""
+    _objects.add(forkable)
 
 
 def _reset() -> None:
-    for made in list(_objects):
-        made.forked()
+    for forkable in list(_objects):
+        forkable.forked()
 
 
 if hasattr(os, "register_at_fork"):  # systems without it do not fork

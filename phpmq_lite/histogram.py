@@ -46,9 +46,9 @@ def percentile(counts: Sequence[int], q: float) -> int | None:
     return None
 
 
-def add(one: Sequence[int], other: Sequence[int]) -> list[int]:
+def add(first: Sequence[int], second: Sequence[int]) -> list[int]:
     """Return the sum of two histograms."""
-    return list(map(_plus, one, other))
+    return list(map(_plus, first, second))
 
 
 def pack(counts: Sequence[int]) -> bytes:
@@ -76,17 +76,17 @@ def unpack(packed: bytes) -> list[int]:
 def add_packed(counts: list[int], packed: bytes) -> None:
     """Add a packed histogram to ``counts`` in place, three times as fast as unpacking it first."""
     index = -1
-    rest = iter(packed)
-    for byte in rest:
-        index += (byte if byte < 128 else _long(byte, rest)) + 1
-        count = next(rest, 0)
+    values = iter(packed)
+    for byte in values:
+        index += (byte if byte < 128 else _long(byte, values)) + 1
+        count = next(values, 0)
         if index < BUCKETS:
-            counts[index] += count if count < 128 else _long(count, rest)
+            counts[index] += count if count < 128 else _long(count, values)
 
 
-def _long(first: int, rest: Iterator[int]) -> int:
+def _long(first: int, values: Iterator[int]) -> int:
     number, shift = first & 127, 7
-    for byte in rest:
+    for byte in values:
         number |= (byte & 127) << shift
         if byte < 128:
             break

@@ -24,7 +24,7 @@ COUNTS: Final = (
     "bytes",
 )
 TIMES: Final = tuple(
-    f"{what}_{which}" for what in ("wait", "hold") for which in ("p50", "p95", "p99", "max")
+    f"{span}_{statistic}" for span in ("wait", "hold") for statistic in ("p50", "p95", "p99", "max")
 )
 
 

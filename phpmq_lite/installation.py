@@ -58,29 +58,29 @@ def install_command(*extras: str, flags: str = "") -> str:
     from importlib.metadata import PackageNotFoundError, distribution  # slow, and rarely needed
 
     try:
-        own = distribution(NAME)
+        installed = distribution(NAME)
     except PackageNotFoundError:
-        own = None
-    source, options = _source(own)
+        installed = None
+    source, options = _source(installed)
     pip = " ".join(filter(None, (shlex.quote(sys.executable), "-m pip install", flags, options)))
     if source is not None:
         listed = f"[{','.join(extras)}]" if extras else ""
         return f"{pip} {shlex.quote(f'{source}{listed}')}"
-    needed = sorted({one for extra in extras for one in _requirements(own, extra)})
-    if needed:
-        return f"{pip} {' '.join(map(shlex.quote, needed))}"
+    requirements = sorted({name for extra in extras for name in _requirements(installed, extra)})
+    if requirements:
+        return f"{pip} {' '.join(map(shlex.quote, requirements))}"
     return f"{pip} phpmq_lite-VERSION-py3-none-any.whl"
 
 
-def _source(own: "Distribution | None") -> tuple[Path | None, str]:
+def _source(installed: "Distribution | None") -> tuple[Path | None, str]:
     """Return a pair: the checkout or wheel (None if it is gone), and pip options to install it."""
     from urllib.request import url2pathname
 
-    if own is None:  # the program runs from a checkout that is not installed
+    if installed is None:  # the program runs from a checkout that is not installed
         checkout = Path(__file__).resolve().parent.parent
         return (checkout, "-e") if (checkout / "pyproject.toml").is_file() else (None, "")
     try:
-        origin = json.loads(own.read_text("direct_url.json") or "{}")
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
     except ValueError:
         return None, ""
     url = urlsplit(origin.get("url", ""))
@@ -90,18 +90,18 @@ def _source(own: "Distribution | None") -> tuple[Path | None, str]:
     return path, "-e" if origin.get("dir_info", {}).get("editable") else ""
 
 
-def _requirements(own: "Distribution | None", extra: str) -> Iterator[str]:
-    for text in (own.requires if own is not None else None) or ():
-        needed, _, marker = text.partition(";")
-        found = _EXTRA.search(marker)
-        if found is None or found[1] != extra:
+def _requirements(installed: "Distribution | None", extra: str) -> Iterator[str]:
+    for text in (installed.requires if installed is not None else None) or ():
+        requirement, _, marker = text.partition(";")
+        match = _EXTRA.search(marker)
+        if match is None or match[1] != extra:
             continue
-        inner = _OWN.match(needed.strip())
+        inner = _OWN.match(requirement.strip())
         if inner is None:
-            yield needed.strip()
+            yield requirement.strip()
             continue
-        for one in inner[1].split(","):
-            yield from _requirements(own, one)
+        for inner_extra in inner[1].split(","):
+            yield from _requirements(installed, inner_extra)
 
 
 _PACKAGE = Path(__file__).parent

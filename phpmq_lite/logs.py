@@ -109,11 +109,11 @@ class RecentLogLines:
 
     def add(self, event: EventDict) -> None:
         """Add a line, with long texts truncated; evict the oldest lines if a limit is exceeded."""
-        known = {"event", "ts", "level", "area", _MULTILINE}
-        rest = " ".join(
+        separate = {"event", "ts", "level", "area", _MULTILINE}
+        fields = " ".join(
             f"{key}={value if isinstance(value, str) else json.dumps(value, default=str)}"
             for key, value in event.items()
-            if key not in known and key not in _SECRET and not key.startswith("_")
+            if key not in separate and key not in _SECRET and not key.startswith("_")
         )
         with self._lock:
             self._number += 1
@@ -123,7 +123,7 @@ class RecentLogLines:
                 str(event.get("level", "info")),
                 str(event.get("area") or getattr(event.get("_record"), "name", "")),
                 _cut(str(event.get("event", ""))),
-                _cut(rest),
+                _cut(fields),
                 _cut(str(event.get(_MULTILINE, ""))),
             )
             self._lines.append(line)
@@ -133,10 +133,10 @@ class RecentLogLines:
 
     def lines(self, least: str = "debug") -> list[LogLine]:
         """Return the log lines at level ``least`` or above, newest first."""
-        wanted = LEVELS[LEVELS.index(least) :]
+        levels = LEVELS[LEVELS.index(least) :]
         with self._lock:
-            found = [line for line in self._lines if line.level in wanted]
-        return found[::-1]
+            lines = [line for line in self._lines if line.level in levels]
+        return lines[::-1]
 
 
 def _cut(text: str) -> str:
@@ -249,10 +249,10 @@ def configure(
         stream: where to write; None means standard error.
     """
     global _file
-    out = sys.stderr if stream is None else stream
-    _file = _LogFile(out)
-    is_console = style == "console" or (style == "auto" and out.isatty())
-    least = logging.getLevelNamesMapping()[level.upper()]
+    output = sys.stderr if stream is None else stream
+    _file = _LogFile(output)
+    is_console = style == "console" or (style == "auto" and output.isatty())
+    lowest = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
@@ -261,8 +261,8 @@ def configure(
         _remember,
     ]
     structlog.configure(
-        processors=[*shared, _renderer(is_console, out)],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
+        processors=[*shared, _renderer(is_console, output)],
+        wrapper_class=structlog.make_filtering_bound_logger(lowest),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _file)),
     )
     handler = logging.StreamHandler(_file)
@@ -270,25 +270,25 @@ def configure(
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            _renderer(is_console, out),
+            _renderer(is_console, output),
         ],
     )
     handler.setFormatter(formatter)
-    logging.basicConfig(handlers=[handler], level=max(least, logging.WARNING), force=True)
+    logging.basicConfig(handlers=[handler], level=max(lowest, logging.WARNING), force=True)
 
 
 def set_level(level: str) -> None:
     """Change the lowest level that is written, even for existing loggers."""
-    least = logging.getLevelNamesMapping()[level.upper()]
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(least))
-    logging.getLogger().setLevel(max(least, logging.WARNING))
+    lowest = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(lowest))
+    logging.getLogger().setLevel(max(lowest, logging.WARNING))
 
 
-def _renderer(is_console: bool, out: TextIO) -> Processor:
+def _renderer(is_console: bool, output: TextIO) -> Processor:
     if not is_console:
         return structlog.processors.JSONRenderer(ensure_ascii=False)
     return structlog.dev.ConsoleRenderer(
-        colors=out.isatty() and not os.environ.get("NO_COLOR"),
+        colors=output.isatty() and not os.environ.get("NO_COLOR"),
         exception_formatter=structlog.dev.plain_traceback,
         timestamp_key="ts",
     )

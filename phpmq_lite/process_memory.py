@@ -27,8 +27,8 @@ def peak_resident_bytes(pid: int | None = None) -> int:
     except OSError:
         if pid is not None:
             return 0
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1_024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1_024
     for line in lines:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10

@@ -41,9 +41,9 @@ def prepare(connection: Any, *, drops_unread: bool = True) -> None:
 
 def open_socket(address: Any) -> socket.socket:
     """Return an unconnected socket with these options, for an address as by ``getaddrinfo``."""
-    made = socket.socket(*address[:3])
-    prepare(made)
-    return made
+    connection = socket.socket(*address[:3])
+    prepare(connection)
+    return connection
 
 
 class Dialer:
@@ -60,10 +60,10 @@ class Dialer:
             OSError: no address accepted a connection within ``timeout_s``.
         """
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        found = self._sort(socket.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
+        addresses = self._sort(socket.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
         with selectors.DefaultSelector() as selector:
             try:
-                return self._race(selector, found, deadline)
+                return self._race(selector, addresses, deadline)
             finally:
                 for key in list(selector.get_map().values()):
                     key.fileobj.close()  # type: ignore[union-attr]
@@ -79,17 +79,17 @@ class Dialer:
             return socket.socket(*info[:3])
 
         loop = asyncio.get_running_loop()
-        found = self._sort(await loop.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
-        made = await start_connection(
-            found, happy_eyeballs_delay=ADDRESS_DELAY_S, socket_factory=open_one
+        addresses = self._sort(await loop.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
+        connection = await start_connection(
+            addresses, happy_eyeballs_delay=ADDRESS_DELAY_S, socket_factory=open_one
         )
-        self._failed[made.getpeername()] = 0.0
-        return made
+        self._failed[connection.getpeername()] = 0.0
+        return connection
 
-    def _sort(self, found: list[Any]) -> list[Any]:
+    def _sort(self, addresses: list[Any]) -> list[Any]:
         """Sort addresses by the time of their last failure; forget those of other answers."""
-        self._failed = {info[4]: self._failed.get(info[4], 0.0) for info in found}
-        return sorted(found, key=lambda info: self._failed[info[4]])
+        self._failed = {info[4]: self._failed.get(info[4], 0.0) for info in addresses}
+        return sorted(addresses, key=lambda info: self._failed[info[4]])
 
     def _race(
         self, selector: selectors.BaseSelector, waiting: list[Any], deadline: float
@@ -116,8 +116,8 @@ class Dialer:
                     error = OSError(number, os.strerror(number))
                     continue
                 selector.register(attempt, selectors.EVENT_WRITE, address)
-            until = min(deadline, next_at) if waiting else deadline
-            for key, _ in selector.select(min(max(0.0, until - now), _SIGNAL_S)):
+            wait_until = min(deadline, next_at) if waiting else deadline
+            for key, _ in selector.select(min(max(0.0, wait_until - now), _SIGNAL_S)):
                 attempt = key.fileobj  # type: ignore[assignment]
                 selector.unregister(attempt)
                 number = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

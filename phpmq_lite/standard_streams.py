@@ -31,7 +31,7 @@ class GuardedOutput(io.FileIO):
         self.on_resumed: Callable[[int], None] = lambda _lines: None  # called after dropped lines
         self._descriptor = descriptor
         self._reported = 0
-        self._last = b"\n"  # the last written byte
+        self._last_byte = b"\n"
         self._is_torn = False  # whether the rest of the last line is lost
         self._forget()
         os.register_at_fork(after_in_child=self._forget)  # what waits belongs to the parent
@@ -77,12 +77,12 @@ class GuardedOutput(io.FileIO):
     def _write_waiting(self) -> None:
         with self._changed:
             data, self._waiting = b"".join(self._waiting), []
-        lost = self._write_all(data)
+        lost_lines = self._write_all(data)
         with self._changed:
             self._bytes -= len(data)
             self._is_stuck = False
-            self.dropped += lost
-            unreported = 0 if lost else self.dropped - self._reported
+            self.dropped += lost_lines
+            unreported = 0 if lost_lines else self.dropped - self._reported
             self._reported += unreported
             self._changed.notify_all()
         if unreported:
@@ -90,20 +90,20 @@ class GuardedOutput(io.FileIO):
 
     def _write_all(self, data: bytes) -> int:
         """Write data, and return how many lines could not be written."""
-        rest = b"\n" + data if self._is_torn else data
+        remaining = b"\n" + data if self._is_torn else data
         self._is_torn = False
-        while rest:
+        while remaining:
             try:
-                count = os.write(self._descriptor, rest)
+                count = os.write(self._descriptor, remaining)
             except BlockingIOError:  # another process has made the descriptor non-blocking
                 writable = select.poll()
                 writable.register(self._descriptor, select.POLLOUT)
                 writable.poll(_POLL_MS)
                 continue
             except OSError:
-                self._is_torn = self._last != b"\n"
-                return rest.count(b"\n") or 1
-            self._last, rest = rest[count - 1 : count], rest[count:]
+                self._is_torn = self._last_byte != b"\n"
+                return remaining.count(b"\n") or 1
+            self._last_byte, remaining = remaining[count - 1 : count], remaining[count:]
         return 0
 
     def flush(self) -> None:
@@ -154,6 +154,6 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(descriptor, True)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - never closed
-    out = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stdout = _TextOutput(out.buffer, out, line_buffering=out.isatty())
-    sys.stderr = _TextOutput(GuardedOutput(2), sys.stderr or out, line_buffering=True)
+    output = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = _TextOutput(output.buffer, output, line_buffering=output.isatty())
+    sys.stderr = _TextOutput(GuardedOutput(2), sys.stderr or output, line_buffering=True)

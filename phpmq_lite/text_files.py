@@ -67,10 +67,12 @@ def decode_secret(data: bytes) -> str:
         TextFileError: it has a character that cannot be seen; the secret is not in the message.
     """
     text = decode_text(data).strip("\r\n")
-    for place, letter in enumerate(text, 1):
-        is_blank = letter in _BLANK or unicodedata.category(letter) in _INVISIBLE
-        if is_blank and letter != " ":
-            raise TextFileError(f"has an invisible character, U+{ord(letter):04X}, at {place}")
+    for position, character in enumerate(text, 1):
+        is_blank = character in _BLANK or unicodedata.category(character) in _INVISIBLE
+        if is_blank and character != " ":
+            raise TextFileError(
+                f"has an invisible character, U+{ord(character):04X}, at {position}"
+            )
     return text
 
 
