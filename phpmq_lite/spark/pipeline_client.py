@@ -19,6 +19,7 @@ from phpmq_lite.spark.errors import (
     BrokerError,
     DataLossError,
     OptionError,
+    Remedy,
     ShortReadError,
 )
 from phpmq_lite.spark.source_options import SourceConnection
@@ -101,7 +102,7 @@ class PipelineClient:
         self, connection: SourceConnection, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         if connection.url is None:
-            raise OptionError("this operation requires a broker; set the option url")
+            raise OptionError(f"this operation requires a broker; {Remedy.SET_OPTION_URL}")
         parts = urlsplit(connection.url)
         self._url = connection.url
         self._is_tls = parts.scheme == "https"
@@ -327,7 +328,7 @@ class PipelineClient:
         if code in ("gap", "other_history"):
             return DataLossError(detail)
         hint = {
-            401: "; set a valid token (option token)",
+            401: f"; set a valid token {Remedy.SET_TOKEN}",
             403: "; the token's role or queues do not allow this",
         }.get(response.status, "")
         words = f"{self._url} responded with {response.status} {code}: {detail}{hint}"

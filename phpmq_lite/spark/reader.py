@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.columns import arrow_schema, conform_batch
-from phpmq_lite.spark.errors import DataLossError, OptionError
+from phpmq_lite.spark.errors import DataLossError, OptionError, Remedy
 from phpmq_lite.spark.history import (
     HistoryRequest,
     HistorySource,
@@ -131,7 +131,7 @@ def _read_history(
     if options.connection.path is not None and part.machine != node():
         raise OptionError(
             f"path requires a local master: this executor is on {node()}, but the database is on"
-            f" {part.machine}; set url, which every executor can reach"
+            f" {part.machine}; {Remedy.SET_URL} which every executor can reach"
         )
     request = _range_request(options, part, schema.names)
     target = arrow_schema(schema)
@@ -153,14 +153,14 @@ def _check_gap(lo: int, bounds: HistoryBounds, options: HistoryOptions) -> int:
     if options.fails_on_data_loss and lo < bounds.lo:
         raise DataLossError(
             f"rows from offset {lo + 1} were requested, but retention removed all rows up to"
-            f" {bounds.lo}; set failOnDataLoss to false to continue with the remaining rows"
+            f" {bounds.lo}; set {Remedy.ACCEPT_LOSS} to continue with the remaining rows"
         )
     needs_deleted = not options.outcomes or DELETED in options.outcomes
     if options.fails_on_data_loss and needs_deleted and lo < bounds.lo_deleted:
         raise DataLossError(
             f"rows from offset {lo + 1} were requested, but retention removed rows of deleted"
-            f" messages up to {bounds.lo_deleted}; set failOnDataLoss to false to continue without"
-            f" them, or outcomes to {','.join(name for name in OUTCOMES if name != DELETED)}"
+            f" messages up to {bounds.lo_deleted}; set {Remedy.ACCEPT_LOSS} to continue without"
+            f" them, {Remedy.SELECT_UNDELETED}"
         )
     return max(lo, bounds.lo)
 
@@ -328,7 +328,7 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
             raise OptionError(
                 f"the checkpoint was created with the selection {offset['selection']}, not"
                 f" {selection}, and would miss rows. Use the same selection and a token with the"
-                " same queue globs (allowed), or a new checkpoint"
+                f" same queue globs (allowed), {Remedy.USE_NEW_CHECKPOINT}"
             )
 
     def _lo(self, start: Offset, bounds: HistoryBounds) -> int:
@@ -338,7 +338,7 @@ class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
             raise DataLossError(
                 f"the broker's history is {bounds.history_id}, but this query has read"
                 f" {start['history']} up to {start['offset']}: the broker was restored or replaced."
-                " Start a new checkpoint, or set failOnDataLoss to false to read"
+                f" Start {Remedy.BEGIN_NEW_CHECKPOINT}, or set {Remedy.ACCEPT_LOSS} to read"
                 " the new history from its beginning"
             )
         return bounds.lo
@@ -385,7 +385,7 @@ class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         if hi < after:
             raise DataLossError(
                 f"subscription {options.subscription!r} is at claim {hi}, but this query is at"
-                f" {after}; start a new checkpoint"
+                f" {after}; start {Remedy.BEGIN_NEW_CHECKPOINT}"
             )
         return {**start, "claim": min(hi, after + count)}
 
@@ -418,7 +418,7 @@ class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise DataLossError(
                 f"{expected - rows} of the claims {partition.lo + 1} to {partition.hi} held by"
                 f" {subscription!r} were released; their messages will be claimed again."
-                " Set failOnDataLoss to false to continue"
+                f" Set {Remedy.ACCEPT_LOSS} to continue"
             )
 
     def commit(self, end: Offset) -> None:
@@ -440,5 +440,6 @@ class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offset["history"] != history_id:
             raise DataLossError(
                 f"the broker's history is {history_id}, but the checkpoint belongs to history"
-                f" {offset['history']}. The broker was restored or replaced; start a new checkpoint"
+                f" {offset['history']}. The broker was restored or replaced; start"
+                f" {Remedy.BEGIN_NEW_CHECKPOINT}"
             )

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from phpmq_lite.model import OUTCOMES
-from phpmq_lite.spark.errors import OptionError
+from phpmq_lite.spark.errors import OptionError, Remedy
 
 
 class SourceMode(StrEnum):
@@ -138,7 +138,7 @@ class SourceConnection:
         if self.path is not None and not is_local(master):
             raise OptionError(
                 f"path requires a local master, not {master}: SQLite over a network file system is"
-                " unsafe; set url, which every executor can reach"
+                f" unsafe; {Remedy.SET_URL} which every executor can reach"
             )
 
 

@@ -12,6 +12,7 @@ import click
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.pipeline.target import PipelineTarget
 from phpmq_lite.errors import PhpmqError
+from phpmq_lite.spark.errors import Remedy
 
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -81,23 +82,22 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-# What errors of the data source advise, and what a command's user can do instead.
-COMMAND_WORDS: Final = {
-    "et failOnDataLoss to false": "et --accept-gap",
-    "or outcomes to acked,expired,dead": "or archive to another --out with --outcome acked"
-    " --outcome expired --outcome dead",
-    "(option token)": "(--token-file)",
-    "set the option url": "set --url",
-    "set url, which": "set --url, which",
-    "tart a new checkpoint": "tart with another --out",
-    "or a new checkpoint": "or another --out",
+_COMMAND_REMEDIES: Final = {
+    Remedy.ACCEPT_LOSS: "--accept-gap",
+    Remedy.SELECT_UNDELETED: "or archive to another --out with --outcome acked --outcome expired"
+    " --outcome dead",
+    Remedy.SET_TOKEN: "(--token-file)",
+    Remedy.SET_OPTION_URL: "set --url",
+    Remedy.SET_URL: "set --url,",
+    Remedy.USE_NEW_CHECKPOINT: "or another --out",
+    Remedy.BEGIN_NEW_CHECKPOINT: "with another --out",
 }
 
 
 def in_command_words(text: str) -> str:
     """Return an error's text with the options of the commands instead of the data source's."""
-    for words, ours in COMMAND_WORDS.items():
-        text = text.replace(words, ours)
+    for remedy in Remedy:
+        text = text.replace(remedy, _COMMAND_REMEDIES[remedy])
     return text
 
 
