@@ -230,12 +230,12 @@ class PipelineSummary(_DocumentModel):
 
     def queues(self) -> list[str]:
         """Return the names of all queues in the document; ``OTHER_QUEUES``, if present, is last."""
-        named: tuple[_QueueRow, ...] = (
+        rows: tuple[_QueueRow, ...] = (
             *self.last24h,
             *self.last30d,
             *self.urns,
             *self.deaths,
             *self.expiries,
         )
-        names = {part.queue for part in named}
+        names = {row.queue for row in rows}
         return sorted(names, key=lambda name: (name == OTHER_QUEUES, name))

@@ -33,12 +33,14 @@ def commit() -> str:
     """Return the commit that was built or is checked out; empty for a release, or if unknown."""
     import subprocess  # slow, and rarely needed
 
-    if (recorded := _PACKAGE / "_data" / "commit").is_file():
-        return recorded.read_text(encoding="utf-8").strip()
-    ask = ["git", "-C", str(_PACKAGE.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    if (commit_file := _PACKAGE / "_data" / "commit").is_file():
+        return commit_file.read_text(encoding="utf-8").strip()
+    command = ["git", "-C", str(_PACKAGE.parent), "describe", "--always", "--dirty", "--exclude=*"]
     with suppress(OSError):
         if (_PACKAGE.parent / ".git").exists():
-            return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+            return subprocess.run(
+                command, capture_output=True, text=True, check=False
+            ).stdout.strip()
     return ""
 
 
@@ -64,8 +66,8 @@ def install_command(*extras: str, flags: str = "") -> str:
     source, options = _source(installed)
     pip = " ".join(filter(None, (shlex.quote(sys.executable), "-m pip install", flags, options)))
     if source is not None:
-        listed = f"[{','.join(extras)}]" if extras else ""
-        return f"{pip} {shlex.quote(f'{source}{listed}')}"
+        suffix = f"[{','.join(extras)}]" if extras else ""
+        return f"{pip} {shlex.quote(f'{source}{suffix}')}"
     requirements = sorted({name for extra in extras for name in _requirements(installed, extra)})
     if requirements:
         return f"{pip} {' '.join(map(shlex.quote, requirements))}"
@@ -108,8 +110,8 @@ _PACKAGE = Path(__file__).parent
 
 
 def _find(name: str) -> Path:
-    inside = _PACKAGE / "_data" / name
-    return inside if inside.is_dir() else _PACKAGE.parent / name
+    bundled = _PACKAGE / "_data" / name
+    return bundled if bundled.is_dir() else _PACKAGE.parent / name
 
 
 def migrations_folder() -> Path:

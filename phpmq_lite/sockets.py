@@ -51,7 +51,7 @@ class Dialer:
 
     def __init__(self, host: str, port: int) -> None:
         self._name = (host, port)
-        self._failed: dict[Any, float] = {}  # address -> monotonic time of the last failure
+        self._failed_at: dict[Any, float] = {}  # address -> monotonic time of the last failure
 
     def connect(self, timeout_s: float | None) -> socket.socket:
         """Return a blocking socket; each address gets 1 s before the next one is tried, too.
@@ -75,7 +75,7 @@ class Dialer:
         from aiohappyeyeballs import start_connection
 
         def open_one(info: Any) -> socket.socket:
-            self._failed[info[4]] = time.monotonic()  # until it answers
+            self._failed_at[info[4]] = time.monotonic()  # until it answers
             return socket.socket(*info[:3])
 
         loop = asyncio.get_running_loop()
@@ -83,13 +83,13 @@ class Dialer:
         connection = await start_connection(
             addresses, happy_eyeballs_delay=ADDRESS_DELAY_S, socket_factory=open_one
         )
-        self._failed[connection.getpeername()] = 0.0
+        self._failed_at[connection.getpeername()] = 0.0
         return connection
 
     def _sort(self, addresses: list[Any]) -> list[Any]:
         """Sort addresses by the time of their last failure; forget those of other answers."""
-        self._failed = {info[4]: self._failed.get(info[4], 0.0) for info in addresses}
-        return sorted(addresses, key=lambda info: self._failed[info[4]])
+        self._failed_at = {info[4]: self._failed_at.get(info[4], 0.0) for info in addresses}
+        return sorted(addresses, key=lambda info: self._failed_at[info[4]])
 
     def _race(
         self, selector: selectors.BaseSelector, waiting: list[Any], deadline: float
@@ -103,7 +103,7 @@ class Dialer:
             if waiting and (now >= next_at or not selector.get_map()):
                 next_at = now + ADDRESS_DELAY_S
                 family, kind, protocol, _, address = waiting.pop(0)
-                self._failed[address] = now  # until it answers
+                self._failed_at[address] = now  # until it answers
                 try:
                     attempt = socket.socket(family, kind, protocol)
                 except OSError as failure:  # such as IPv6 in a kernel without it
@@ -122,7 +122,7 @@ class Dialer:
                 selector.unregister(attempt)
                 number = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if not number:
-                    self._failed[key.data] = 0.0
+                    self._failed_at[key.data] = 0.0
                     attempt.setblocking(True)
                     return attempt
                 attempt.close()

@@ -127,7 +127,7 @@ class _TextOutput(io.TextIOWrapper):
             line_buffering=line_buffering,
             write_through=True,
         )
-        self._before = before  # would close its descriptor
+        self._replaced = before  # would close its descriptor
         self.on_write: Callable[[str], None] = lambda _text: None
 
     def write(self, text: str, /) -> int:

@@ -53,11 +53,11 @@ def unwind_on_signals() -> Iterator[None]:
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    former = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -116,8 +116,8 @@ def _gather(
                 replies[pipes[pipe]] = _receive(pipe, pipes[pipe])
         on_tick()
         if time.monotonic() > end_s and len(replies) < len(pipes):
-            late = ", ".join(pipes[pipe] for pipe in pending)
-            raise ClientError(f"{late}: did not finish within {limit_s:.0f} s")
+            unfinished = ", ".join(pipes[pipe] for pipe in pending)
+            raise ClientError(f"{unfinished}: did not finish within {limit_s:.0f} s")
     return {name: replies[name] for name in pipes.values()}
 
 

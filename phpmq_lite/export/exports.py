@@ -105,7 +105,7 @@ class RunningExport:
         self.header = header
         self.paused_s = 0.0  # time spent pausing while messages were processed
         self._child = process
-        self._pace = pacer
+        self._pacer = pacer
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the Arrow stream in pieces of up to 1 MiB; end only if the stream is complete.
@@ -117,7 +117,7 @@ class RunningExport:
             kind, payload = await self._child.frame()
             if kind == child_process.DATA:
                 yield payload
-                self.paused_s += await self._pace.pause()
+                self.paused_s += await self._pacer.pause()
                 continue
             reply = json.loads(payload)
             if kind != child_process.END:
@@ -157,11 +157,11 @@ class ExportProcesses:
         self._databases = str(database), str(claims_database)
         self.ends: Counter[str] = Counter()  # number of ended exports by outcome, for metrics
         self._idle_s = idle_s
-        self._pace = ExportPacer(passed)
+        self._pacer = ExportPacer(passed)
         self._running = 0
-        self._free: list[_ExportProcess] = []
-        self._all: set[_ExportProcess] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._idle: list[_ExportProcess] = []
+        self._processes: set[_ExportProcess] = set()
+        self._end_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -173,7 +173,7 @@ class ExportProcesses:
     @property
     def pids(self) -> list[int]:
         """The process ids of the export processes."""
-        return sorted(process.process.pid for process in self._all)
+        return sorted(process.process.pid for process in self._processes)
 
     @asynccontextmanager
     async def open(self, request: Mapping[str, Any]) -> AsyncIterator[RunningExport]:
@@ -200,7 +200,7 @@ class ExportProcesses:
                 self._release(process)  # the process ended while it was idle
                 process = await self._start()
                 header = await process.ask(request)
-            yield RunningExport(process, header, self._pace)
+            yield RunningExport(process, header, self._pacer)
         finally:
             self._running -= 1
             if process is not None:
@@ -210,15 +210,15 @@ class ExportProcesses:
         """End all export processes, which interrupts running exports."""
         self._is_closed = True
         self._end_idle()
-        for process in list(self._all):
+        for process in list(self._processes):
             self._end_process(process)
-        await asyncio.gather(*self._ending)
+        await asyncio.gather(*self._end_tasks)
 
     # -- processes
 
     async def _acquire(self) -> "_ExportProcess":
-        while self._free:
-            process = self._free.pop()
+        while self._idle:
+            process = self._idle.pop()
             if process.process.returncode is None:
                 return process
             self._end_process(process)
@@ -237,7 +237,7 @@ class ExportProcesses:
         except OSError as error:
             raise ExportError(f"the export process did not start: {os_reason(error)}") from error
         process = _ExportProcess(started, self.stalled_s)
-        self._all.add(process)
+        self._processes.add(process)
         if self._is_closed:
             self._end_process(process)
             raise RefusedError("draining", "the broker is stopping")
@@ -246,11 +246,11 @@ class ExportProcesses:
 
     def _release(self, process: "_ExportProcess") -> None:
         """Keep a process for the next export if it has finished its last one; otherwise kill it."""
-        if not process.is_clean or self._is_closed or process not in self._all:
+        if not process.is_clean or self._is_closed or process not in self._processes:
             self._end_process(process)
             return
         process.was_used = True
-        self._free.append(process)
+        self._idle.append(process)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
@@ -258,18 +258,18 @@ class ExportProcesses:
     def _end_idle(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        while self._free:
-            self._end_process(self._free.pop())
+        while self._idle:
+            self._end_process(self._idle.pop())
 
     def _end_process(self, process: "_ExportProcess") -> None:
-        if process not in self._all:
+        if process not in self._processes:
             return
-        self._all.discard(process)
+        self._processes.discard(process)
         if not process.is_clean and not is_quiet("export_process_killed"):
             _log.warning("export_process_killed", pid=process.process.pid)
         task = asyncio.get_running_loop().create_task(process.end())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._end_tasks.add(task)
+        task.add_done_callback(self._end_tasks.discard)
 
 
 class _LostError(ExportError):

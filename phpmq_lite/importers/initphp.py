@@ -61,8 +61,8 @@ class TableMapping:
 
     def column(self, kind: Kind, name: str) -> str:
         """Return the actual name of a column in the table for ``kind``."""
-        exception = self.failed_columns.get(name) if kind == "failed" else None
-        return exception or self.columns.get(name, name)
+        override = self.failed_columns.get(name) if kind == "failed" else None
+        return override or self.columns.get(name, name)
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,8 +126,8 @@ def find_columns(
         sqlite3.Error: the database cannot be read.
     """
     table = layout.table(kind)
-    available = [row[1] for row in connection.execute(f"PRAGMA table_info({_quote(table)})")]
-    if not available:
+    existing = [row[1] for row in connection.execute(f"PRAGMA table_info({_quote(table)})")]
+    if not existing:
         tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         tables_found = ", ".join(name for (name,) in connection.execute(tables)) or "none"
         flags = "--table" if kind == "jobs" else "--failed-table or --no-failed"
@@ -135,12 +135,12 @@ def find_columns(
     columns: dict[str, str] = {}
     for name in (*REQUIRED, *OPTIONAL[kind]):
         column = layout.column(kind, name)
-        if column in available:
+        if column in existing:
             columns[name] = column
         elif name in REQUIRED or column != name:
             raise InitphpError(
                 f"table {table!r} has no column {column!r} for {name}; "
-                f"found: {', '.join(available)}. Use --column"
+                f"found: {', '.join(existing)}. Use --column"
             )
     return columns
 

@@ -19,15 +19,15 @@ def zip_name() -> str:
     return f"phpmq_lite-{__version__}.zip"
 
 
-def build_zip(to: Path) -> Path:
+def build_zip(path: Path) -> Path:
     """Write the zip under a temporary name and rename it; the same code yields the same bytes."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    temporary = to.with_name(to.name + ".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, path in zip_files():
-            archive.writestr(zipfile.ZipInfo(name, _DATE), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    temporary.replace(to)
-    return to
+        for name, file in zip_files():
+            archive.writestr(zipfile.ZipInfo(name, _DATE), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    temporary.replace(path)
+    return path
 
 
 def zip_files() -> Iterator[tuple[str, Path]]:

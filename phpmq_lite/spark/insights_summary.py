@@ -85,9 +85,9 @@ def write_summary(
     except RefusedError as error:  # not an error, because the job's next run will write the summary
         return (*notes, f"the summary was not written: {error}")
     if "archive" in summary:
-        archived = summary["archive"]["offset"]
-        behind = None if lag is None or archived is None else max(0, lag - archived)
-        summary["lag"] = {"offset": lag, "rows": behind}
+        archived_offset = summary["archive"]["offset"]
+        rows = None if lag is None or archived_offset is None else max(0, lag - archived_offset)
+        summary["lag"] = {"offset": lag, "rows": rows}
     previous = _stored_summary(files)  # may have figures that another folder's jobs sent
     text = encode_summary(merge_summaries(previous, {**summary, "jobs": jobs}))
     files.write(results_folder.SUMMARY, text)
@@ -213,8 +213,8 @@ class MetricTables:
         recent = rows_of_dates(archive, dates)
         rows = period_figures(recent, since_ms=since_ms).collect()
         items = [round_times(row.asDict()) for row in rows]
-        moved = ("published", *OUTCOMES)
-        items.sort(key=lambda item: (-sum(item[name] for name in moved), item["queue"]))
+        names = ("published", *OUTCOMES)
+        items.sort(key=lambda item: (-sum(item[name] for name in names), item["queue"]))
         return items[:MAX_ROWS]
 
     def periods(self, table: str, name: str, days: int) -> list[Item]:
@@ -358,12 +358,12 @@ def _others(items: Iterable[Item], name: str) -> list[Item]:
     for item in items:
         empty: Item = dict.fromkeys(COUNTS, 0) | dict.fromkeys(SPAN_FIGURES)
         key = {name: item[name], "queue": OTHER_QUEUES}
-        into = sums.setdefault(item[name], key | empty)
+        totals = sums.setdefault(item[name], key | empty)
         for count in COUNTS:
-            into[count] += item[count]
+            totals[count] += item[count]
         for maximum in _MAXIMA:
-            values = [m for m in (into[maximum], item[maximum]) if m is not None]
-            into[maximum] = max(values, default=None)
+            values = [m for m in (totals[maximum], item[maximum]) if m is not None]
+            totals[maximum] = max(values, default=None)
     return list(sums.values())
 
 

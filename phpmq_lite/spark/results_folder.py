@@ -178,10 +178,10 @@ class HadoopResultsFolder:
             self._fs = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
         except Exception as error:  # an error of py4j whose text contains the Java exception
             hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-            refusal = missing_jar(self._root, str(error), hadoop)
-            if refusal is None:
+            jar_error = missing_jar(self._root, str(error), hadoop)
+            if jar_error is None:
                 raise
-            raise refusal from error
+            raise jar_error from error
 
     def _path(self, path: str) -> Any:
         return self._hadoop.Path(self.url(path))
@@ -210,8 +210,8 @@ class HadoopResultsFolder:
         for status in self._fs.listStatus(self._path(path)):
             name = status.getPath().getName()
             if _is_data(name):
-                below = f"{path}/{name}"
-                sizes += self.files(below) if status.isDirectory() else [int(status.getLen())]
+                inner = f"{path}/{name}"
+                sizes += self.files(inner) if status.isDirectory() else [int(status.getLen())]
         return sizes
 
     def read(self, path: str) -> str | None:

@@ -140,8 +140,8 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
 
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
-    start = SparkConf(loadDefaults=False)
-    start.setAll(list(settings.items()))
+    conf = SparkConf(loadDefaults=False)
+    conf.setAll(list(settings.items()))
     with ExitStack() as stack:
         streams: dict[str, Any] = {}
         if log is not None:
@@ -149,7 +149,7 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
             file = stack.enter_context(log.open("ab"))  # Java inherits a copy of the descriptor
             streams = {"stdout": file, "stderr": file}
         try:
-            gateway = launch_gateway(start, streams)  # type: ignore[no-untyped-call]
+            gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             where = f"; see {log}" if log is not None else ""
             java, python = os.environ.get("JAVA_HOME", ""), sys.version.split()[0]

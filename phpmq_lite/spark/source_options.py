@@ -119,7 +119,7 @@ class SourceConnection:
         if self.url is not None:
             _check_url(self.url)
         # checked here because an error from http.client would show the token
-        if self.token is not None and not all("!" <= letter <= "~" for letter in self.token):
+        if self.token is not None and not all("!" <= character <= "~" for character in self.token):
             raise OptionError(
                 "the token contains an invalid character, possibly a space or a line break"
             )

@@ -422,12 +422,12 @@ async def test_idle_process_that_was_killed_is_replaced(shared: ExportSite) -> N
 @reading
 async def test_message_traffic_slows_an_export_down(shared: ExportSite) -> None:
     """This tests when it pauses; ``tests/unit/export/test_exports.py`` covers the rest."""
-    before = shared.exports._pace._passed()
+    before = shared.exports._pacer._passed()
     await shared.read("lo=0&hi=5")
-    assert shared.exports._pace._passed() == before
+    assert shared.exports._pacer._passed() == before
     async with connect(shared.broker.host, shared.broker.port) as client:
         await client.publish("q", b"x")
-    assert shared.exports._pace._passed() > before
+    assert shared.exports._pacer._passed() > before
 
 
 async def test_missing_extra_is_named(site: ExportSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,11 +146,11 @@ def _results(target: PipelineTarget) -> Finding:
             "results", WARN, target.results, "not checked, because only Spark can reach it"
         )
     hint = "" if target.is_local else "every executor must see this folder at the same path"
-    probe = folder / f".doctor-{os.getpid()}"
+    test_file = folder / f".doctor-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_text("written by phpmq-lite pipeline doctor", encoding="ascii")
-        probe.unlink()
+        test_file.write_text("written by phpmq-lite pipeline doctor", encoding="ascii")
+        test_file.unlink()
     except OSError as error:
         hint = "set --out to a folder that you can write to"
         return bad("results", f"{folder}: {error.strerror}", hint)

@@ -112,11 +112,11 @@ def _log_to_file(file: Path) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file)
     logging.getLogger().addHandler(handler)
-    former = {name: _replace_handlers(name, [handler]) for name in _TRACING}
+    previous = {name: _replace_handlers(name, [handler]) for name in _TRACING}
     try:
         yield
     finally:
-        for name, handlers in former.items():
+        for name, handlers in previous.items():
             _replace_handlers(name, handlers)
         logging.getLogger().removeHandler(handler)
         handler.close()

@@ -72,8 +72,8 @@ def _format_cause(name: str, text: str) -> str:
     text = _shorten(text)
     if name.startswith("phpmq_lite.") and text:
         return text
-    short = name.rpartition(".")[2]
-    return f"{short}: {text}" if text else short
+    class_name = name.rpartition(".")[2]
+    return f"{class_name}: {text}" if text else class_name
 
 
 def _shorten(text: str) -> str:
