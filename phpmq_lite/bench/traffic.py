@@ -49,16 +49,6 @@ class PublishStream:
     The keys of confirmed publishes are unique across all processes.
     """
 
-    __slots__ = (
-        "_head",
-        "_is_confirmed",
-        "_last_head",
-        "_numbers",
-        "_receipt",
-        "_remainder",
-        "receipt_bytes",
-    )
-
     def __init__(
         self, queue: str, size: int, *, is_confirmed: bool = True, content: str = PLAIN
     ) -> None:
@@ -110,18 +100,6 @@ class PublishStream:
 
 class DispatchStream:
     """Decodes dispatched messages of a ``PublishStream`` and encodes the acknowledgements."""
-
-    __slots__ = (
-        "_ack_head",
-        "_head",
-        "_last_head",
-        "_parts",
-        "_size",
-        "consume",
-        "frame_bytes",
-        "is_complete",
-        "received",
-    )
 
     def __init__(self, queue: str, size: int, window: int, content: str = PLAIN) -> None:
         self.consume = _client.consume(queue, window)  # frame that requests the first messages
