@@ -131,8 +131,8 @@ def _pointer(path: _Path) -> str:
     names: list[str] = []
     while path is not None:
         path, name = path
-        names.append(str(name).replace("~", "~0").replace("/", "~1"))
-    pointer = "".join(f"/{name}" for name in reversed(names)) or "/"
+        names.append(strict_json.child_pointer("", str(name)))
+    pointer = "".join(reversed(names)) or "/"
     return pointer[:POINTER_CHARACTERS].encode("utf-8", "replace").decode()
 
 
@@ -150,8 +150,8 @@ def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict
     content = strict_json.to_bytes(content)
     result = validation.validate(content, empty_list_data)
     if result.problem is not None:
-        where = f" at {result.problem.pointer}" if result.problem.pointer else ""
-        raise EnvelopeError(f"{result.problem.reason}{where}: {result.problem.detail}")
+        location = f" at {result.problem.pointer}" if result.problem.pointer else ""
+        raise EnvelopeError(f"{result.problem.reason}{location}: {result.problem.detail}")
     envelope: dict[str, Any] = EnvelopeCodec.decode(content.decode())
     if result.is_tolerated:
         envelope["data"] = {}

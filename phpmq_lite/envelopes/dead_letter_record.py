@@ -12,9 +12,9 @@ import msgspec
 from phpmq_lite.envelopes import strict_json
 from phpmq_lite.envelopes.indexed_fields import INT64_MAX, INT64_MIN, INTEGER
 from phpmq_lite.envelopes.json_edit import JsonMember, edit_members, find_members
-from phpmq_lite.envelopes.validation import validate
+from phpmq_lite.envelopes.validation import UNSUPPORTED, validate
 
-_UNSUPPORTED: Final = "unsupported_schema_version"
+_OMITTED: Final = (("detail", None), ("message_id", None))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -59,19 +59,25 @@ def build_record(content: bytes, block: DeadLetterBlock, *, keeps_content: bool 
     The content is returned unchanged if ``keeps_content`` is set (for opaque queues) or its
     ``schema_version`` is unsupported.
     """
-    if keeps_content or block.detail == _UNSUPPORTED:
+    if keeps_content or block.detail == UNSUPPORTED:
         return content
     problem = validate(content).problem
-    if problem is not None and problem.reason == _UNSUPPORTED:
+    if problem is not None and problem.reason == UNSUPPORTED:
         return content
-    written = _encode_block(block)
-    found = _members_for_block(content)
-    if found is None:
-        return _wrap(content, written)
-    has_block = any(member.name == "dead_letter" for member in found)
-    if (has_block and problem is not None) or _resembles_wrapper(found):
-        return _wrap(content, written)
-    return edit_members(content, found, {"dead_letter": written})
+    encoded = _encode_block(block)
+    try:
+        members = find_members(content)
+    except ValueError:
+        return _wrap(content, encoded)
+    names = sorted(member.name for member in members if member.name != "dead_letter")
+    has_block = len(names) < len(members)
+    if (
+        (has_block and problem is not None)
+        or names in (["raw"], ["raw", "raw_encoding"])  # a redrive would take it for a wrapper
+        or strict_json.has_lone_surrogate(content)
+    ):
+        return _wrap(content, encoded)
+    return edit_members(content, members, {"dead_letter": encoded})
 
 
 def build_reference(content: bytes, block: DeadLetterBlock) -> bytes:
@@ -85,32 +91,14 @@ def build_reference(content: bytes, block: DeadLetterBlock) -> bytes:
 
 def _encode_block(block: DeadLetterBlock) -> bytes:
     """Encode a block; omit ``detail`` and ``message_id``, which we added, if they are None."""
-    members = asdict(block)
-    for name in ("detail", "message_id"):
-        if members[name] is None:
-            del members[name]
-    return _encode_json(members)
+    members = asdict(block).items()
+    return _encode_json({name: value for name, value in members if (name, value) not in _OMITTED})
 
 
 def _encode_json(value: object) -> bytes:
     """Encode as compact UTF-8; replace lone surrogates from exception messages with ``?``."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace")
-
-
-def _members_for_block(content: bytes) -> list[JsonMember] | None:
-    """Return the content's members, or None if it must be wrapped because no block can be added."""
-    try:
-        found = find_members(content)
-    except ValueError:
-        return None
-    return None if strict_json.has_lone_surrogate(content) else found
-
-
-def _resembles_wrapper(found: list[JsonMember]) -> bool:
-    """Return whether a redrive would mistake these members for a wrapper once a block is added."""
-    names = sorted(member.name for member in found if member.name != "dead_letter")
-    return names in (["raw"], ["raw", "raw_encoding"])
 
 
 def _wrap(content: bytes, block: bytes) -> bytes:
@@ -149,20 +137,20 @@ def redrive_content(content: bytes) -> bytes:
     ``attempts`` changes only if it is an integer, because invalid content is not repaired.
     """
     try:
-        found = find_members(content)
+        members = find_members(content)
     except ValueError:
         return content
-    raw = _unwrap(content, found)
+    raw = _unwrap(content, members)
     if raw is not None:
         return raw
-    has_block = any(member.name == "dead_letter" for member in found)
+    has_block = any(member.name == "dead_letter" for member in members)
     problem = validate(content).problem
-    if problem is not None and (not has_block or problem.reason == _UNSUPPORTED):
+    if problem is not None and (not has_block or problem.reason == UNSUPPORTED):
         return content
     changes: dict[str, bytes | None] = {"dead_letter": None} if has_block else {}
-    if _has_other_attempts(content, found, b"0"):
+    if _has_other_attempts(content, members, b"0"):
         changes["attempts"] = b"0"
-    return edit_members(content, found, changes)
+    return edit_members(content, members, changes)
 
 
 def with_attempts(content: bytes, attempts: int) -> bytes:
@@ -173,30 +161,30 @@ def with_attempts(content: bytes, attempts: int) -> bytes:
     Raises:
         ValueError: the content is not one JSON object.
     """
-    found = find_members(content)
-    written = b"%d" % attempts
-    is_changed = _has_other_attempts(content, found, written)
-    return edit_members(content, found, {"attempts": written}) if is_changed else content
+    members = find_members(content)
+    encoded = b"%d" % attempts
+    is_changed = _has_other_attempts(content, members, encoded)
+    return edit_members(content, members, {"attempts": encoded}) if is_changed else content
 
 
-def _has_other_attempts(content: bytes, found: list[JsonMember], written: bytes) -> bool:
-    """Return whether the last ``attempts`` member is an integer other than ``written``."""
-    for member in reversed(found):
+def _has_other_attempts(content: bytes, members: list[JsonMember], encoded: bytes) -> bool:
+    """Return whether the last ``attempts`` member is an integer other than ``encoded``."""
+    for member in reversed(members):
         if member.name == "attempts":
             value = content[member.value_start : member.end]
             is_short_integer = INTEGER.match(value) is not None and len(value) <= 20
-            return value != written and is_short_integer and INT64_MIN <= int(value) <= INT64_MAX
+            return value != encoded and is_short_integer and INT64_MIN <= int(value) <= INT64_MAX
     return False
 
 
-def _unwrap(content: bytes, found: list[JsonMember]) -> bytes | None:
+def _unwrap(content: bytes, members: list[JsonMember]) -> bytes | None:
     """Return the wrapped content, or None if ``content`` is not a wrapper."""
-    names = sorted(member.name for member in found)
+    names = sorted(member.name for member in members)
     if names not in (["dead_letter", "raw"], ["dead_letter", "raw", "raw_encoding"]):
         return None
     texts = {
         member.name: content[member.value_start : member.end]
-        for member in found
+        for member in members
         if member.name != "dead_letter"
     }
     if not all(text.startswith(b'"') for text in texts.values()):

@@ -94,16 +94,16 @@ class HandlerLoop:
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of an awaitable; cancel the awaitable if the wait is interrupted."""
-        ended = threading.Event()
+        finished = threading.Event()
         future = asyncio.run_coroutine_threadsafe(
-            _run_and_signal(awaitable, ended), self._started_loop()
+            _run_and_signal(awaitable, finished), self._started_loop()
         )
         try:
             result = future.result()
         except BaseException:
             if not future.done():
                 future.cancel()
-                ended.wait(_CANCEL_S)
+                finished.wait(_CANCEL_S)
             raise
         if isinstance(result, SystemExit | KeyboardInterrupt):  # would have stopped the loop
             raise result
@@ -129,21 +129,21 @@ class HandlerLoop:
         loop.close()
 
 
-async def _run_and_signal(awaitable: Awaitable[Any], ended: threading.Event) -> Any:
+async def _run_and_signal(awaitable: Awaitable[Any], finished: threading.Event) -> Any:
     try:
         return await awaitable
     except (SystemExit, KeyboardInterrupt) as error:
         return error
     finally:
-        ended.set()
+        finished.set()
 
 
 async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=_CANCEL_S)
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CANCEL_S)
 
 
 @contextmanager
@@ -165,22 +165,19 @@ def wrap_handlers(
 
 
 def _wrap_handler(
-    handler: Handler,
-    current: CurrentJob,
-    middleware: Sequence[Middleware],
-    loop: HandlerLoop,
+    handler: Handler, current: CurrentJob, middleware: Sequence[Middleware], loop: HandlerLoop
 ) -> Handler:
     wants_envelope = takes_envelope(handler)
 
     def last(context: JobContext) -> None:
-        whole = (context.envelope,) if wants_envelope else ()
-        result = handler(context.data, context.meta, *whole)
+        extra = (context.envelope,) if wants_envelope else ()
+        result = handler(context.data, context.meta, *extra)
         if inspect.isawaitable(result):
             loop.run(result)
 
     chain: NextHandler = last
-    for one in reversed(middleware):
-        chain = _step(one, chain)
+    for layer in reversed(middleware):
+        chain = _step(layer, chain)
 
     def work(_data: Any, _meta: Any, _envelope: Any) -> None:
         """Call the middleware and handler with a copy of the data; a retry sends the original."""
@@ -196,8 +193,8 @@ def _wrap_handler(
     return work
 
 
-def _step(one: Middleware, next_handler: NextHandler) -> NextHandler:
-    return lambda context: one(context, next_handler)
+def _step(layer: Middleware, next_handler: NextHandler) -> NextHandler:
+    return lambda context: layer(context, next_handler)
 
 
 def takes_envelope(handler: Handler) -> bool:

@@ -88,10 +88,11 @@ def idempotency_key(
     one envelope per trace.
     """
     meta = envelope.get("meta")
-    found = envelope.get("trace_id") if by == "trace_id" else (
-        meta.get("id") if isinstance(meta, Mapping) else None
-    )  # fmt: skip
-    return found if isinstance(found, str) and found else None
+    if by == "trace_id":
+        key = envelope.get("trace_id")
+    else:
+        key = meta.get("id") if isinstance(meta, Mapping) else None
+    return key if isinstance(key, str) and key else None
 
 
 class SqliteIdempotencyStore:
@@ -207,14 +208,14 @@ class SqliteIdempotencyStore:
 
     def purge(self) -> int:
         """Delete expired rows and return the number of deleted rows."""
-        removed = 0
+        deleted = 0
         while True:
             with self._transaction() as connection:
                 values = {"now_ms": self._now_ms(), "keep_ms": self._keep_ms, "rows": PURGE_ROWS}
                 count = connection.execute(_PURGE, values).rowcount
-            removed += count
+            deleted += count
             if count < PURGE_ROWS:
-                return removed
+                return deleted
 
     def close(self) -> None:
         """Close the connection and stop renewing claims; a later call opens a new one."""

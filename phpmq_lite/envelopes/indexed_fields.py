@@ -103,8 +103,8 @@ def read_indexed_fields(content: bytes | str) -> IndexedFields | None:
     Raises:
         EnvelopeError: the body is neither bytes nor a string.
     """
-    found = read_indexed(strict_json.to_bytes(content))
-    return None if found is None else IndexedFields(*found)
+    indexed = read_indexed(strict_json.to_bytes(content))
+    return None if indexed is None else IndexedFields(*indexed)
 
 
 def indexed_text(text: str | None) -> str | None:

@@ -15,7 +15,6 @@ _REASON_CHARACTERS: Final = 200
 # Matches control characters, including those that change the direction of text.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _KNOWN: Final = frozenset(validation.REASONS)
-_UNSUPPORTED: Final = "unsupported_schema_version"
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
 
 
@@ -53,22 +52,22 @@ class BabelQueueInspector:
     def validate(self, content: bytes, settings: QueueSettings) -> EnvelopeInspection:
         """Check layers A and B, and the payload schema unless the queue's schema mode is off."""
         is_checked = settings.schema_mode != "off"
-        right = validation.fast_verdict(content)
-        if right is None:
+        indexed = validation.fast_verdict(content)
+        if indexed is None:
             mode = cast(validation.EmptyListData, settings.empty_list_data)
-            found = validation.validate(content, mode)
+            verdict = validation.validate(content, mode)
         elif is_checked:
-            found = validation.Verdict(None, indexed_fields.IndexedFields(*right))
+            verdict = validation.Verdict(None, indexed_fields.IndexedFields(*indexed))
         else:
-            return EnvelopeInspection(right)
-        shown, problem = found.index or _NOTHING, found.problem
+            return EnvelopeInspection(indexed)
+        fields, problem = verdict.index or _NOTHING, verdict.problem
         if problem is None and is_checked:
-            mismatch = self._mismatch(content, shown.urn, is_empty=found.is_tolerated)
+            mismatch = self._mismatch(content, fields.urn, is_empty=verdict.is_tolerated)
             if settings.schema_mode == "quarantine":
                 problem = mismatch  # in other modes, the mismatch is only counted
         if problem is None:
-            return EnvelopeInspection(shown)
-        return EnvelopeInspection(shown, problem.reason, problem.detail)
+            return EnvelopeInspection(fields)
+        return EnvelopeInspection(fields, problem.reason, problem.detail)
 
     def _mismatch(
         self, content: bytes, urn: str | None, *, is_empty: bool
@@ -81,20 +80,20 @@ class BabelQueueInspector:
     def read_only_reason(self, content: bytes) -> str | None:
         """Return ``unsupported_schema_version`` if validation finds this problem, or None."""
         problem = validation.validate(content).problem
-        is_unsupported = problem is not None and problem.reason == _UNSUPPORTED
-        return _UNSUPPORTED if is_unsupported else None
+        is_unsupported = problem is not None and problem.reason == validation.UNSUPPORTED
+        return validation.UNSUPPORTED if is_unsupported else None
 
     def make_record(self, content: bytes, settings: QueueSettings, death: DeadLetterCause) -> bytes:
         """Return a dead-letter record, with reason ``poison`` if the content failed validation.
 
         If it is larger than ``max_content``, no client could receive it: it refers to the content.
         """
-        found = indexed_fields.read_indexed_fields(content)
+        fields = indexed_fields.read_indexed_fields(content)
         block = dead_letter_record.DeadLetterBlock(
             reason="poison" if death.reason in _KNOWN else "failed",
             original_queue=death.queue,
             failed_at=death.at_ms,
-            attempts=(found.attempts if found is not None else None) or 0,
+            attempts=(fields.attempts if fields is not None else None) or 0,
             error=death.detail or None,
             detail=death.reason,
             message_id=death.message_id.decode(),

@@ -52,31 +52,31 @@ def find_members(content: bytes) -> list[JsonMember]:
 def _scan(text: str) -> list[JsonMember]:
     """Return the top-level members, with offsets in characters."""
     members: list[JsonMember] = []
-    read = _SKIPPER.raw_decode
-    at = _skip(_SPACE, text, 0)
-    if not text.startswith("{", at):
+    decode = _SKIPPER.raw_decode
+    position = _skip(_SPACE, text, 0)
+    if not text.startswith("{", position):
         raise ValueError("not a JSON object")
-    at = _skip(_SPACE, text, at + 1)
-    while not text.startswith("}", at):
+    position = _skip(_SPACE, text, position + 1)
+    while not text.startswith("}", position):
         if members:
-            at = _skip(_COMMA, text, at)
-        if not text.startswith('"', at):
-            raise ValueError(f"expected a member name at character {at}")
-        name, name_end = read(text, at)
+            position = _skip(_COMMA, text, position)
+        if not text.startswith('"', position):
+            raise ValueError(f"expected a member name at character {position}")
+        name, name_end = decode(text, position)
         value_start = _skip(_COLON, text, name_end)
-        _, end = read(text, value_start)
-        members.append(JsonMember(name, at, value_start, end))
-        at = end if text.startswith(",", end) else _skip(_SPACE, text, end)
-    if _skip(_SPACE, text, at + 1) != len(text):
-        raise ValueError(f"unexpected data after the object, at character {at + 1}")
+        _, end = decode(text, value_start)
+        members.append(JsonMember(name, position, value_start, end))
+        position = end if text.startswith(",", end) else _skip(_SPACE, text, end)
+    if _skip(_SPACE, text, position + 1) != len(text):
+        raise ValueError(f"unexpected data after the object, at character {position + 1}")
     return members
 
 
-def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
-    members = pattern.match(text, at)
-    if members is None:
-        raise ValueError(f"expected a delimiter at character {at}")
-    return members.end()
+def _skip(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    if match is None:
+        raise ValueError(f"expected a delimiter at character {position}")
+    return match.end()
 
 
 def _in_bytes(text: str, members: list[JsonMember]) -> list[JsonMember]:
@@ -104,42 +104,42 @@ def edit_members(
     ``members`` is the result of ``find_members``. If a changed name is repeated, the last member
     receives the value and the others are removed, so that every parser reads the new value.
     """
-    last = {member.name: index for index, member in enumerate(members) if member.name in changes}
-    removed: list[int] = []
+    last_index = {member.name: index for index, member in enumerate(members)}
+    removed_indices: list[int] = []
     cuts: list[_Cut] = []
     for index, member in enumerate(members):
         value = changes.get(member.name)
-        if value is not None and last[member.name] == index:
+        if value is not None and last_index[member.name] == index:
             cuts.append((member.value_start, member.end, value))
         elif member.name in changes:
-            removed.append(index)
-    cuts += _removals(content, members, removed)
-    added = [(name, value) for name, value in changes.items() if value and name not in last]
-    if added:
+            removed_indices.append(index)
+    cuts += _removals(content, members, removed_indices)
+    new_members = b",".join(
+        json.dumps(name, ensure_ascii=False).encode() + b":" + value
+        for name, value in changes.items()
+        if value and name not in last_index
+    )
+    if new_members:
         brace = content.rindex(b"}")
-        written = b",".join(_encode_name(name) + b":" + value for name, value in added)
-        cuts.append((brace, brace, b"," + written if len(removed) < len(members) else written))
+        comma = b"," if len(removed_indices) < len(members) else b""
+        cuts.append((brace, brace, comma + new_members))
     return _apply_cuts(content, sorted(cuts)) if cuts else content
 
 
 _Cut = tuple[int, int, bytes]  # start offset, end offset, replacement bytes
 
 
-def _encode_name(name: str) -> bytes:
-    return json.dumps(name, ensure_ascii=False).encode()
-
-
-def _removals(content: bytes, members: list[JsonMember], removed: list[int]) -> list[_Cut]:
-    """Return the cuts that remove the members at the ascending indices ``removed``."""
+def _removals(content: bytes, members: list[JsonMember], removed_indices: list[int]) -> list[_Cut]:
+    """Return the cuts that remove the members at the given ascending indices."""
     leading = 0  # number of removed members at the start of the object
-    while leading < len(removed) and removed[leading] == leading:
+    while leading < len(removed_indices) and removed_indices[leading] == leading:
         leading += 1
     cuts = []
     if leading:
         is_all = leading == len(members)
         end = members[-1].end if is_all else members[leading].start
         cuts.append((members[0].start, end, b""))
-    for index in removed[leading:]:
+    for index in removed_indices[leading:]:
         comma = content.index(b",", members[index - 1].end)
         cuts.append((comma, members[index].end, b""))
     return cuts
@@ -148,9 +148,9 @@ def _removals(content: bytes, members: list[JsonMember], removed: list[int]) -> 
 def _apply_cuts(content: bytes, cuts: list[_Cut]) -> bytes:
     """Replace non-overlapping byte ranges, given in ascending order."""
     pieces: list[bytes] = []
-    at = 0
+    position = 0
     for start, end, value in cuts:
-        pieces += (content[at:start], value)
-        at = end
-    pieces.append(content[at:])
+        pieces += (content[position:start], value)
+        position = end
+    pieces.append(content[position:])
     return b"".join(pieces)

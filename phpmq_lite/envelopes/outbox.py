@@ -119,8 +119,8 @@ def insert(
         EnvelopeError: the envelope cannot be encoded, or no consumer could handle it.
         LocalProtocolError: the queue name or the TTL is invalid.
     """
-    made = producer.prepare_publish(envelope, queue)
-    return _insert(table, made.queue, made.content, ttl_s)
+    prepared = producer.prepare_publish(envelope, queue)
+    return _insert(table, prepared.queue, prepared.content, ttl_s)
 
 
 def _insert(
@@ -283,10 +283,13 @@ class SqliteOutboxStore:
     def mark_failed(self, id: str, error: str, *, delays_row: bool = True) -> None:
         """Record the error of a row; ``delays_row`` postpones the next attempt by 5 to 300 s."""
         values = {
-            "id": id, "error": error[:ERROR_CHARACTERS], "delays_row": delays_row,
-            "now_ms": self._now_ms(), "first_ms": round(RETRY_FIRST_S * 1_000),
+            "id": id,
+            "error": error[:ERROR_CHARACTERS],
+            "delays_row": delays_row,
+            "now_ms": self._now_ms(),
+            "first_ms": round(RETRY_FIRST_S * 1_000),
             "max_ms": round(RETRY_MAX_S * 1_000),
-        }  # fmt: skip
+        }
         with transaction(self._connection):
             self._connection.execute(self._sql(_FAILED), values)
 
@@ -294,12 +297,12 @@ class SqliteOutboxStore:
 
     def queues(self) -> list[str]:
         """Return the queues that have unsent rows, in O(log n) time for each queue."""
-        found: list[str] = []
+        queues: list[str] = []
         row = self._connection.execute(self._sql(_FIRST_QUEUE)).fetchone()
         while row[0] is not None:
-            found.append(row[0])
+            queues.append(row[0])
             row = self._connection.execute(self._sql(_NEXT_QUEUE), (row[0],)).fetchone()
-        return found
+        return queues
 
     def lease_rows(self, queue: str, limit: int, max_bytes: int = 4 << 20) -> list[OutboxRow]:
         """Lease a queue and return its oldest due rows, or no rows if another relay has the lease.
@@ -308,10 +311,8 @@ class SqliteOutboxStore:
         """
         now_ms = self._now_ms()
         with transaction(self._connection):
-            values = {
-                "queue": queue, "relay": self._holder(), "now_ms": now_ms,
-                "until_ms": now_ms + self._lease_ms,
-            }  # fmt: skip
+            values = {"queue": queue, "relay": self._holder(), "now_ms": now_ms}
+            values["until_ms"] = now_ms + self._lease_ms
             if not self._connection.execute(self._sql(_LEASE), values).rowcount:
                 return []
         rows: list[OutboxRow] = []
@@ -336,15 +337,15 @@ class SqliteOutboxStore:
     def purge(self, keep_s: float) -> int:
         """Delete rows sent more than ``keep_s`` seconds ago; return the number of deleted rows."""
         before_ms = self._now_ms() - round(keep_s * 1_000)
-        removed = 0
+        deleted = 0
         while True:
             with transaction(self._connection):
                 count = self._connection.execute(
                     self._sql(_PURGE), (before_ms, PURGE_ROWS)
                 ).rowcount
-            removed += count
+            deleted += count
             if count < PURGE_ROWS:
-                return removed
+                return deleted
 
     def status(self) -> list[OutboxQueueStatus]:
         """Return the status of each queue that has unsent rows, ordered by queue name."""

@@ -13,7 +13,8 @@ if the relay or the broker crashes and with several relays.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import compress
 from typing import Final
 
 from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome, Send
@@ -38,6 +39,7 @@ class RelayPass:
     refused: set[str] = field(default_factory=set)  # queues that currently reject messages
 
 
+@dataclass(slots=True)
 class Relay:
     """Sends a store's unsent rows; must be used by a single thread.
 
@@ -45,23 +47,15 @@ class Relay:
     the reason. ``now_s`` is a monotonic clock. ``is_stopped`` is checked between batches.
     """
 
-    def __init__(
-        self,
-        store: SqliteOutboxStore,
-        send: Send,
-        now_s: Callable[[], float],
-        *,
-        batch: int = BATCH_ROWS,
-        report: Report = lambda _row, _why: None,
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._store = store
-        self._send = send
-        self._now_s = now_s
-        self._batch = batch
-        self._report = report
-        self._is_stopped = is_stopped
-        self._pauses: dict[str, tuple[float, float]] = {}  # queue -> (end and length of the pause)
+    store: SqliteOutboxStore
+    send: Send
+    now_s: Callable[[], float]
+    _: KW_ONLY
+    batch: int = BATCH_ROWS
+    report: Report = lambda _row, _reason: None
+    is_stopped: Callable[[], bool] = lambda: False
+    # queue -> (end and length of the pause)
+    _pauses: dict[str, tuple[float, float]] = field(init=False, default_factory=dict)
 
     def run(self) -> RelayPass:
         """Send due rows until none are left or the broker is unreachable.
@@ -71,28 +65,30 @@ class Relay:
                 marked are sent again with the same key.
         """
         result = RelayPass()
-        for queue in self._store.queues():
-            if self._pauses.get(queue, (0.0, 0.0))[0] > self._now_s():
+        for queue in self.store.queues():
+            if self._pauses.get(queue, (0.0, 0.0))[0] > self.now_s():
                 result.refused.add(queue)
                 continue
-            while not self._is_stopped() and (rows := self._store.lease_rows(queue, self._batch)):
+            while not self.is_stopped() and (rows := self.store.lease_rows(queue, self.batch)):
                 if not self._send_rows(queue, rows, result):
                     break
-            if result.is_unreachable or self._is_stopped():
+            if result.is_unreachable or self.is_stopped():
                 break
         return result
 
     def _send_rows(self, queue: str, rows: list[OutboxRow], result: RelayPass) -> bool:
         """Send one batch of rows; return whether the queue accepts more rows."""
-        outcomes = self._send([_keyed_message(row) for row in rows])
+        outcomes = self.send([_keyed_message(row) for row in rows])
         if len(rows) > 1 and any(_is_lost(outcome) for outcome in outcomes):
             # Send rows one by one to find which one makes the broker close the connection.
             self._settle(rows, outcomes, result, is_blamed=False)
-            lost = [row for row, outcome in zip(rows, outcomes, strict=True) if _is_lost(outcome)]
-            return all(self._send_rows(queue, [row], result) for row in lost)
+            lost_rows = compress(rows, map(_is_lost, outcomes))
+            return all(self._send_rows(queue, [row], result) for row in lost_rows)
         self._settle(rows, outcomes, result, is_blamed=True)
         if any(isinstance(outcome, PublishRefusedError) for outcome in outcomes):
-            self._pause(queue)
+            last_s = self._pauses.get(queue, (0.0, 0.0))[1]
+            pause_s = min(max(PAUSE_FIRST_S, 2 * last_s), PAUSE_MAX_S)
+            self._pauses[queue] = (self.now_s() + pause_s, pause_s)
             result.refused.add(queue)
             return False
         if any(isinstance(outcome, NoReplyError) for outcome in outcomes):
@@ -110,24 +106,19 @@ class Relay:
         is_blamed: bool,
     ) -> None:
         """Record each row's result; a lost connection counts as a failure only if ``is_blamed``."""
-        sent = [row.row_id for row, out in zip(rows, outcomes, strict=True) if out is None]
-        self._store.mark_published(sent)
-        result.sent += len(sent)
-        for row, outcome in zip(rows, outcomes, strict=True):
+        results = list(zip(rows, outcomes, strict=True))
+        sent_ids = [row.row_id for row, outcome in results if outcome is None]
+        self.store.mark_published(sent_ids)
+        result.sent += len(sent_ids)
+        for row, outcome in results:
             if outcome is None or isinstance(outcome, NoReplyError):
                 continue
             if isinstance(outcome, ConnectionLostError) and not is_blamed:
                 continue
             delays_row = not isinstance(outcome, PublishRefusedError)
-            self._store.mark_failed(row.row_id, str(outcome), delays_row=delays_row)
+            self.store.mark_failed(row.row_id, str(outcome), delays_row=delays_row)
             result.failed += 1
-            self._report(row, str(outcome))
-
-    def _pause(self, queue: str) -> None:
-        """Pause sending to a queue; each pause is twice as long as the previous one."""
-        last_s = self._pauses.get(queue, (0.0, 0.0))[1]
-        pause_s = min(max(PAUSE_FIRST_S, 2 * last_s), PAUSE_MAX_S)
-        self._pauses[queue] = (self._now_s() + pause_s, pause_s)
+            self.report(row, str(outcome))
 
 
 def _keyed_message(row: OutboxRow) -> KeyedMessage:

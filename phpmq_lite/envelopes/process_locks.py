@@ -47,8 +47,8 @@ class ProcessLocks:
         with self._locked(shared) as held:
             if held is None or machine != held[1]:
                 return None
-            descriptor, _, own = held
-            if (offset := int(number, 16)) == own:  # our own lock would be replaced
+            descriptor, _, own_offset = held
+            if (offset := int(number, 16)) == own_offset:  # our own lock would be replaced
                 return True
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)

@@ -95,8 +95,9 @@ def prepare_publish(
         raise EnvelopeError("/meta/queue is missing; set it or pass a queue")
     meta_id = meta.get("id") or ""
     attempts = envelope["attempts"]
-    own = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id  # a retry needs a new key
-    return PreparedEnvelope(target, content, receipt_key(content, own, key), meta_id)
+    # A retry needs a new key.
+    identity = f"{meta_id}:{attempts}" if meta_id and attempts else meta_id
+    return PreparedEnvelope(target, content, receipt_key(content, identity, key), meta_id)
 
 
 def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -> bytes:
@@ -108,14 +109,14 @@ def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -
         ValueError: ``key`` is not 1 to 64 bytes.
     """
     if key is not None:
-        given = key.encode() if isinstance(key, str) else key
-        if not 0 < len(given) <= KEY_BYTES:
-            raise ValueError(f"the key is {len(given)} bytes long; it must be 1 to {KEY_BYTES}")
-        return given
-    own = identity.encode()
-    if 0 < len(own) <= KEY_BYTES:
-        return own
-    return hashlib.sha256(own or content).hexdigest().encode()  # a key of 64 hex digits
+        encoded = key.encode() if isinstance(key, str) else key
+        if not 0 < len(encoded) <= KEY_BYTES:
+            raise ValueError(f"the key is {len(encoded)} bytes long; it must be 1 to {KEY_BYTES}")
+        return encoded
+    encoded = identity.encode()
+    if 0 < len(encoded) <= KEY_BYTES:
+        return encoded
+    return hashlib.sha256(encoded or content).hexdigest().encode()  # a key of 64 hex digits
 
 
 class Producer:

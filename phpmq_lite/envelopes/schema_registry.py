@@ -28,8 +28,8 @@ from phpmq_lite.text_files import TextFileError, decode_text
 MANIFEST: Final = "registry.json"
 FILE_BYTES: Final = 1 << 20  # maximum size of each file in the folder
 WATCH_S: Final = 2.0  # seconds between checks for changed files
-_VERSION: Final = re.compile(r"[.:]v([0-9]{1,6})")
-_SHOWN_FAULTS: Final = 3
+_VERSION: Final = re.compile(r"[.:]v([0-9]{1,6})\Z")
+_LISTED_FAULTS: Final = 3
 Stamp = dict[str, tuple[int, int, int]]  # file name -> (modification time, size, inode)
 
 
@@ -59,8 +59,8 @@ class RegisteredSchema:
     @property
     def version(self) -> int:
         """The version number: N for a URN that ends in ``.vN`` or ``:vN``, 1 for all other URNs."""
-        found = _VERSION.search(self.urn)
-        return int(found[1]) if found and found.end() == len(self.urn) else 1
+        match = _VERSION.search(self.urn)
+        return int(match[1]) if match else 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,9 +84,9 @@ class RegistryError(PhpmqError):
     """The schema folder is invalid and was not loaded. The message names the file and pointer."""
 
     def __init__(self, folder: Path, faults: tuple[RegistryFault, ...]) -> None:
-        shown = "; ".join(map(str, faults[:_SHOWN_FAULTS]))
-        more = len(faults) - _SHOWN_FAULTS
-        super().__init__(f"{folder}: {shown}" + (f"; and {more} more" if more > 0 else ""))
+        listed = "; ".join(map(str, faults[:_LISTED_FAULTS]))
+        more = len(faults) - _LISTED_FAULTS
+        super().__init__(f"{folder}: {listed}" + (f"; and {more} more" if more > 0 else ""))
         self.faults = faults
 
 
@@ -96,25 +96,25 @@ class RegistryError(PhpmqError):
 def read_registry(folder: Path) -> SchemaRegistry:
     """Read the schema folder from disk, collecting errors instead of raising them."""
     faults: list[RegistryFault] = []
-    before = _stamp(folder, [MANIFEST])
+    manifest_stamp = _stamp(folder, [MANIFEST])
     rows = list(_rows(folder, faults))
     stamp = _stamp(folder, {MANIFEST, *(row["schema"] for row in rows)})
-    if stamp[MANIFEST] != before[MANIFEST]:
+    if stamp[MANIFEST] != manifest_stamp[MANIFEST]:
         stamp = {}  # changed while being read, so the next check reads it again
-    read: dict[str, PayloadSchema] = {}
-    broken: set[str] = set()
+    schemas: dict[str, PayloadSchema] = {}
+    invalid_files: set[str] = set()
     entries: dict[str, RegisteredSchema] = {}
     for row in rows:
         file = row["schema"]
-        if file not in read and file not in broken:
+        if file not in schemas and file not in invalid_files:
             try:
-                read[file] = read_file(folder / file)
+                schemas[file] = read_file(folder / file)
             except SchemaError as error:
-                broken.add(file)
+                invalid_files.add(file)
                 faults.append(RegistryFault(file, error.pointer, error.detail))
-        if file in read:
+        if file in schemas:
             owner, status = (str(row.get(key) or "") for key in ("owner", "status"))
-            entries[row["urn"]] = RegisteredSchema(row["urn"], file, read[file], owner, status)
+            entries[row["urn"]] = RegisteredSchema(row["urn"], file, schemas[file], owner, status)
     return SchemaRegistry(entries, tuple(faults), stamp)
 
 
@@ -147,67 +147,60 @@ def _content(path: Path) -> bytes:
 
 def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]:
     """Yield the valid entries of ``registry.json``."""
-
-    def fault(pointer: str, detail: str) -> None:
-        faults.append(RegistryFault(MANIFEST, pointer, detail))
-
+    urns: set[str] = set()
     try:
-        manifest = read_json(_content(folder / MANIFEST))
+        rows = _manifest_rows(folder)
     except SchemaError as error:
-        fault(error.pointer, error.detail)
+        faults.append(RegistryFault(MANIFEST, error.pointer, error.detail))
         return
+    for number, row in enumerate(rows):
+        try:
+            _check_row(row, f"/schemas/{number}", urns)
+        except SchemaError as error:
+            faults.append(RegistryFault(MANIFEST, error.pointer, error.detail))
+        else:
+            yield row
+
+
+def _manifest_rows(folder: Path) -> list[Any]:
+    manifest = read_json(_content(folder / MANIFEST))
     if not isinstance(manifest, dict):
-        fault("", f"must be an object, not {type_name(manifest)}")
-        return
+        raise SchemaError(f"must be an object, not {type_name(manifest)}")
     rows = manifest.get("schemas", [])
     if not isinstance(rows, list):
-        fault("/schemas", f"must be an array, not {type_name(rows)}")
-        return
-    seen: set[str] = set()
-    for number, row in enumerate(rows):
-        at = f"/schemas/{number}"
-        if not isinstance(row, dict):
-            fault(at, f"must be an object, not {type_name(row)}")
-            continue
-        problem = _urn_error(row.get("urn"), seen)
-        if problem:
-            fault(f"{at}/urn", problem)
-            continue
-        seen.add(row["urn"])
-        problem = _file_error(row.get("schema"))
-        if problem:
-            fault(f"{at}/schema", problem)
-            continue
-        yield row
+        raise SchemaError(f"must be an array, not {type_name(rows)}", "/schemas")
+    return rows
 
 
-def _urn_error(urn: object, seen: set[str]) -> str:
+def _check_row(row: Any, pointer: str, urns: set[str]) -> None:
+    """Raise SchemaError if an entry is invalid, or its URN is in ``urns``; add its URN."""
+    if not isinstance(row, dict):
+        raise SchemaError(f"must be an object, not {type_name(row)}", pointer)
+    urn, file = row.get("urn"), row.get("schema")
     if not isinstance(urn, str) or not urn.strip():
-        return "the schema's URN must not be blank"
+        raise SchemaError("the schema's URN must not be blank", f"{pointer}/urn")
     if len(urn) >= INDEX_CHARACTERS:
-        return f"the URN has {len(urn)} characters; the limit is {INDEX_CHARACTERS - 1}"
-    return f"{urn} is already registered" if urn in seen else ""
-
-
-def _file_error(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        return "must be the name of a file in this folder"
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
-        return f"{name} is outside the folder"
-    return ""
+        detail = f"the URN has {len(urn)} characters; the limit is {INDEX_CHARACTERS - 1}"
+        raise SchemaError(detail, f"{pointer}/urn")
+    if urn in urns:
+        raise SchemaError(f"{urn} is already registered", f"{pointer}/urn")
+    urns.add(urn)
+    if not isinstance(file, str) or not file:
+        raise SchemaError("must be the name of a file in this folder", f"{pointer}/schema")
+    if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+        raise SchemaError(f"{file} is outside the folder", f"{pointer}/schema")
 
 
 def _stamp(folder: Path, files: Iterable[str]) -> Stamp:
-    found = {}
+    stamp = {}
     for name in files:
         try:
             status = (folder / name).stat()
         except (OSError, ValueError):
-            found[name] = (0, -1, 0)
+            stamp[name] = (0, -1, 0)
         else:
-            found[name] = (status.st_mtime_ns, status.st_size, status.st_ino)
-    return found
+            stamp[name] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return stamp
 
 
 def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
@@ -238,7 +231,7 @@ class ActiveSchemas:
         self.folder = folder
         self.registry = SchemaRegistry()
         self.faults: tuple[RegistryFault, ...] = ()  # errors found by the most recent read
-        self._read = SchemaRegistry()  # most recently read version, even if invalid
+        self._latest = SchemaRegistry()  # most recently read version, even if invalid
         self._counts: dict[str, ValidationCounts] = {}
         self._lock = threading.Lock()  # guards `_counts`
 
@@ -250,11 +243,11 @@ class ActiveSchemas:
         """
         if self.folder is None:
             return
-        self._read = read = read_registry(self.folder)
-        self.faults = read.faults
-        if read.faults:
-            raise RegistryError(self.folder, read.faults)
-        self.registry = read
+        self._latest = latest = read_registry(self.folder)
+        self.faults = latest.faults
+        if latest.faults:
+            raise RegistryError(self.folder, latest.faults)
+        self.registry = latest
 
     def refresh(self) -> bool:
         """Reload the folder if a file has changed; return whether it was reloaded.
@@ -262,7 +255,7 @@ class ActiveSchemas:
         Raises:
             RegistryError: the folder is invalid; the previous version stays in use.
         """
-        if self.folder is None or not is_changed(self.folder, self._read):
+        if self.folder is None or not is_changed(self.folder, self._latest):
             return False
         self.load()
         return True

@@ -28,6 +28,7 @@ _NUMBER_SIGNS: Final = bytes(
     48 if byte in b"0123456789" else 101 if byte in b"eE" else 43 if byte == 43 else 32
     for byte in range(256)
 )
+_DOUBLE_LIMIT: Final = 2**1024 - 2**970  # the smallest integer that rounds to infinity
 _LONG_NUMBERS: Final = (b"0" * 200, b"e000", b"e+000")
 
 
@@ -99,30 +100,27 @@ def has_lone_surrogate(content: bytes) -> bool:
     """Return whether valid JSON contains an escaped lone surrogate."""
     if _SURROGATE.search(content) is None:
         return False
-    found = _WITHOUT_LONE.match(content)
-    return found is None or found.end() != len(content)
+    match = _WITHOUT_LONE.match(content)
+    return match is None or match.end() != len(content)
+
+
+def child_pointer(parent: str, name: str) -> str:
+    """Return the JSON pointer (RFC 6901) of a member of the object at ``parent``."""
+    return f"{parent}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
 def is_finite(value: Any) -> bool:
     """Return whether every number in a parsed value is a finite double."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if type(item) is tuple:
-            waiting.extend(member for _, member in item)
+            pending.extend(member for _, member in item)
         elif type(item) is list:
-            waiting.extend(item)
+            pending.extend(item)
         elif type(item) is float:
             if item - item != 0.0:  # True for infinity and NaN
                 return False
-        elif type(item) is int and item.bit_length() > 1023 and not _fits_double(item):
+        elif type(item) is int and abs(item) >= _DOUBLE_LIMIT:
             return False
-    return True
-
-
-def _fits_double(value: int) -> bool:
-    try:
-        float(value)
-    except OverflowError:
-        return False
     return True

@@ -21,16 +21,17 @@ from phpmq_lite.envelopes.handlers import JobContext
 from phpmq_lite.envelopes.idempotency import IdempotencyDecision, IdempotencyStore, idempotency_key
 from phpmq_lite.envelopes.retry_delays import RetryDelays
 from phpmq_lite.envelopes.sqlite_file import wall_ms
-from phpmq_lite.envelopes.validation import EmptyListData, EnvelopeProblem, Verdict, validate
+from phpmq_lite.envelopes.validation import (
+    UNSUPPORTED,
+    EmptyListData,
+    EnvelopeProblem,
+    Verdict,
+    validate,
+)
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, EnvelopeError, LocalProtocolError
 from phpmq_lite.forks import reset_after_fork
-from phpmq_lite.queue_settings import (
-    DEAD_LETTER_SUFFIX,
-    dead_letter_name,
-    name_problem,
-    retry_name,
-)
+from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, dead_letter_name, name_problem, retry_name
 
 EventLevel = Literal["info", "warning", "error"]
 EventHook = Callable[[EventLevel, str, Mapping[str, Any]], None]
@@ -68,7 +69,6 @@ RELEASE_S: Final = 5.0  # delay before a message that cannot be handled yet is r
 _SETTLED_LIMIT: Final = 10_000  # how many ids of settled messages to remember
 _ERROR_CHARACTERS: Final = 2_000  # exception messages in records are truncated to this length
 _TRACEBACK_LINES: Final = 20
-_UNSUPPORTED: Final = "unsupported_schema_version"
 
 
 @dataclass(slots=True)
@@ -195,7 +195,8 @@ class PhpmqTransport(Transport):
             self.ack(message)
             return
         self._finish_claim(job, is_done=False)
-        if _attempts_in(body, job.attempts) > job.attempts:
+        attempts = json.loads(body).get("attempts")
+        if type(attempts) is int and attempts > job.attempts:
             self._run_or_requeue(job, lambda: self._retry(job, delay))
         elif delay > 0:
             self._run_or_requeue(job, lambda: self._release(job, delay, "unknown_urn"))
@@ -211,8 +212,8 @@ class PhpmqTransport(Transport):
         """Publish a job's dead-letter record, then settle the job."""
         job = _job_of(message)
         self._finish_claim(job, is_done=False)
-        sent = json.loads(body)
-        block, attempts = sent["dead_letter"], _clamped(sent["attempts"])
+        record = json.loads(body)
+        block, attempts = record["dead_letter"], _clamped(record["attempts"])
         self._run_or_requeue(job, lambda: self._dead_letter(job, queue, block, attempts))
 
     def close(self) -> None:
@@ -253,7 +254,7 @@ class PhpmqTransport(Transport):
     # -- receiving
 
     def _pop(self, queue: str, timeout_s: float) -> ReceivedMessage | None:
-        until = self._monotonic() + timeout_s
+        deadline_s = self._monotonic() + timeout_s
         while True:
             if self.must_stop(False):
                 return None
@@ -264,18 +265,16 @@ class PhpmqTransport(Transport):
                 self.must_stop(True)
                 return None
             message = self._validate(delivery)
-            if message is not None or self._monotonic() >= until:
+            if message is not None or self._monotonic() >= deadline_s:
                 return message
 
     def _validate(self, delivery: Delivery) -> ReceivedMessage | None:
         """Return a message that can be handled; settle any other message and return None."""
-        how = self._settled.get(delivery.message_id)
-        if how is not None:  # already settled, but the settlement was lost with the connection
-            self.link.settle(delivery, how)
-            self.emit(
-                "info", "job.duplicate", delivery.queue,
-                message_id=delivery.message_id, reason="already settled",
-            )  # fmt: skip
+        settlement = self._settled.get(delivery.message_id)
+        if settlement is not None:  # this settlement was lost with the connection
+            self.link.settle(delivery, settlement)
+            context = {"message_id": delivery.message_id, "reason": "already settled"}
+            self.emit("info", "job.duplicate", delivery.queue, **context)
             return None
         self.jobs += 1
         verdict = validate(delivery.body, self._empty_list_data)
@@ -328,10 +327,8 @@ class PhpmqTransport(Transport):
             delay_s = self.delays.after(attempt)
         content = dead_letter_record.with_attempts(job.delivery.body, attempt)
         self._publish_copy(job, content, delay_s, attempt)
-        self._emit_for(
-            "warning", "job.retry", job,
-            attempt=attempt, delay_s=round(delay_s, 3), **_describe_error(job.error),
-        )  # fmt: skip
+        context = {"attempt": attempt, "delay_s": round(delay_s, 3)} | _describe_error(job.error)
+        self._emit_for("warning", "job.retry", job, **context)
 
     def _release(self, job: WorkerJob, delay_s: float, reason: str) -> None:
         self._publish_copy(job, job.delivery.body, delay_s, job.attempts)
@@ -348,8 +345,8 @@ class PhpmqTransport(Transport):
 
     def _quarantine(self, job: WorkerJob, problem: EnvelopeProblem) -> None:
         """Dead-letter a message with a malformed body on its first delivery."""
-        why = {"reason": "poison", "error": problem.detail, "detail": problem.reason}
-        block = self._block(job, attempts=job.attempts, **why)
+        cause = {"reason": "poison", "error": problem.detail, "detail": problem.reason}
+        block = self._block(job, attempts=job.attempts, **cause)
         queue = self.dead_letter_queue or dead_letter_name(job.delivery.queue)
         self._publish_record(job, queue, job.delivery.body, block)
         self._emit_for(
@@ -361,14 +358,12 @@ class PhpmqTransport(Transport):
     ) -> None:
         """Dead-letter a job that used up its attempts or has no handler."""
         error = None if details["error"] is None else str(details["error"])[:_ERROR_CHARACTERS]
-        why = {"reason": details["reason"], "error": error, "exception": details["exception"]}
-        block = self._block(job, attempts=attempts, **why)
+        cause = {"reason": details["reason"], "error": error, "exception": details["exception"]}
+        block = self._block(job, attempts=attempts, **cause)
         content = dead_letter_record.with_attempts(job.delivery.body, attempts)
         self._publish_record(job, queue, content, block)
-        self._emit_for(
-            "error", "job.dead_letter", job,
-            **({"attempt": attempts} | _describe_error(job.error) | {"reason": details["reason"]}),
-        )  # fmt: skip
+        context = {"attempt": attempts} | _describe_error(job.error) | {"reason": details["reason"]}
+        self._emit_for("error", "job.dead_letter", job, **context)
 
     def _publish_record(
         self, job: WorkerJob, queue: str, content: bytes, block: DeadLetterBlock
@@ -379,7 +374,7 @@ class PhpmqTransport(Transport):
         not change, or if the content with its block is too long. Messages in a dead-letter queue
         get no record.
         """
-        writes_record = block.detail != _UNSUPPORTED and not job.delivery.queue.endswith(
+        writes_record = block.detail != UNSUPPORTED and not job.delivery.queue.endswith(
             DEAD_LETTER_SUFFIX
         )
         if writes_record:
@@ -390,17 +385,17 @@ class PhpmqTransport(Transport):
                 self._emit_for("warning", "process.failed", job, reason=_format_error(error))
         self._settle(job, Settlement.DEAD_LETTER)
 
-    def _block(self, job: WorkerJob, **known: Any) -> DeadLetterBlock:
+    def _block(self, job: WorkerJob, **cause: Any) -> DeadLetterBlock:
         queue, message_id = job.delivery.queue, job.message_id
         return DeadLetterBlock(
-            original_queue=queue, failed_at=self._now_ms(), message_id=message_id, **known
+            original_queue=queue, failed_at=self._now_ms(), message_id=message_id, **cause
         )
 
-    def _settle(self, job: WorkerJob, how: Settlement) -> None:
+    def _settle(self, job: WorkerJob, settlement: Settlement) -> None:
         job.is_settled = True
-        self.link.settle(job.delivery, how, self._remaining_ttl_s(job))
-        if how is not Settlement.REQUEUE:
-            self._settled[job.message_id] = how
+        self.link.settle(job.delivery, settlement, self._remaining_ttl_s(job))
+        if settlement is not Settlement.REQUEUE:
+            self._settled[job.message_id] = settlement
             if len(self._settled) > _SETTLED_LIMIT:
                 self._settled.popitem(last=False)
 
@@ -439,10 +434,10 @@ class PhpmqTransport(Transport):
 
     def emit(self, level: EventLevel, event: EventName, queue: str, **context: Any) -> None:
         """Pass an event to the hook, omitting None values; log exceptions that the hook raises."""
-        known = {name: value for name, value in context.items() if value is not None}
+        details = {name: value for name, value in context.items() if value is not None}
         self.events[event] += 1
         try:
-            self.hook(level, event, {"queue": queue} | known)
+            self.hook(level, event, {"queue": queue} | details)
         except Exception:
             _log.exception("the event hook failed for %s", event)
 
@@ -470,12 +465,6 @@ def _job_of(message: ReceivedMessage) -> WorkerJob:
 
 def _clamped(attempts: int | None) -> int:
     return min(max(attempts or 0, 0), ATTEMPTS_LIMIT)
-
-
-def _attempts_in(body: str, otherwise: int) -> int:
-    """Return ``attempts`` from the body that the SDK would publish for a retry."""
-    found = json.loads(body).get("attempts")
-    return found if type(found) is int else otherwise
 
 
 def _format_error(error: BaseException) -> str:

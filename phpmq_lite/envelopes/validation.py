@@ -25,11 +25,12 @@ from phpmq_lite.envelopes.indexed_fields import (
 from phpmq_lite.model import Indexed
 
 EmptyListData = Literal["php", "never", "always"]  # when to read ``data: []`` as ``{}``
+UNSUPPORTED: Final = "unsupported_schema_version"
 REASONS: Final = (  # kinds of problems in layers A and B; only the first problem is reported
     "poison",
     "too_deep",
     "missing_meta",
-    "unsupported_schema_version",
+    UNSUPPORTED,
     "invalid_data",
     "missing_trace_id",
     "invalid_attempts",
@@ -71,10 +72,10 @@ _NESTED: Final = {
         "attempts": "integer",
     },
 }
-_WANTED: Final = {"text": "a string", "integer": "an integer", "object": "an object"}
+_EXPECTED: Final = {"text": "a string", "integer": "an integer", "object": "an object"}
 _URN: Final = re.compile(r"urn:babel:[a-z0-9]+(?:[._-][a-z0-9]+)*:[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _CLASS: Final = re.compile(r"\\|^[A-Z]\w*(?:::\w+)*$")
-_SHOWN_CHARACTERS: Final = 80  # longer URNs are truncated in hints
+_HINT_CHARACTERS: Final = 80  # longer URNs are truncated in hints
 _Pairs = tuple[tuple[str, Any], ...]  # the members of a JSON object, including repeated ones
 
 
@@ -100,13 +101,13 @@ class Verdict:
 class _Body:
     """A body that is one strict JSON object; for a repeated member, the last value counts."""
 
-    __slots__ = ("has_long_numbers", "last", "meta", "pairs", "tolerates_empty_list")
+    __slots__ = ("has_long_numbers", "members", "meta", "pairs", "tolerates_empty_list")
 
     def __init__(self, pairs: _Pairs, has_long_numbers: bool, mode: EmptyListData) -> None:
         self.pairs = pairs
         self.has_long_numbers = has_long_numbers
-        self.last: dict[str, Any] = dict(pairs)
-        meta = self.last.get("meta")
+        self.members: dict[str, Any] = dict(pairs)
+        meta = self.members.get("meta")
         self.meta: dict[str, Any] = dict(meta) if type(meta) is tuple else {}
         self.tolerates_empty_list = mode == "always" or (
             mode == "php" and self.meta.get("lang") == "php"
@@ -114,11 +115,11 @@ class _Body:
 
     @property
     def is_tolerated(self) -> bool:
-        return self.tolerates_empty_list and self.last.get("data") == []
+        return self.tolerates_empty_list and self.members.get("data") == []
 
     def index(self) -> IndexedFields:
         meta_id = self.meta.get("id")
-        attempts = self.last.get("attempts")
+        attempts = self.members.get("attempts")
         return IndexedFields(
             self._text("job") or self._text("urn"),
             self._text("trace_id"),
@@ -127,7 +128,7 @@ class _Body:
         )
 
     def _text(self, name: str) -> str | None:
-        value = self.last.get(name)
+        value = self.members.get(name)
         return indexed_text(value) if type(value) is str else None
 
 
@@ -168,13 +169,14 @@ def _type_problem(kind: str, value: Any, pointer: str) -> EnvelopeProblem | None
     if value is None:
         return None
     if kind == "integer":
-        is_right = type(value) is int and INT64_MIN <= value <= INT64_MAX
+        is_valid = type(value) is int and INT64_MIN <= value <= INT64_MAX
     else:
-        is_right = type(value) is (str if kind == "text" else tuple)
-    if is_right:
+        is_valid = type(value) is (str if kind == "text" else tuple)
+    if is_valid:
         return None
     name = pointer[1:].replace("/", ".")
-    return EnvelopeProblem("poison", f"{name} is {_describe(value)}, not {_WANTED[kind]}", pointer)
+    detail = f"{name} is {_describe(value)}, not {_EXPECTED[kind]}"
+    return EnvelopeProblem("poison", detail, pointer)
 
 
 def _type_problems(body: _Body) -> Iterator[EnvelopeProblem]:
@@ -210,30 +212,28 @@ def _is_text_missing(value: Any) -> bool:
 
 def _layer_a(body: _Body) -> Iterator[EnvelopeProblem]:
     yield from _type_problems(body)
-    if not (_has_text(body.last.get("job")) or _has_text(body.last.get("urn"))):
+    if not (_has_text(body.members.get("job")) or _has_text(body.members.get("urn"))):
         yield EnvelopeProblem("poison", "missing_urn")
 
 
 def _layer_b(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield problems that keep consumers from handling the envelope, other than wrong types."""
-    last = body.last
+    members = body.members
     version = body.meta.get("schema_version")
-    if last.get("meta") is None:
-        yield EnvelopeProblem("missing_meta", _absence(last, "meta"), "/meta")
+    if members.get("meta") is None:
+        yield EnvelopeProblem("missing_meta", _absence(members, "meta"), "/meta")
     elif version is None or (type(version) is int and version != 1):
         detail = _absence(body.meta, "schema_version")
         if version is not None:
             detail = f"schema_version is {_describe(version)}"
         pointer = "/meta/schema_version"
-        yield EnvelopeProblem(
-            "unsupported_schema_version", f"meta.{detail}; only 1 is supported", pointer
-        )
-    if last.get("data") is None:
-        yield EnvelopeProblem("invalid_data", _absence(last, "data"), "/data")
-    if _is_text_missing(last.get("trace_id")):
-        yield EnvelopeProblem("missing_trace_id", _absence(last, "trace_id"), "/trace_id")
-    if last.get("attempts") is None:
-        yield EnvelopeProblem("invalid_attempts", _absence(last, "attempts"), "/attempts")
+        yield EnvelopeProblem(UNSUPPORTED, f"meta.{detail}; only 1 is supported", pointer)
+    if members.get("data") is None:
+        yield EnvelopeProblem("invalid_data", _absence(members, "data"), "/data")
+    if _is_text_missing(members.get("trace_id")):
+        yield EnvelopeProblem("missing_trace_id", _absence(members, "trace_id"), "/trace_id")
+    if members.get("attempts") is None:
+        yield EnvelopeProblem("invalid_attempts", _absence(members, "attempts"), "/attempts")
 
 
 def _absence(members: dict[str, Any], name: str) -> str:
@@ -243,20 +243,20 @@ def _absence(members: dict[str, Any], name: str) -> str:
 
 
 def _warnings(body: _Body) -> tuple[str, ...]:
-    last = body.last
-    found = []
-    job = last.get("job")
-    if "job" in last and type(job) is not str:
-        found.append(f"/job is {_describe(job)}, not a string, and is ignored")
-    if "urn" in last and _has_text(job):
-        found.append("/urn is ignored in favor of /job")
-    found.extend(f"{pointer} is outdated and ignored" for pointer in _outdated(body))
-    return tuple(found)
+    members = body.members
+    warnings = []
+    job = members.get("job")
+    if "job" in members and type(job) is not str:
+        warnings.append(f"/job is {_describe(job)}, not a string, and is ignored")
+    if "urn" in members and _has_text(job):
+        warnings.append("/urn is ignored in favor of /job")
+    warnings.extend(f"{pointer} is outdated and ignored" for pointer in _outdated(body))
+    return tuple(warnings)
 
 
 def _outdated(body: _Body) -> Iterator[str]:
     for container, name in OUTDATED:
-        if name in (body.meta if container else body.last):
+        if name in (body.meta if container else body.members):
             yield f"/{container}/{name}" if container else f"/{name}"
 
 
@@ -292,27 +292,27 @@ def lint(
 
 def _layer_c(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield violations of the rules that only producers must follow."""
-    last, meta = body.last, body.meta
-    job = last.get("job")
+    members, meta = body.members, body.meta
+    job = members.get("job")
     if not _has_text(job):
         yield EnvelopeProblem("missing_job", "producers must write a non-blank job", "/job")
     elif job != job.strip(BLANK):
         yield EnvelopeProblem("untrimmed", "job begins or ends with whitespace", "/job")
-    if "urn" in last:
+    if "urn" in members:
         yield EnvelopeProblem("alias", "producers must write job instead of urn", "/urn")
-    trace_id = last.get("trace_id")
+    trace_id = members.get("trace_id")
     if _has_text(trace_id) and not _is_uuid(trace_id):
         yield EnvelopeProblem("not_uuid", "trace_id is not a UUID", "/trace_id")
     if body.is_tolerated:
         yield EnvelopeProblem(
             "empty_list_data", "data is [], which other languages reject", "/data"
         )
-    if last.get("meta") is not None:
+    if members.get("meta") is not None:
         yield from _layer_c_of_meta(meta)
-    attempts = last.get("attempts")
+    attempts = members.get("attempts")
     if type(attempts) is int and attempts < 0:
         yield EnvelopeProblem("negative", "attempts is negative", "/attempts")
-    if "dead_letter" in last:
+    if "dead_letter" in members:
         yield EnvelopeProblem("dead_letter", "producers must not write dead_letter", "/dead_letter")
     for pointer in _outdated(body):
         yield EnvelopeProblem("outdated", f"{pointer[1:].replace('/', '.')} is outdated", pointer)
@@ -342,38 +342,38 @@ def _layer_c_of_meta(meta: dict[str, Any]) -> Iterator[EnvelopeProblem]:
 
 def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield a problem for each repeated member, because not all parsers use the last value."""
-    for prefix, pairs, known in (
+    for prefix, pairs, names in (
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
-        ("/meta", body.last.get("meta"), _NESTED["meta"].keys()),
+        ("/meta", body.members.get("meta"), _NESTED["meta"].keys()),
     ):
         seen: set[str] = set()
         for name, _ in pairs if type(pairs) is tuple else ():
-            if name in seen and name in known:
+            if name in seen and name in names:
                 yield EnvelopeProblem("repeated", f"{name} is repeated", f"{prefix}/{name}")
             seen.add(name)
 
 
 def _convention(body: _Body) -> Iterator[EnvelopeProblem]:
     """Yield a hint if the URN does not follow the recommended form."""
-    name = "job" if _has_text(body.last.get("job")) else "urn"
-    value = body.last.get(name)
+    name = "job" if _has_text(body.members.get("job")) else "urn"
+    value = body.members.get(name)
     if not _has_text(value):
         return
     urn = value.strip(BLANK)
     if _URN.fullmatch(urn):
         return
     if _CLASS.search(urn):
-        why = "looks like a class name, which changes when the class is renamed"
+        reason = "looks like a class name, which changes when the class is renamed"
     elif _URN.fullmatch(urn.lower()):
-        why = "contains capital letters"
+        reason = "contains capital letters"
     elif not urn.startswith("urn:babel:"):
-        why = "does not begin with urn:babel:"
+        reason = "does not begin with urn:babel:"
     else:
-        why = "does not follow the convention"
-    shown = urn if len(urn) <= _SHOWN_CHARACTERS else f"{urn[:_SHOWN_CHARACTERS]}…"
+        reason = "does not follow the convention"
+    excerpt = urn if len(urn) <= _HINT_CHARACTERS else f"{urn[:_HINT_CHARACTERS]}…"
     yield EnvelopeProblem(
         CONVENTION,
-        f"{shown} {why}; use the form urn:babel:<context>:<event> in lowercase,"
+        f"{excerpt} {reason}; use the form urn:babel:<context>:<event> in lowercase,"
         " with dots inside the event, such as urn:babel:orders:invoice.requested",
         f"/{name}",
     )

@@ -92,10 +92,17 @@ def run_worker(
         app.transport = transport
     target = queue or app.queue
     phpmq_transport = _checked_transport(app, target, drop_exhausted=drop_exhausted)
-    around = [*middleware, *(app.middleware if isinstance(app, App) else ())]
+    layers = [*middleware, *(app.middleware if isinstance(app, App) else ())]
     events_before = Counter(phpmq_transport.events)
-    run_limits = _RunLimits(app, phpmq_transport, limits or WorkerLimits(), monotonic)
-    with _applied(run_limits, phpmq_transport), wrap_handlers(app, phpmq_transport, around):
+    run_limits = _RunLimits(
+        app,
+        phpmq_transport,
+        limits or WorkerLimits(),
+        monotonic,
+        jobs_before=phpmq_transport.jobs,
+        started_s=monotonic(),
+    )
+    with _applied(run_limits, phpmq_transport), wrap_handlers(app, phpmq_transport, layers):
         phpmq_transport.emit("info", "worker.started", target)
         try:
             # App.consume would wrap the handlers again.
@@ -136,40 +143,34 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
     return transport
 
 
+@dataclass(slots=True)
 class _RunLimits:
     """Checks the limits of one worker run and stops the SDK's loop when a limit is reached."""
 
-    def __init__(
-        self,
-        app: BabelQueue,
-        transport: PhpmqTransport,
-        limits: WorkerLimits,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self.reason = "stopped"  # default, because the SDK reports neither signals nor stop()
-        self._app = app
-        self._transport = transport
-        self._jobs_before = transport.jobs
-        self._limits = limits
-        self._monotonic = monotonic
-        self._started_s = monotonic()
+    app: BabelQueue
+    transport: PhpmqTransport
+    limits: WorkerLimits
+    monotonic: Callable[[], float]
+    jobs_before: int
+    started_s: float
+    reason: str = "stopped"  # default, because the SDK reports neither signals nor stop()
 
     @property
     def jobs(self) -> int:
         """The number of jobs received in this run."""
-        return self._transport.jobs - self._jobs_before
+        return self.transport.jobs - self.jobs_before
 
     def must_stop(self, is_empty: bool) -> bool:
         """Stop the loop and return True if a limit is reached or if an empty queue ends the run."""
         if is_empty:
-            reason = "empty" if self._limits.stop_when_empty else None
+            reason = "empty" if self.limits.stop_when_empty else None
         else:
-            runtime_s = self._monotonic() - self._started_s
-            reason = self._limits.reached(self.jobs, runtime_s)
+            runtime_s = self.monotonic() - self.started_s
+            reason = self.limits.reached(self.jobs, runtime_s)
         if reason is None:
             return False
         self.reason = reason
-        self._app.stop()
+        self.app.stop()
         return True
 
 
@@ -180,11 +181,11 @@ def _applied(run_limits: _RunLimits, transport: PhpmqTransport) -> Iterator[None
     The codec would log a warning on every decode; the transport warns once.
     """
     codec = logging.getLogger("babelqueue.codec")
-    before, level = transport.must_stop, codec.level
+    must_stop, level = transport.must_stop, codec.level
     transport.must_stop = run_limits.must_stop
     codec.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        transport.must_stop = before
+        transport.must_stop = must_stop
         codec.setLevel(level)

@@ -12,12 +12,7 @@ from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.handlers import Handler, Middleware, wrap_handlers
 from phpmq_lite.envelopes.idempotency import IdempotencyStore
 from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
-from phpmq_lite.envelopes.transport import (
-    RELEASE_S,
-    EventHook,
-    PhpmqTransport,
-    log_event,
-)
+from phpmq_lite.envelopes.transport import RELEASE_S, EventHook, PhpmqTransport, log_event
 from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.envelopes.worker_connection import WorkerConnection
 
@@ -49,6 +44,7 @@ class App(BabelQueue):
             )
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts is {self.max_attempts}; the minimum is 1")
+        transport.dead_letter_queue = self.dead_letter_queue or transport.dead_letter_queue
         self.middleware: list[Middleware] = []  # outermost middleware first
 
     def use(self, middleware: Middleware) -> Middleware:
@@ -68,9 +64,9 @@ class App(BabelQueue):
         Raises:
             ValueError: the URN already has a handler.
         """
-        known = self._handlers.get(urn)
-        if known is not None:
-            name = getattr(known, "__qualname__", repr(known))
+        existing = self._handlers.get(urn)
+        if existing is not None:
+            name = getattr(existing, "__qualname__", repr(existing))
             raise ValueError(
                 f"{urn!r} already has the handler {name}; a URN can have only one. "
                 "Call both functions from one handler, or remove one of them."
@@ -111,9 +107,9 @@ class App(BabelQueue):
             ConnectionLostError, TimeoutError: no receipt within 30 s; the envelope may be stored.
         """
         envelope = producer.envelope_for(job, data, queue or None, self.queue, trace_id=trace_id)
-        made = producer.prepare_publish(envelope)
-        self.transport.link.publish(made.queue, made.content, key=made.key)
-        return made.meta_id
+        prepared = producer.prepare_publish(envelope)
+        self.transport.link.publish(prepared.queue, prepared.content, key=prepared.key)
+        return prepared.meta_id
 
     def consume(
         self,
@@ -178,16 +174,16 @@ def connect(
     Raises:
         ValueError: the URL, the strategy or a number is invalid.
     """
-    delays = backoff if isinstance(backoff, RetryDelays) else RetryDelays(tuple(backoff))
-    transport = PhpmqTransport(
-        WorkerConnection(client_from_url(url, ssl=ssl, max_content=max_content), credit),
-        hook,
-        delays=delays, idempotency_store=idempotency_store, idempotency_by=idempotency_by,
-        empty_list_data=empty_list_data,
-        dead_letter_queue=dead_letter_queue, release_s=release_delay_s,
-    )  # fmt: skip
     return App(
-        transport,
+        PhpmqTransport(
+            WorkerConnection(client_from_url(url, ssl=ssl, max_content=max_content), credit),
+            hook,
+            delays=backoff if isinstance(backoff, RetryDelays) else RetryDelays(tuple(backoff)),
+            idempotency_store=idempotency_store,
+            idempotency_by=idempotency_by,
+            empty_list_data=empty_list_data,
+            release_s=release_delay_s,
+        ),
         queue=queue,
         on_unknown_urn=on_unknown_urn,
         max_attempts=max_attempts,

@@ -33,8 +33,8 @@ class Settlement(Enum):
 def _ended_by_signals(*, is_idle: bool) -> Iterator[None]:
     """If ``is_idle``, raise KeyboardInterrupt at a signal, which only sets a flag in the SDK."""
     is_main = threading.current_thread() is threading.main_thread()
-    found = {number: signal.getsignal(number) for number in _SIGNALS if is_idle and is_main}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    current = {number: signal.getsignal(number) for number in _SIGNALS if is_idle and is_main}
+    handlers = {number: handler for number, handler in current.items() if callable(handler)}
 
     def end(number: int, frame: FrameType | None) -> None:
         handlers[signal.Signals(number)](number, frame)
@@ -91,21 +91,21 @@ class WorkerConnection:
         """Connect if not connected; raise ConnectionLostError if that fails or is not due yet."""
         if self.client.is_connected:
             return
-        until = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         if not self._connecting.acquire(timeout=max(0.0, timeout_s)):  # another thread connects
             raise ConnectionLostError(f"{self.client.target} is not connected")
         try:
-            self._connect(until)
+            self._connect(deadline_s)
         finally:
             self._connecting.release()
 
-    def _connect(self, until: float) -> None:
+    def _connect(self, deadline_s: float) -> None:
         if self.client.is_connected:  # another thread has connected meanwhile
             return
         if self._was_connected:
             self._away.lost()
         self._forget_windows()
-        wait_s, left_s = self._next_connect_at - time.monotonic(), until - time.monotonic()
+        wait_s, left_s = self._next_connect_at - time.monotonic(), deadline_s - time.monotonic()
         if wait_s > left_s:
             self._sleep(max(0.0, left_s))
             raise ConnectionLostError(f"{self.client.target} is not connected")
@@ -131,7 +131,7 @@ class WorkerConnection:
         Raises:
             ConnectionLostError: there is no connection; call again.
         """
-        until = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         with _ended_by_signals(is_idle=not self.client.is_connected):
             self._ensure_connected(timeout_s)
         with self.client.lock:
@@ -144,7 +144,7 @@ class WorkerConnection:
                 frame = dispatches.popleft()
                 self._backoff.reset()  # the connection works, so restart the delays
                 return Delivery(self.client, frame, self.client.session.generation)
-            left_s = max(0.0, until - time.monotonic())
+            left_s = max(0.0, deadline_s - time.monotonic())
             with _ended_by_signals(is_idle=True):
                 is_empty = not self.client.pump(lambda: bool(dispatches), left_s)
             if is_empty:
@@ -162,20 +162,20 @@ class WorkerConnection:
             ConnectionLostError, TimeoutError: no receipt within 30 s; the message may be stored.
         """
         key = key or secrets.token_hex(16).encode()
-        until = time.monotonic() + PUBLISH_TIMEOUT_S
+        deadline_s = time.monotonic() + PUBLISH_TIMEOUT_S
         while True:
             try:
-                self._ensure_connected(max(0.0, until - time.monotonic()))
+                self._ensure_connected(max(0.0, deadline_s - time.monotonic()))
                 with storing_once():
                     self.client.publish_confirmed(queue, body, ttl_s, key)
             except (ConnectionLostError, TimeoutError):
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline_s:
                     raise
             else:
                 self._backoff.reset()
                 return
 
-    def settle(self, delivery: Delivery, how: Settlement, ttl_s: int = 0) -> None:
+    def settle(self, delivery: Delivery, settlement: Settlement, ttl_s: int = 0) -> None:
         """Settle a message immediately or, if not connected, on the next connection.
 
         A requeue without a connection is not sent, because the broker has already requeued the
@@ -185,9 +185,9 @@ class WorkerConnection:
         if delivery.generation < self._first_generation:
             return
         with self.client.lock:
-            if how is Settlement.ACK:
+            if settlement is Settlement.ACK:
                 frame = session.side.acknowledge(delivery.queue, message_id)
-            elif how is Settlement.REQUEUE:
+            elif settlement is Settlement.REQUEUE:
                 frame = session.side.requeue(delivery.queue, message_id, ttl_s)
             else:
                 frame = session.side.dead_letter(delivery.queue, message_id)
@@ -198,7 +198,7 @@ class WorkerConnection:
                     pass  # same outcome as if the connection had been lost earlier
                 else:
                     return
-            if how is not Settlement.REQUEUE:
+            if settlement is not Settlement.REQUEUE:
                 session.late_settlements.append(frame)
 
     def return_messages(self, queue: str) -> None:
