@@ -1,10 +1,11 @@
 """The ``user`` and ``token`` command groups, which manage web accounts and API tokens."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -27,7 +28,7 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration
 from phpmq_lite.roles import ROLES, TOKEN_ROLES
-from phpmq_lite.text_files import TextFileError, decode_secret
+from phpmq_lite.text_files import NotUtf8Error, TextFileError, decode_secret
 
 _TIMES: Final = ("created_at", "expires_at", "last_login_at", "last_used_at")  # as Unix times in ms
 
@@ -37,14 +38,12 @@ def write_accounts(
 ) -> None:
     """Write users or tokens with ``write_rows``; in tables, format the times and queue globs."""
     if output_format(style) == "table":
-        rows = map(_format_account, rows)
+        accounts = [{**row, "queues": ", ".join(row["queues"]) or "all"} for row in rows]
+        for account, key in product(accounts, _TIMES):
+            if (ms := account.get(key)) is not None:
+                account[key] = format_time(ms, ms).title.partition(".")[0]
+        rows = accounts
     write_rows(rows, columns, style, empty)
-
-
-def _format_account(row: Row) -> Mapping[str, Any]:
-    given = {key: row[key] for key in _TIMES if row.get(key) is not None}
-    times = {key: format_time(ms, ms).title.partition(".")[0] for key, ms in given.items()}
-    return {**row, **times, "queues": ", ".join(row["queues"]) or "all"}
 
 
 USER_COLUMNS: Final = (
@@ -59,6 +58,9 @@ FIRST_USER: Final = (
 )
 
 _name = click.argument("name")
+_queues = click.option(
+    "--queues", multiple=True, metavar="GLOB", help="Allowed queues. Repeatable."
+)
 _password_file = click.option(
     "--password-file",
     type=FILE_OR_STDIN,
@@ -85,7 +87,7 @@ def list_users(admin: AdminClient, output: str | None) -> None:
 @click.option(
     "--role", type=click.Choice(ROLES), help="[default: viewer; admin for the first user]"
 )
-@click.option("--queues", multiple=True, metavar="GLOB", help="Allowed queues. Repeatable.")
+@_queues
 @_password_file
 @admin_client_options
 def create_user(
@@ -101,8 +103,8 @@ def create_user(
         print_message(FIRST_USER)
     role = role or ("admin" if is_first else "viewer")
     password = _read_password(password_file)
-    made = {"name": name, "password": password, "role": role, "queues": list(queues)}
-    admin.post("/users", made)
+    account = {"name": name, "password": password, "role": role, "queues": list(queues)}
+    admin.post("/users", account)
     print_message(f"created the user {name} with the role {role}")
 
 
@@ -140,9 +142,9 @@ def delete_user(admin: AdminClient, name: str, yes: bool) -> None:
 
     The only user can be deleted only by a command in the account of the broker (--data).
     """
-    is_only = [one["name"] for one in admin.get("/users")["items"]] == [name]
-    only = " Then everyone on this machine is admin without a login." if is_only else ""
-    confirm(f"Delete the user {name}?{only}", is_yes=yes)
+    is_only = [account["name"] for account in admin.get("/users")["items"]] == [name]
+    consequence = " Then everyone on this machine is admin without a login." if is_only else ""
+    confirm(f"Delete the user {name}?{consequence}", is_yes=yes)
     admin.call("DELETE", f"/users/{encode_name(name)}", {})
     print_message(f"deleted the user {name}")
     if is_only:
@@ -151,13 +153,15 @@ def delete_user(admin: AdminClient, name: str, yes: bool) -> None:
 
 def _read_password(file: Path | None) -> str:
     if file is not None:
-        with click.open_file(str(file), "rb") as given:
-            content: bytes = given.read()
+        with click.open_file(str(file), "rb") as stream:
+            content: bytes = stream.read()
         try:
             return decode_secret(content)
+        except NotUtf8Error as error:
+            actual = f" but {error.encoding}" if error.encoding else ""
+            raise CommandError(f"the password in {file} is not valid UTF-8{actual}") from None
         except TextFileError as error:
-            text = str(error).replace("not UTF-8", "not valid UTF-8")
-            raise CommandError(f"the password in {file} {text}") from None
+            raise CommandError(f"the password in {file} {error}") from None
     if not is_terminal():
         raise CommandError("--password-file is required when standard input is not a terminal")
     from phpmq_lite.settings.initial_password import SHORTEST
@@ -187,7 +191,7 @@ def list_tokens(admin: AdminClient, output: str | None) -> None:
 
 
 @token.command("create")
-@click.argument("name")
+@_name
 @click.option(
     "--role",
     type=click.Choice(TOKEN_ROLES),
@@ -195,7 +199,7 @@ def list_tokens(admin: AdminClient, output: str | None) -> None:
     show_default=True,
     help="Role of the token; the metrics role can only read /metrics.",
 )
-@click.option("--queues", multiple=True, metavar="GLOB", help="Allowed queues. Repeatable.")
+@_queues
 @click.option("--expires", type=duration, help="Lifetime, such as 90d.  [default: none]")
 @admin_client_options
 def create_token(
@@ -203,14 +207,14 @@ def create_token(
 ) -> None:
     """Create a token and print it; the broker stores only its hash."""
     expires_at = None if expires is None else ceil((time.time() + expires) * 1_000)
-    asked = {"name": name, "role": role, "queues": list(queues), "expires_at": expires_at}
-    made = admin.post("/tokens", asked)
+    body = {"name": name, "role": role, "queues": list(queues), "expires_at": expires_at}
+    created = admin.post("/tokens", body)
     print_message(f"created {role} token {name}; send it as a header: Authorization: Bearer TOKEN")
-    click.echo(made["token"])
+    click.echo(created["token"])
 
 
 @token.command()
-@click.argument("name")
+@_name
 @yes_option
 @admin_client_options
 def revoke(admin: AdminClient, name: str, yes: bool) -> None:

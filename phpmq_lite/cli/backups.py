@@ -24,7 +24,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import FOLDER
+from phpmq_lite.cli.parameters import FOLDER, flag
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -92,7 +92,7 @@ def list_(admin: AdminClient, output: str | None) -> None:
     if admin.settings is None or _is_running(admin.settings):
         rows: list[Row] = admin.get("/backups")["items"]
     else:
-        rows = [_row(one) for one in backups.list_backups(admin.settings.backups_folder)]
+        rows = list(map(_row, backups.list_backups(admin.settings.backups_folder)))
     write_rows(rows, _COLUMNS, output, "no backups")
 
 
@@ -128,40 +128,41 @@ def _make(settings: Settings) -> Row:
     folder = DataFolder.open(data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
         check_wal(folder)
-        made = backups.BackupMaker(
+        maker = backups.BackupMaker(
             folder.database, to, __version__, reserve=reserve, is_open=False
-        ).run()
-    backups.remove_old(to, settings.backups.keep, made.manifest.id)
-    return _row(made)
+        )
+        backup = maker.run()
+    backups.remove_old(to, settings.backups.keep, backup.manifest.id)
+    return _row(backup)
 
 
 def _copy(source: Path, to: Path) -> backups.Backup:
-    made = backups.read_backup(source)
-    if made is None:
+    original = backups.read_backup(source)
+    if original is None:
         raise CommandError(f"{source} no longer exists", NOT_FOUND)
     to.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    backups.check_space(to, made.manifest.bytes)
-    place, target = to / f".{source.name}.new", to / source.name
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(mode=PRIVATE_FOLDER)
+    backups.check_space(to, original.manifest.bytes)
+    temporary, target = to / f".{source.name}.new", to / source.name
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=PRIVATE_FOLDER)
     try:
         for file in source.iterdir():
-            os.close(create_private(place / file.name))
-            shutil.copyfile(file, place / file.name)
-            sync_file(place / file.name)
-        backups.verify_backup(backups.Backup(place, made.manifest))
-        place.rename(target)
+            os.close(create_private(temporary / file.name))
+            shutil.copyfile(file, temporary / file.name)
+            sync_file(temporary / file.name)
+        backups.verify_backup(backups.Backup(temporary, original.manifest))
+        temporary.rename(target)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     sync_folder(to)
-    return backups.Backup(target, made.manifest)
+    return backups.Backup(target, original.manifest)
 
 
-def _row(made: backups.Backup) -> Row:
+def _row(backup: backups.Backup) -> Row:
     """Return a backup as a row with the same fields as in the API."""
-    manifest = asdict(made.manifest)
+    manifest = asdict(backup.manifest)
     row = {"schema_version" if name == "schema" else name: manifest[name] for name in manifest}
-    return {**row, "path": str(made.folder)}
+    return {**row, "path": str(backup.folder)}
 
 
 _backup = click.argument("source", metavar="BACKUP")
@@ -169,7 +170,7 @@ _backup = click.argument("source", metavar="BACKUP")
 
 @backup.command()
 @_backup
-@click.option("--keep-tokens", is_flag=True, help="Keep users, sessions and API tokens unchanged.")
+@flag("--keep-tokens", help="Keep users, sessions and API tokens unchanged.")
 @yes_option
 @data_option
 @startup_override_options
@@ -191,24 +192,28 @@ def restore(
     path = _find(source, settings)
     if (settings.data / DATABASE).exists():
         confirm(f"Replace the database in {settings.data}?", is_yes=yes)
-    done = restore_database(path, settings, output, keep_tokens=keep_tokens)
-    print_message(f"restored {done.database}; start the broker")
+    result = restore_database(path, settings, output, keep_tokens=keep_tokens)
+    print_message(f"restored {result.database}; start the broker")
 
 
 def restore_database(
     source: Path, settings: Settings, output: str | None, *, keep_tokens: bool
 ) -> RestoreResult:
     """Restore a backup or a database file, and print what was checked, moved and revoked."""
-    done = put_back(
-        source, settings.data, allow_network_fs=settings.storage.allow_network_fs,
-        accept_loss=settings.storage.accept_loss, keep_tokens=keep_tokens, tell=print_message,
-    )  # fmt: skip
-    print_checks(done.checks, output)
-    if done.replaced_files is not None:
-        print_message(f"the previous files are in {done.replaced_files}")
-    if done.withdrawn is not None:
-        _print_withdrawn(done.withdrawn)
-    return done
+    result = put_back(
+        source,
+        settings.data,
+        allow_network_fs=settings.storage.allow_network_fs,
+        accept_loss=settings.storage.accept_loss,
+        keep_tokens=keep_tokens,
+        tell=print_message,
+    )
+    print_checks(result.checks, output)
+    if result.replaced_files is not None:
+        print_message(f"the previous files are in {result.replaced_files}")
+    if result.withdrawn is not None:
+        _print_withdrawn(result.withdrawn)
+    return result
 
 
 @backup.command()
@@ -224,22 +229,23 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
     """
     settings = settings_args.load().settings
     require_file(settings, _TOOLS)
-    done = drill(path := _find(source, settings), migrations_folder(), tell=print_message)
-    for name in done.migrated:
+    path = _find(source, settings)
+    result = drill(path, migrations_folder(), tell=print_message)
+    for name in result.migrated:
         print_message(f"applied {name}")
-    print_checks(done.checks, output)
-    if done.problems:
+    print_checks(result.checks, output)
+    if result.problems:
         raise CommandError(f"a database restored from {path} would be damaged", DAMAGED)
     print_message(f"the test passed: a broker can start from {path}")
 
 
 def _print_withdrawn(withdrawn: WithdrawnAccess) -> None:
-    why = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
+    reason = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
     if withdrawn.sessions:
-        print_message(f"ended {withdrawn.sessions} sessions that {why}")
+        print_message(f"ended {withdrawn.sessions} sessions that {reason}")
     if withdrawn.tokens:
         print_message(
-            f"disabled {len(withdrawn.tokens)} API tokens that {why}: "
+            f"disabled {len(withdrawn.tokens)} API tokens that {reason}: "
             f"{', '.join(withdrawn.tokens)}; create new ones with `phpmq-lite token create`, or "
             "restore again with --keep-tokens"
         )
@@ -253,12 +259,12 @@ def _print_withdrawn(withdrawn: WithdrawnAccess) -> None:
 
 
 def _find(source: str, settings: Settings) -> Path:
-    places = [Path(source)]
+    paths = [Path(source)]
     if Path(source).name == source:
-        places += settings.backups_folder / source, settings.data / source
-    found = next((path for path in places if path.exists()), None)
-    if found is None:
-        looked = ", ".join(str(path.parent) for path in places[1:])
-        where = f", nor in {looked}; `phpmq-lite backup list` shows the backups" if looked else ""
-        raise click.BadParameter(f"{source} does not exist{where}", param_hint="BACKUP")
-    return found
+        paths += settings.backups_folder / source, settings.data / source
+    for path in paths:
+        if path.exists():
+            return path
+    folders = ", ".join(str(path.parent) for path in paths[1:])
+    hint = f", nor in {folders}; `phpmq-lite backup list` shows the backups" if folders else ""
+    raise click.BadParameter(f"{source} does not exist{hint}", param_hint="BACKUP")

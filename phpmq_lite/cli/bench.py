@@ -34,18 +34,12 @@ _NOTES: Final = {
     FLOW: "publish (confirmed), store, dispatch, acknowledge, store; window {window:,}",
     FLOW_PLAIN: "flow without confirmed publishing; window {window:,}",
 }
-_LIMIT_COLUMNS: Final = (
-    Column("limit", "MACHINE LIMIT"),
-    Column("per_second", "PER SECOND", is_number=True),
-)
-_LOAD_COLUMNS: Final = (
-    *number_columns("broker", "clients", "others"),
-    Column("limit", "LIMITED BY"),
-)
+_LIMIT_COLUMNS: Final = (Column("limit", "MACHINE LIMIT"), *number_columns("per_second"))
 _RATE_COLUMNS: Final = (
     Column("workload", "WORKLOAD"),
     *number_columns("per_second", share="OF SQLITE"),
-    *_LOAD_COLUMNS,
+    *number_columns("broker", "clients", "others"),
+    Column("limit", "LIMITED BY"),
 )
 _LATENCY_COLUMNS: Final = (
     Column("what", "LATENCY (ms), ONE IN FLIGHT"),
@@ -87,7 +81,7 @@ def write_markdown(report: BenchReport) -> None:
         ("duration per workload", f"{report.seconds:g} s"),
     )
     click.echo("### phpmq-lite bench\n")
-    rows = [{"what": what, "value": value} for what, value in settings]
+    rows = [{"what": name, "value": value} for name, value in settings]
     click.echo(_format_markdown((Column("what", "what"), Column("value", "value")), rows))
     for section in _sections(report):
         click.echo()
@@ -165,9 +159,9 @@ def _rate_row(report: BenchReport, rate: Throughput) -> dict[str, Any]:
     }
 
 
-def _latency_row(report: BenchReport, what: str, quantiles: Quantiles) -> dict[str, Any]:
+def _latency_row(report: BenchReport, interval: str, quantiles: Quantiles) -> dict[str, Any]:
     return {
-        "what": what,
+        "what": interval,
         "p50": f"{quantiles.p50:.3f}",
         "p95": f"{quantiles.p95:.3f}",
         "p99": f"{quantiles.p99:.3f}",
@@ -299,10 +293,8 @@ def bench(
         report = measure(plan, observer)
     if output == "json":
         click.echo(json.dumps(report.document(), indent=2))
-    elif output == "markdown":
-        write_markdown(report)
     else:
-        write_tables(report)
+        (write_markdown if output == "markdown" else write_tables)(report)
 
 
 class _BenchProgressBar(BenchObserver):

@@ -9,7 +9,7 @@ import click
 from phpmq_lite import settings
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.output import columns, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import FOLDER
+from phpmq_lite.cli.parameters import FOLDER, flag
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     collect_setting_flags,
@@ -57,12 +57,12 @@ CONFIG_FILE: Final = "config.toml"
 
 
 @config.command()
-@click.argument("place", metavar="[FOLDER|FILE.toml|-]", default=".")
+@click.argument("target", metavar="[FOLDER|FILE.toml|-]", default=".")
 @setting_option("--data", "data", type=FOLDER, help="Database folder, written as an absolute path.")
 @listener_options
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@flag("--force", help="Overwrite an existing file.")
 @collect_setting_flags
-def init(place: str, force: bool, settings_args: SettingsArguments) -> None:
+def init(target: str, force: bool, settings_args: SettingsArguments) -> None:
     """Create a configuration file that explains every setting.
 
     Settings given as flags are set; all others are comments that show the defaults. The file is
@@ -76,21 +76,17 @@ def init(place: str, force: bool, settings_args: SettingsArguments) -> None:
         elif isinstance(value, list):
             read_endpoints(name, value)
     text = config_file(values)
-    if place == "-":
+    if target == "-":
         click.echo(text, nl=False)
         return
-    path = Path(place) if place.endswith(".toml") else Path(place) / CONFIG_FILE
-    _write(path, text, force=force)
-    _print_next_steps(path)
-
-
-def _write(path: Path, text: str, *, force: bool) -> None:
+    path = Path(target) if target.endswith(".toml") else Path(target) / CONFIG_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise CommandError(f"{path} already exists; use --force to overwrite it", REFUSED) from None
+    _print_next_steps(path)
 
 
 def _print_next_steps(path: Path) -> None:
@@ -99,8 +95,8 @@ def _print_next_steps(path: Path) -> None:
     print_message(f"wrote {path}; next steps:")
     print_message(f"  phpmq-lite doctor{flag}")
     print_message(f"  phpmq-lite serve{flag}")
-    found = settings.load(config=path).settings
+    loaded = settings.load(config=path).settings
     try:
-        check_exposed_listeners(found, lambda: has_admin(found))
+        check_exposed_listeners(loaded, lambda: has_admin(loaded))
     except SettingsError as error:
         print_message(f"Before you start the broker: {error}")

@@ -58,11 +58,11 @@ def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
     path = contexts_file()
     try:
         document = json.loads(read_text(path))
-        found = {
-            name: BrokerContext(name, **{key: _TYPES[key](one[key]) for key in _TYPES.keys() & one})
-            for name, one in document["contexts"].items()
+        contexts = {
+            name: BrokerContext(name, **{key: _TYPES[key](row[key]) for key in _TYPES.keys() & row})
+            for name, row in document["contexts"].items()
         }
-        return document.get("current"), found
+        return document.get("current"), contexts
     except (FileNotFoundError, NotADirectoryError):
         return None, {}
     except TextFileError as error:
@@ -76,13 +76,14 @@ def save_contexts(current: str | None, contexts: dict[str, BrokerContext]) -> No
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     rows = {
-        name: {key: str(value) for key, value in asdict(one).items() if value and key != "name"}
-        for name, one in sorted(contexts.items())
+        name: {key: str(value) for key, value in asdict(broker).items() if value and key != "name"}
+        for name, broker in sorted(contexts.items())
     }
-    new = path.with_suffix(".new")
-    new.touch(mode=0o600)
-    new.write_text(json.dumps({"current": current, "contexts": rows}, indent=2), encoding="utf-8")
-    new.replace(path)
+    text = json.dumps({"current": current, "contexts": rows}, indent=2)
+    temporary = path.with_suffix(".new")
+    temporary.touch(mode=0o600)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def current_context() -> BrokerContext | None:
@@ -102,13 +103,6 @@ COLUMNS: Final = (
 )
 
 
-def _absolute_url(url: str | None) -> str | None:
-    """Return the URL, with an absolute path if it is a ``unix:`` URL."""
-    if url is None or not url.startswith("unix:"):
-        return url
-    return f"unix:{Path(url.removeprefix('unix:')).absolute()}"
-
-
 @click.group()
 def context() -> None:
     """Name brokers and choose which one commands use.
@@ -122,30 +116,38 @@ def context() -> None:
 @context.command()
 @click.argument("name")
 @click.option(
-    "--url", "urls", type=broker_url, multiple=True, metavar="URL",
+    "--url",
+    "urls",
+    type=broker_url,
+    multiple=True,
+    metavar="URL",
     help="Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
-)  # fmt: skip
+)
 @click.option("--data", type=FOLDER, help="The broker's data folder.")
 @click.option("--token-file", type=EXISTING_FILE, help="File that contains an API token.")
 @ca_option
 @cert_options
 def create(name: str, urls: tuple[str, ...], data: Path | None, **files: Path | None) -> None:
     """Save a broker under a name. The first context becomes the current one."""
-    phpmq = [one for one in urls if is_phpmq_url(one)]
-    admin = [one for one in urls if not is_phpmq_url(one)]
+    phpmq = [
+        f"unix:{Path(url[5:]).absolute()}" if url.startswith("unix:") else url
+        for url in urls
+        if is_phpmq_url(url)
+    ]
+    admin = [url for url in urls if not is_phpmq_url(url)]
     if not (urls or data) or (admin and data):
         raise click.UsageError("specify either --url or --data")
     if len(phpmq) > 1 or len(admin) > 1:
         raise click.UsageError("use at most one --url for the admin and one for the PHPMQ listener")
-    in_use, found = load_contexts()
-    found[name] = BrokerContext(
+    in_use, contexts = load_contexts()
+    contexts[name] = BrokerContext(
         name,
         data.absolute() if data else None,
         admin[0] if admin else None,
-        connect=_absolute_url(phpmq[0]) if phpmq else None,
+        connect=phpmq[0] if phpmq else None,
         **{key: path.absolute() for key, path in files.items() if path},
     )
-    save_contexts(in_use or name, found)
+    save_contexts(in_use or name, contexts)
     print_message(f"saved context {name}" + ("" if in_use else ", which is now in use"))
 
 
@@ -153,10 +155,10 @@ def create(name: str, urls: tuple[str, ...], data: Path | None, **files: Path | 
 @click.argument("name")
 def use(name: str) -> None:
     """Choose the broker that commands use. Pass - to use no broker."""
-    _, found = load_contexts()
-    if name != "-" and name not in found:
+    _, contexts = load_contexts()
+    if name != "-" and name not in contexts:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
-    save_contexts(None if name == "-" else name, found)
+    save_contexts(None if name == "-" else name, contexts)
     print_message("no context is in use" if name == "-" else f"context {name} is in use")
 
 
@@ -164,10 +166,10 @@ def use(name: str) -> None:
 @click.argument("name")
 def delete(name: str) -> None:
     """Delete a context without changing the broker."""
-    in_use, found = load_contexts()
-    if found.pop(name, None) is None:
+    in_use, contexts = load_contexts()
+    if contexts.pop(name, None) is None:
         raise CommandError(f"there is no context {name!r}", NOT_FOUND)
-    save_contexts(None if in_use == name else in_use, found)
+    save_contexts(None if in_use == name else in_use, contexts)
     print_message(f"deleted context {name}")
 
 
@@ -175,21 +177,17 @@ def delete(name: str) -> None:
 @output_option
 def list_(output: str | None) -> None:
     """List the contexts."""
-    in_use, found = load_contexts()
+    in_use, contexts = load_contexts()
     rows = [
         {
-            "name": one.name,
-            "in_use": one.name == in_use,
-            "where": str(one.url or one.data or one.connect),
-            "connect": one.connect,
-            "token_file": str(one.token_file) if one.token_file else None,
-            "tls_ca": str(one.tls_ca) if one.tls_ca else None,
+            "name": broker.name,
+            "in_use": broker.name == in_use,
+            "where": str(broker.url or broker.data or broker.connect),
+            "connect": broker.connect,
+            "token_file": str(broker.token_file) if broker.token_file else None,
+            "tls_ca": str(broker.tls_ca) if broker.tls_ca else None,
         }
-        for one in found.values()
+        for broker in contexts.values()
     ]
-    write_rows(
-        rows,
-        COLUMNS,
-        output,
-        "no contexts; create one with `phpmq-lite context create NAME --url URL`",
-    )
+    empty = "no contexts; create one with `phpmq-lite context create NAME --url URL`"
+    write_rows(rows, COLUMNS, output, empty)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,22 +11,28 @@ import click
 
 from phpmq_lite.cli.errors import ERROR, CommandError
 from phpmq_lite.cli.output import (
-    Column,
     columns,
+    number_columns,
     output_format,
     output_option,
     write_record,
     write_rows,
 )
-from phpmq_lite.cli.parameters import EXISTING_FOLDER, EXISTING_PATH, FILE_OR_STDIN, read_input
+from phpmq_lite.cli.parameters import (
+    EXISTING_FOLDER,
+    EXISTING_PATH,
+    FILE_OR_STDIN,
+    flag,
+    read_input,
+)
 
 if TYPE_CHECKING:
     from phpmq_lite.envelopes.payload_schema import PayloadSchema
     from phpmq_lite.envelopes.schema_registry import SchemaRegistry
 
 CHECK_COLUMNS: Final = (
-    Column("urn", "URN"),
-    Column("version", "VERSION", is_number=True),
+    *columns("urn"),
+    *number_columns("version"),
     *columns("file", "result", pointer="WHERE", detail="WHAT"),
 )
 VALIDATION_COLUMNS: Final = columns("file", "urn", "result", pointer="WHERE", detail="WHAT")
@@ -54,20 +61,17 @@ def check(ctx: click.Context, folder: Path, output: str | None) -> None:
     """
     from phpmq_lite.envelopes.schema_registry import read_registry
 
-    found = read_registry(folder)
-    write_rows(_check_rows(found), CHECK_COLUMNS, output, "registry.json lists no URNs")
-    if found.faults:
+    registry = read_registry(folder)
+    write_rows(_check_rows(registry), CHECK_COLUMNS, output, "registry.json lists no URNs")
+    if registry.faults:
         ctx.exit(ERROR)
 
 
-def _check_rows(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
-    for fault in found.faults:
-        yield {
-            "urn": None, "version": None, "file": fault.file, "result": "wrong",
-            "pointer": fault.pointer, "detail": fault.detail,
-        }  # fmt: skip
-    for urn in sorted(found.entries):
-        entry = found.entries[urn]
+def _check_rows(registry: "SchemaRegistry") -> Iterator[dict[str, Any]]:
+    for fault in registry.faults:
+        row: dict[str, Any] = {"urn": None, "version": None, "file": fault.file}
+        yield row | {"result": "wrong", "pointer": fault.pointer, "detail": fault.detail}
+    for urn, entry in sorted(registry.entries.items()):
         row = {"urn": urn, "version": entry.version, "file": entry.file}
         yield row | {"result": "ok", "pointer": "", "detail": ""}
         for pointer in entry.schema.unchecked:
@@ -77,10 +81,10 @@ def _check_rows(found: "SchemaRegistry") -> Iterator[dict[str, Any]]:
 @schema.command()
 @_folder
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=FILE_OR_STDIN)
-@click.option(
-    "--plain", is_flag=True,
+@flag(
+    "--plain",
     help="Expect unencrypted payloads: reject a string in place of an x-gdpr-sensitive value.",
-)  # fmt: skip
+)
 @output_option
 @click.pass_context
 def validate(
@@ -106,10 +110,10 @@ def read_valid_registry(folder: Path) -> "SchemaRegistry":
     """
     from phpmq_lite.envelopes.schema_registry import RegistryError, read_registry
 
-    found = read_registry(folder)
-    if found.faults:
-        raise RegistryError(folder, found.faults)
-    return found
+    registry = read_registry(folder)
+    if registry.faults:
+        raise RegistryError(folder, registry.faults)
+    return registry
 
 
 def _validation_row(registry: "SchemaRegistry", path: Path, *, is_on_wire: bool) -> dict[str, Any]:
@@ -155,13 +159,13 @@ def _comparison_rows(old: Path, new: Path) -> Iterator[dict[str, Any]]:
     if not old.is_dir():
         yield from _change_rows(None, _read_schema(old), _read_schema(new))
         return
-    before, after = read_valid_registry(old).entries, read_valid_registry(new).entries
-    for urn in sorted(before):
-        if urn in after:
-            yield from _change_rows(urn, before[urn].schema, after[urn].schema)
+    old_entries, new_entries = (read_valid_registry(folder).entries for folder in (old, new))
+    for urn in sorted(old_entries):
+        if urn in new_entries:
+            yield from _change_rows(urn, old_entries[urn].schema, new_entries[urn].schema)
         else:
             yield {"urn": urn, "level": "breaking", "pointer": "", "detail": "the URN was removed"}
-    for urn in sorted(after.keys() - before.keys()):
+    for urn in sorted(new_entries.keys() - old_entries.keys()):
         yield {"urn": urn, "level": "note", "pointer": "", "detail": "the URN is new"}
 
 
@@ -180,8 +184,8 @@ def _change_rows(
 ) -> Iterator[dict[str, Any]]:
     from phpmq_lite.envelopes.schema_compatibility import schema_changes
 
-    for one in schema_changes(old, new):
-        yield {"urn": urn, "level": one.level, "pointer": one.pointer, "detail": one.detail}
+    for change in schema_changes(old, new):
+        yield {"urn": urn, **asdict(change)}
 
 
 PROBLEM_COLUMNS: Final = columns("layer", "reason", pointer="WHERE", detail="WHAT")
@@ -190,13 +194,17 @@ LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons are in lay
 
 _file = click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
 _schemas = click.option(
-    "--schemas", type=EXISTING_FOLDER,
+    "--schemas",
+    type=EXISTING_FOLDER,
     help="Check the payload against this schema folder, which contains registry.json.",
-)  # fmt: skip
+)
 _empty_list_data = click.option(
-    "--empty-list-data", type=click.Choice(["php", "never", "always"]), default="php",
-    show_default=True, help="When to interpret data: [] as {}.",
-)  # fmt: skip
+    "--empty-list-data",
+    type=click.Choice(["php", "never", "always"]),
+    default="php",
+    show_default=True,
+    help="When to interpret data: [] as {}.",
+)
 
 
 @click.group()
@@ -231,15 +239,13 @@ def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path 
         problem = read_valid_registry(schemas).check(urn.strip(), payload)
         if problem is not None:
             raise CommandError(f"{problem.reason}: {problem.detail}")
-    made = encode(make(urn, payload, queue=queue, trace_id=trace_id))
-    click.echo(made, nl=sys.stdout.isatty())  # add a line feed only on a terminal
+    content = encode(make(urn, payload, queue=queue, trace_id=trace_id))
+    click.echo(content, nl=sys.stdout.isatty())  # add a line feed only on a terminal
 
 
 @envelope.command("check")
 @_file
-@click.option(
-    "--consumer", is_flag=True, help="List only problems that stop consumers from handling it."
-)
+@flag("--consumer", help="List only problems that stop consumers from handling it.")
 @_schemas
 @_empty_list_data
 @output_option
@@ -272,14 +278,19 @@ def _problems(content: bytes, schemas: Path | None, mode: Any) -> Iterator[dict[
     from phpmq_lite.envelopes.validation import lint as all_problems
     from phpmq_lite.envelopes.validation import validate
 
-    found = list(all_problems(content, mode))
+    problems = list(all_problems(content, mode))
     if schemas is not None and validate(content, mode).problem is None:
-        whole = decode(content, mode)
-        problem = read_valid_registry(schemas).check(whole["job"], whole["data"], is_on_wire=True)
-        found += [problem] if problem is not None else []
-    for one in sorted(found, key=lambda problem: layer_of(problem.reason)):
-        layer = layer_of(one.reason)
-        yield {"layer": layer, "reason": one.reason, "pointer": one.pointer, "detail": one.detail}
+        document = decode(content, mode)
+        registry = read_valid_registry(schemas)
+        mismatch = registry.check(document["job"], document["data"], is_on_wire=True)
+        problems += [mismatch] if mismatch is not None else []
+    for problem in sorted(problems, key=lambda problem: layer_of(problem.reason)):
+        yield {
+            "layer": layer_of(problem.reason),
+            "reason": problem.reason,
+            "pointer": problem.pointer,
+            "detail": problem.detail,
+        }
 
 
 def layer_of(reason: str) -> str:
@@ -306,31 +317,32 @@ def show(ctx: click.Context, path: Path, empty_list_data: Any, output: str | Non
     content = read_input(path)
     verdict = validate(content, empty_list_data)
     problem = verdict.problem
-    said = {"verdict": "valid" if problem is None else f"{problem.reason}: {problem.detail}"}
-    said |= {"tolerated": "data: [] is read as {}"} if verdict.is_tolerated else {}
-    said |= {"warning": "; ".join(verdict.warnings)} if verdict.warnings else {}
-    whole = said | {"envelope": _parse_json(content)}
+    record: dict[str, Any] = {"verdict": "valid"}
+    if problem is not None:
+        record["verdict"] = f"{problem.reason}: {problem.detail}"
+    if verdict.is_tolerated:
+        record["tolerated"] = "data: [] is read as {}"
+    if verdict.warnings:
+        record["warning"] = "; ".join(verdict.warnings)
+    try:
+        document = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError):
+        document = None
     style = output_format(output)
-    write_record(whole if style in ("json", "jsonl") else dict(_flat_members(whole)), style)
+    is_json = style in ("json", "jsonl")
+    write_record(record | ({"envelope": document} if is_json else _flat_members(document)), style)
     if problem is not None:
         ctx.exit(ERROR)
 
 
-def _parse_json(content: bytes) -> Any:
-    try:
-        return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _flat_members(whole: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    content = whole.pop("envelope")
-    yield from whole.items()
-    for key, value in content.items() if isinstance(content, dict) else ():
+def _flat_members(document: Any) -> dict[str, str]:
+    members: dict[str, str] = {}
+    for key, value in document.items() if isinstance(document, dict) else ():
         if key in ("meta", "dead_letter") and isinstance(value, dict):
-            yield from ((f"{key}.{name}", _format_value(inner)) for name, inner in value.items())
+            members |= {f"{key}.{name}": _format_value(inner) for name, inner in value.items()}
         else:
-            yield key, _format_value(value)
+            members[key] = _format_value(value)
+    return members
 
 
 def _format_value(value: Any) -> str:

@@ -40,7 +40,7 @@ _EXIT_CODES: Final[list[tuple[type[Exception], int]]] = [  # the first matching 
     (OSError, ERROR),
     (UnicodeError, ERROR),
 ]
-_AROUND: Final = 20  # number of characters shown on each side of invalid UTF-8
+_CONTEXT: Final = 20  # number of characters shown on each side of invalid UTF-8
 
 
 class CommandError(Exception):
@@ -76,13 +76,13 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.args:
         return os_reason(error)
     if isinstance(error, UnicodeDecodeError | UnicodeEncodeError):
-        around = error.object[max(0, error.start - _AROUND) : error.end + _AROUND]
-        return f"{around!r} is not valid UTF-8"
+        excerpt = error.object[max(0, error.start - _CONTEXT) : error.end + _CONTEXT]
+        return f"{excerpt!r} is not valid UTF-8"
     return str(error) or type(error).__name__
 
 
 # Commands that do not exist -> what to use instead.
-_ELSEWHERE: Final = {
+_REPLACEMENTS: Final = {
     "import rabbitmq": "its consumers to empty the queues (`phpmq-lite docs guides/migrate`)",
     "import redis": "`redis-cli --raw LRANGE LIST 0 -1 | tac | phpmq-lite publish QUEUE --lines`",
 }
@@ -99,8 +99,8 @@ def explain_usage(error: click.UsageError) -> click.UsageError:
         return error
     group = context.command_path.partition(" ")[2]
     if isinstance(error, NoSuchCommand):
-        instead = _ELSEWHERE.get(f"{group} {error.command_name}")
-        return error if instead is None else _with_hint(error, f"Use {instead} instead.")
+        command = _REPLACEMENTS.get(f"{group} {error.command_name}")
+        return error if command is None else _with_hint(error, f"Use {command} instead.")
     if isinstance(error, click.NoSuchOption):
         if group == "serve" and error.option_name in _LISTENER_OPTIONS:
             return _with_hint(error, "Use --listen HOST:PORT instead.")
@@ -111,16 +111,16 @@ def explain_usage(error: click.UsageError) -> click.UsageError:
             if name.startswith("--")
         ]
         # The dashes, which all options have, are not compared: --port is not similar to --store.
-        near = get_close_matches(error.option_name.strip("-"), options)
-        possibilities = [f"--{name}" for name in near]
+        similar = get_close_matches(error.option_name.strip("-"), options)
+        possibilities = [f"--{name}" for name in similar]
         return click.NoSuchOption(error.option_name, possibilities=possibilities, ctx=context)
     if isinstance(error, click.BadParameter) and error.param is not None:
         choice = error.param.type
         names = choice.choices if isinstance(choice, click.Choice) else ()
         for value in _values_of(error.param, context.find_root().meta.get(WORDS, ())):
-            near = [] if value in names else get_close_matches(value, map(str, names), 1)
-            if near:
-                message = f"{error.message} Did you mean {near[0]!r}?"
+            similar = [] if value in names else get_close_matches(value, map(str, names), 1)
+            if similar:
+                message = f"{error.message} Did you mean {similar[0]!r}?"
                 return click.BadParameter(message, context, error.param, error.param_hint)
     return error
 
@@ -132,9 +132,9 @@ def _with_hint(error: click.UsageError, hint: str) -> click.UsageError:
 def _values_of(parameter: click.Parameter, words: Sequence[str]) -> Iterator[str]:
     """Yield the words of a command line that may be values of a parameter."""
     is_option = isinstance(parameter, click.Option)
-    for before, word in pairwise(["", *words]):
+    for previous, word in pairwise(["", *words]):
         name, _, value = word.partition("=")
-        if before in parameter.opts or not is_option:
+        if previous in parameter.opts or not is_option:
             yield word
         elif value and name in parameter.opts:
             yield value

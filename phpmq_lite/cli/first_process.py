@@ -5,10 +5,11 @@ import signal
 from contextlib import suppress
 from typing import Final
 
-_OWN: Final = {  # errors of this process, and what stops a process in the background
-    signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS,
-    signal.SIGTRAP, signal.SIGTTIN, signal.SIGTTOU,
-}  # fmt: skip
+_NOT_FORWARDED: Final = (
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+    | {signal.SIGSYS, signal.SIGTRAP}  # up to here, errors of this process
+    | {signal.SIGTTIN, signal.SIGTTOU}  # these stop a process in the background
+)
 
 
 def delegate() -> None:
@@ -19,14 +20,14 @@ def delegate() -> None:
     """
     if os.getpid() != 1:
         return
-    awaited = signal.valid_signals() - _OWN
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    forwarded = signal.valid_signals() - _NOT_FORWARDED
+    original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)
     command = os.fork()
     if command == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
         return
     while True:
-        received = signal.sigwaitinfo(awaited)
+        received = signal.sigwaitinfo(forwarded)
         if received.si_signo == signal.SIGCHLD:
             _reap(command)
         elif received.si_code <= 0:  # a terminal sends its signals to the command, too

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -23,7 +23,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration
+from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration, flag
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import in_batches
 from phpmq_lite.client.address import BrokerAddress, parse_address
@@ -38,7 +38,7 @@ from phpmq_lite.logs import escape
 
 _COUNTS: Final = number_columns("found", "held", "before")  # before: an earlier run stored them
 _STORED: Final = Column("stored", "STORED", is_number=True)
-_NAMED: Final = 10  # maximum number of errors to print; a paused queue may cause millions
+_MAX_ERRORS: Final = 10  # maximum number of errors to print; a paused queue may cause millions
 NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
 
 
@@ -56,8 +56,8 @@ class ImportJournal:
 
     def has(self, key: bytes) -> bool:
         """Return whether an earlier run stored this message."""
-        found = self._connection.execute("SELECT 1 FROM imported WHERE key = ?", (key,))
-        return found.fetchone() is not None
+        cursor = self._connection.execute("SELECT 1 FROM imported WHERE key = ?", (key,))
+        return cursor.fetchone() is not None
 
     def add(self, keys: Iterable[bytes]) -> None:
         """Add the keys of stored messages to the journal in one transaction."""
@@ -83,12 +83,12 @@ class ImportItem:
 
 @dataclass(slots=True)
 class ImportCounts:
-    """The number of items in each group; ``heads`` are the columns for a group's three names."""
+    """The number of items in each group; ``columns`` are those of a group's three names."""
 
-    heads: tuple[Column, ...]
+    columns: tuple[Column, ...]
     journal: ImportJournal | None
-    judged: tuple[Column, ...] = ()  # additional columns about envelopes
-    waiting: int = 0  # number of items to publish
+    validation: tuple[Column, ...] = ()  # additional columns about envelopes
+    unpublished: int = 0  # number of items to publish
     stored: int = 0
     held: int = 0
     errors: int = 0
@@ -108,7 +108,7 @@ class ImportCounts:
         elif self.journal is not None and self.journal.has(item.message.key):
             group["before"] += 1
         else:
-            self.waiting += 1
+            self.unpublished += 1
             return True
         return False
 
@@ -120,7 +120,7 @@ class ImportCounts:
     def write(self, output: str | None) -> None:
         """Write the counts of all groups, in the order in which the groups were found."""
         if self._groups:
-            columns = (*self.heads, *_COUNTS, *self.judged, _STORED)
+            columns = (*self.columns, *_COUNTS, *self.validation, _STORED)
             write_rows(self._groups.values(), columns, output, "")
 
     def end(self, *, is_dry: bool) -> None:
@@ -134,17 +134,16 @@ class ImportCounts:
                 f"{self.held:,} skipped: reserved by a worker; run the import again later"
             )
         print_message(
-            f"{self.waiting:,} would be published" if is_dry else f"{self.stored:,} stored"
+            f"{self.unpublished:,} would be published" if is_dry else f"{self.stored:,} stored"
         )
         if self.errors:
             raise CommandError(f"messages that could not be stored: {self.errors:,}")
 
     def _group(self, item: ImportItem) -> dict[str, Any]:
-        names = (head.key for head in self.heads)
-        fresh = dict(zip(names, item.group, strict=True)) | {
-            "found": 0, "held": 0, "before": 0, "not_valid": 0, "reasons": {}, "stored": 0,
-        }  # fmt: skip
-        return self._groups.setdefault(item.group, fresh)
+        names = (column.key for column in self.columns)
+        group: dict[str, Any] = dict(zip(names, item.group, strict=True))
+        group |= {"found": 0, "held": 0, "before": 0, "not_valid": 0, "reasons": {}, "stored": 0}
+        return self._groups.setdefault(item.group, group)
 
 
 def publish_items(
@@ -155,31 +154,32 @@ def publish_items(
     Raises:
         CommandError: the broker does not answer.
     """
-    due = [at for at, item in enumerate(items) if tally.count(item)]
-    messages = [message for at in due if (message := items[at].message) is not None]
+    due = [index for index, item in enumerate(items) if tally.count(item)]
+    messages = [message for index in due if (message := items[index].message) is not None]
     outcomes = publish_each(client, messages)
     if tally.journal is not None:
-        done = zip(messages, outcomes, strict=True)
-        tally.journal.add(message.key for message, outcome in done if outcome is None)
+        results = zip(messages, outcomes, strict=True)
+        tally.journal.add(message.key for message, outcome in results if outcome is None)
     is_stored = [item.message is not None for item in items]
-    for at, outcome in zip(due, outcomes, strict=True):
+    for index, outcome in zip(due, outcomes, strict=True):
         if isinstance(outcome, NoReplyError):
             raise CommandError(f"{outcome}; run the import again, which skips stored messages")
         if outcome is None:
-            tally.store(items[at])
+            tally.store(items[index])
         else:
-            is_stored[at] = False
+            is_stored[index] = False
             tally.errors += 1
-            if tally.errors <= _NAMED:
-                print_message(f"{escape(items[at].name)}: {escape(str(outcome))}")
+            if tally.errors <= _MAX_ERRORS:
+                print_message(f"{escape(items[index].name)}: {escape(str(outcome))}")
     return is_stored
 
 
 _journal_option = click.option(
-    "--journal", "journal_path", type=FILE,
-    metavar="FILE",
+    "--journal",
+    "journal_path",
+    type=FILE,
     help="Record stored messages in FILE for later imports to skip. Use one file per broker.",
-)  # fmt: skip
+)
 
 
 def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
@@ -220,16 +220,23 @@ def import_() -> None:
 @import_.command("beanstalkd")
 @click.argument("source", type=beanstalkd_address, metavar="HOST[:PORT]")
 @click.option(
-    "--tube", "tubes", multiple=True, metavar="NAME",
+    "--tube",
+    "tubes",
+    multiple=True,
+    metavar="NAME",
     help="Import only this tube. Repeatable.  [default: all]",
-)  # fmt: skip
+)
 @click.option(
-    "--map", "names", type=tube_mapping, multiple=True, metavar="TUBE=QUEUE",
+    "--map",
+    "names",
+    type=tube_mapping,
+    multiple=True,
+    metavar="TUBE=QUEUE",
     help="Publish jobs from TUBE to QUEUE. Repeatable.  [default: the name of the tube]",
-)  # fmt: skip
-@click.option("--move", is_flag=True, help="Delete each job from beanstalkd once it is stored.")
+)
+@flag("--move", help="Delete each job from beanstalkd once it is stored.")
 @_journal_option
-@click.option("--dry-run", is_flag=True, help="Count what would be published without publishing.")
+@flag("--dry-run", help="Count what would be published without publishing.")
 @output_option
 @client_options
 def beanstalkd_command(
@@ -277,15 +284,15 @@ class BeanstalkdImport:
     names: Mapping[str, str]
     tally: ImportCounts
     is_move: bool
-    gone: int = 0  # number of listed jobs that no longer existed when they were read
+    missing: int = 0  # number of listed jobs that no longer existed when they were read
     deleted: int = 0
-    taken: int = 0  # number of stored jobs that a worker reserved before they were deleted
+    reserved: int = 0  # number of stored jobs that a worker reserved before they were deleted
 
     def preview(self, tubes: Sequence[str]) -> None:
         """Count the jobs that would be published, without reading their bodies."""
-        for lot, job_ids in self._find_jobs(tubes).items():
+        for group, job_ids in self._find_jobs(tubes).items():
             for job_id in job_ids:
-                self.tally.count(self._item(BeanstalkdJob(job_id, lot.tube, lot.state, 0, 0)))
+                self.tally.count(self._item(BeanstalkdJob(job_id, group.tube, group.state, 0, 0)))
 
     def publish(self, client: BlockingClient, tubes: Sequence[str]) -> None:
         """Publish all jobs in batches; in a move, delete each batch before reading the next one."""
@@ -294,28 +301,26 @@ class BeanstalkdImport:
             print_message(
                 "this beanstalkd cannot reserve jobs by id; stop its workers during the move"
             )
-        lots = self._find_jobs(tubes)
-        wanted = ((lot, job_id) for lot, job_ids in lots.items() for job_id in job_ids)
-        total = sum(map(len, lots.values()))
+        groups = self._find_jobs(tubes)
+        all_ids = ((group, job_id) for group, job_ids in groups.items() for job_id in job_ids)
+        total = sum(map(len, groups.values()))
         batch_size = max(_SMALLEST_BATCH, min(_BATCH, _BATCH_BYTES // self.server.max_job_bytes))
         with client, progress_bar("import", total) as advance:
-            while batch := list(islice(wanted, batch_size)):
-                found = self.server.read_jobs(batch, is_held=is_held)
-                jobs = [job for job in found if job is not None]
-                self.gone += len(found) - len(jobs)
+            while batch := list(islice(all_ids, batch_size)):
+                results = self.server.read_jobs(batch, is_held=is_held)
+                jobs = [job for job in results if job is not None]
+                self.missing += len(results) - len(jobs)
                 is_stored = publish_items(client, [self._item(job) for job in jobs], self.tally)
                 if self.is_move:
-                    self._delete([job for job, done in zip(jobs, is_stored, strict=True) if done])
+                    stored = [job.job_id for job in compress(jobs, is_stored)]
+                    deleted = self.server.delete(stored)
+                    self.deleted += deleted
+                    self.reserved += len(stored) - deleted
                 advance(len(batch))
 
     def _find_jobs(self, tubes: Sequence[str]) -> "dict[JobGroup, array[int]]":
         with progress_bar("searching", self.server.jobs()) as advance:
             return beanstalkd.find_jobs(self.server, tubes, advance)
-
-    def _delete(self, jobs: Sequence[BeanstalkdJob]) -> None:
-        deleted = self.server.delete([job.job_id for job in jobs])
-        self.deleted += deleted
-        self.taken += len(jobs) - deleted
 
     def _item(self, job: BeanstalkdJob) -> ImportItem:
         queue = self.names.get(job.tube, job.tube)
@@ -326,13 +331,15 @@ class BeanstalkdImport:
 
     def report(self) -> None:
         """Print how many jobs were skipped and how many were deleted from beanstalkd."""
-        if self.gone:
-            print_message(f"{self.gone:,} skipped: a worker finished them before they were read")
+        if self.missing:
+            print_message(f"{self.missing:,} skipped: a worker finished them before they were read")
         if not self.is_move:
             print_message("the jobs remain in beanstalkd; use --move to delete stored jobs there")
             return
-        if self.taken:
-            print_message(f"{self.taken:,} were also reserved by a worker and may be handled twice")
+        if self.reserved:
+            print_message(
+                f"{self.reserved:,} were also reserved by a worker and may be handled twice"
+            )
         print_message(f"{self.deleted:,} deleted from beanstalkd; {self.server.jobs():,} left")
 
 
@@ -353,11 +360,12 @@ def timezone(name: str) -> ZoneInfo:
 def column_mapping(value: str) -> tuple[str, str]:
     """Parse a mapping such as ``payload=body`` into the names of a field and a column."""
     name, sign, column = value.partition("=")
-    known = {*initphp.REQUIRED, *initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"]}
-    if not sign or not column or name.removeprefix("failed.") not in known:
+    optional = (*initphp.OPTIONAL["jobs"], *initphp.OPTIONAL["failed"])
+    fields = dict.fromkeys((*initphp.REQUIRED, *optional))
+    if not sign or not column or name.removeprefix("failed.") not in fields:
         raise click.BadParameter(
             f"{value!r} is not a valid mapping; use NAME=COLUMN, where NAME is one of "
-            + ", ".join(known)
+            + ", ".join(fields)
         )
     return name, column
 
@@ -366,23 +374,34 @@ def column_mapping(value: str) -> tuple[str, str]:
 @click.argument("database", type=EXISTING_FILE)
 @click.option("--table", default="jobs", show_default=True, help="Table with the jobs.")
 @click.option("--failed-table", help="Table with the failed jobs.  [default: TABLE_failed]")
-@click.option("--no-failed", is_flag=True, help="Skip failed jobs.")
+@flag("--no-failed", help="Skip failed jobs.")
 @click.option(
-    "--column", "columns", type=column_mapping, multiple=True, metavar="NAME=COLUMN",
+    "--column",
+    "columns",
+    type=column_mapping,
+    multiple=True,
+    metavar="NAME=COLUMN",
     help="Read from another column, as in payload=body; failed.payload=body applies only to the "
     "table of failed jobs. Repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--timezone", "zone", type=timezone, default="UTC", show_default=True,
+    "--timezone",
+    "zone",
+    type=timezone,
+    default="UTC",
+    show_default=True,
     help="Time zone of the PHP processes and, therefore, of the times in the tables.",
-)  # fmt: skip
+)
 @click.option(
-    "--retry-after", "reserved_s", type=duration, default="90s", show_default=True,
-    metavar="DURATION",
+    "--retry-after",
+    "reserved_s",
+    type=duration,
+    default="90s",
+    show_default=True,
     help="Skip jobs that a worker reserved within this time.",
-)  # fmt: skip
+)
 @_journal_option
-@click.option("--dry-run", is_flag=True, help="Count what would be published; requires no broker.")
+@flag("--dry-run", help="Count what would be published; requires no broker.")
 @output_option
 @client_options
 def initphp_command(
@@ -424,8 +443,8 @@ def initphp_command(
                     for kind in kinds
                     for row in initphp.read_rows(source, kind, layout, zone)
                 )
-                opened = nullcontext() if dry_run else client()
-                with opened as broker, progress_bar("import", None) as advance:
+                connection = nullcontext() if dry_run else client()
+                with connection as broker, progress_bar("import", None) as advance:
                     for batch in in_batches(items, _size_of, _BATCH, _INITPHP_BATCH_BYTES):
                         if broker is None:
                             deque(map(tally.count, batch), maxlen=0)

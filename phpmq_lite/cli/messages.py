@@ -13,12 +13,15 @@ from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, check
 from phpmq_lite.cli.errors import NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.live_events import wait
 from phpmq_lite.cli.output import (
+    SPARE,
     Column,
     ColumnOverflow,
     Command,
     add_options,
+    columns,
     confirm,
     format_message_count,
+    number_columns,
     output_format,
     output_option,
     print_message,
@@ -26,7 +29,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import duration, flag, number_option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
@@ -44,11 +47,7 @@ def bulk_options(command: Command) -> Command:
         click.option(
             "--selection", "token", metavar="TOKEN", help="Selection that --dry-run printed."
         ),
-        click.option(
-            "--dry-run",
-            is_flag=True,
-            help="Print what --query selects and a token for --selection.",
-        ),
+        flag("--dry-run", help="Print what --query selects and a token for --selection."),
         click.option("--query", metavar="QUERY", help="Select messages by query, not by ID."),
     )
 
@@ -69,15 +68,15 @@ def act_on_messages(
 
     ``options`` are additional request fields, such as ``ttl_s`` and ``target``.
     """
-    given = {
-        key: value for key, value in options.items() if value is not None and value is not False
+    fields = {
+        name: value for name, value in options.items() if value is not None and value is not False
     }
     if sum((bool(ids), query is not None, token is not None)) != 1:
         raise click.UsageError("use exactly one of message ids, --query and --selection")
     if ids:
         if dry_run:
             raise click.UsageError("--dry-run requires --query")
-        _act_on_each(admin, action, ids, given)
+        _act_on_each(admin, action, ids, fields)
         return
     if token is None:
         selection = admin.post("/selections", {"q": query})
@@ -87,12 +86,12 @@ def act_on_messages(
             return
         if not selection["count"]:
             return
-        token, given = selection["token"], given | _confirm_count(action, selection, is_yes=yes)
+        token, fields = selection["token"], fields | _confirm_count(action, selection, is_yes=yes)
     elif dry_run:
         raise click.UsageError("--dry-run and --selection cannot be combined")
     elif (selection := read_selection(admin, token)) is not None and selection["to_confirm"]:
-        given |= _confirm_count(action, selection, is_yes=yes)  # only this case needs confirmation
-    request = {"token": token, "action": action, "reason": reason} | given
+        fields |= _confirm_count(action, selection, is_yes=yes)  # only this case needs confirmation
+    request = {"token": token, "action": action, "reason": reason} | fields
     _finish_job(admin, admin.post("/bulk", request))
 
 
@@ -109,26 +108,30 @@ def _write_result(result: dict[str, Any]) -> None:
 
 
 def _act_on_each(
-    admin: AdminClient, action: str, ids: tuple[str, ...], given: dict[str, Any]
+    admin: AdminClient, action: str, ids: tuple[str, ...], fields: dict[str, Any]
 ) -> None:
     """Apply an action to each message; report all errors, and exit with the highest exit code.
 
     Raises CommandError if the broker does not answer or failed, so other messages would also fail.
     """
-    worst = 0
+    exit_code = 0
     for message_id in ids:
         try:
-            done = admin.post(f"/messages/{quote(message_id, safe='')}/{action}", given)
+            result = admin.post(f"{_path(message_id)}/{action}", fields)
         except CommandError as error:
             text = f"{escape(message_id)}: {error}"
-            worst = max(worst, error.code)
+            exit_code = max(exit_code, error.code)
             if error.code not in (NOT_FOUND, REFUSED):
-                raise CommandError(text, worst) from None
+                raise CommandError(text, exit_code) from None
             print_message(f"Error: {text}")
         else:
-            _write_result(done)
-    if worst:
-        click.get_current_context().exit(worst)
+            _write_result(result)
+    if exit_code:
+        click.get_current_context().exit(exit_code)
+
+
+def _path(message_id: str) -> str:
+    return f"/messages/{quote(message_id, safe='')}"
 
 
 def _confirm_count(action: str, selection: dict[str, Any], *, is_yes: bool) -> dict[str, str]:
@@ -138,8 +141,8 @@ def _confirm_count(action: str, selection: dict[str, Any], *, is_yes: bool) -> d
 
 def read_selection(admin: AdminClient, token: str) -> dict[str, Any] | None:
     """Return a stored selection, or None if it no longer exists, even if its job still does."""
-    found: dict[str, Any] | None = admin.find(f"/selections/{quote(token, safe='')}")
-    return found
+    selection: dict[str, Any] | None = admin.find(f"/selections/{quote(token, safe='')}")
+    return selection
 
 
 def preview_selection(selection: dict[str, Any]) -> None:
@@ -157,10 +160,10 @@ def preview_selection(selection: dict[str, Any]) -> None:
 def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
     """Show the progress of a job until it has ended, and return its final state."""
     with progress_bar(str(job["action"]), job["total"]) as advance:
-        seen = 0
+        reported = 0
         while True:
-            advance(job["done"] - seen)
-            seen = job["done"]
+            advance(job["done"] - reported)
+            reported = job["done"]
             if job["state"] != "running":
                 return job
             time.sleep(_POLL_S)
@@ -173,8 +176,8 @@ def report_bulk_job(job: dict[str, Any]) -> None:
     Raises:
         CommandError: the job ended before it was complete.
     """
-    for why, count in job["skipped"].items():
-        print_message(f"{count:,} skipped: {why}")
+    for reason, count in job["skipped"].items():
+        print_message(f"{count:,} skipped: {reason}")
     if job["state"] != "done":
         raise CommandError(
             f"the job was {job['state']} after {format_message_count(job['done'])}", REFUSED
@@ -183,20 +186,17 @@ def report_bulk_job(job: dict[str, Any]) -> None:
 
 MESSAGE_COLUMNS: Final = (
     Column("id", "ID", fit=ColumnOverflow.WHOLE),
-    Column("queue", "QUEUE"),
-    Column("state", "STATE"),
-    Column("deliveries", "DELIVERIES", is_number=True, fit=ColumnOverflow.SPARE),
-    Column("size", "SIZE", is_number=True, fit=ColumnOverflow.SPARE),
-    Column("reason", "REASON", fit=ColumnOverflow.SPARE),
+    *columns("queue", "state"),
+    *number_columns("deliveries", "size", fit=SPARE),
+    *columns("reason", fit=SPARE),
     Column("preview", "BODY", fit=ColumnOverflow.REST, below=60),
 )
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ttl = click.option("--ttl", "ttl_s", type=duration, help="New time to live; 0 means no expiry.")
-_limit = click.option(
-    "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="N",
-    help="Print at most N messages.",
-)  # fmt: skip
+_limit = number_option(
+    "-n", "--limit", default=50, show_default=True, help="Print at most N messages."
+)
 
 
 @click.group()
@@ -268,54 +268,45 @@ def list_(
 
 @message.command()
 @click.argument("id", metavar="ID")
-@click.option("--body", is_flag=True, help="Print only the body, byte for byte.")
+@flag("--body", help="Print only the body, byte for byte.")
 @admin_client_options
 @output_option
 def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
     """Show a message by its id or its number, or print its body."""
-    path = f"/messages/{quote(id, safe='')}"
     if body:
-        asyncio.run(_copy_body(admin, f"{path}/body"))
+        asyncio.run(_copy_body(admin, f"{_path(id)}/body"))
     else:
-        write_record(admin.get(path), output_format(output, "json"))
+        write_record(admin.get(_path(id)), output_format(output, "json"))
 
 
 async def _copy_body(admin: AdminClient, path: str) -> None:
-    """Write the complete body of a message to standard output."""
     async with admin.open("GET", path, query={"download": 1}) as response:
         await check_response(response)
         async for piece in response.content.iter_any():
             sys.stdout.buffer.write(piece)
-        named = response.content_disposition
+        disposition = response.content_disposition
     sys.stdout.buffer.flush()
-    if named is not None and (named.filename or "").endswith(".damaged"):
+    if disposition is not None and (disposition.filename or "").endswith(".damaged"):
         print_message("the body is damaged: its checksum does not match")
 
 
 _OPTIONS: Final = {
     "ttl_s": _ttl,
     "target": click.argument("target", metavar="QUEUE"),
-    "create": click.option("--create", is_flag=True, help="Create QUEUE if it does not exist."),
-    "dispatched": click.option(
-        "--dispatched", is_flag=True, help="Also delete messages that consumers hold."
-    ),
+    "create": flag("--create", help="Create QUEUE if it does not exist."),
+    "dispatched": flag("--dispatched", help="Also delete messages that consumers hold."),
 }
 
 
 def _add_command(action: Action, definition: ActionDefinition) -> None:
     @admin_client_options
-    def run(admin: AdminClient, ids: tuple[str, ...], **given: Any) -> None:
-        act_on_messages(admin, action, ids, **given)
+    def run(admin: AdminClient, ids: tuple[str, ...], **options: Any) -> None:
+        act_on_messages(admin, action, ids, **options)
 
     run.__doc__ = definition.cli
-    command = bulk_options(run)
     options = [_OPTIONS[name] for name in definition.options if name != "target"]
-    if "target" in definition.options:
-        options = [_OPTIONS["target"], _ids, *options]
-    else:
-        options = [_ids, *options]
-    for option in reversed(options):
-        command = option(command)
+    target = [_OPTIONS["target"]] if "target" in definition.options else []
+    command = add_options(bulk_options(run), *reversed([*target, _ids, *options]))
     message.command(str(action))(command)
 
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -15,13 +15,13 @@ from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
     Column,
-    Command,
+    add_options,
     number_columns,
     output_option,
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import EXISTING_FILE, duration
+from phpmq_lite.cli.parameters import EXISTING_FILE, duration, flag
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
 from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome, publish_each
@@ -46,24 +46,26 @@ _PURGE_S: Final = 60.0  # seconds between purges of published rows
 _RETRY_S: Final = 2.0  # seconds between attempts to connect
 
 
-def database_options(command: Command) -> Command:
+def database_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--database`` and ``--table``, and report SQLite errors in one line."""
 
     @wraps(command)
-    def run(*args: Any, table: str, **others: Any) -> Any:
+    def run(*args: Any, table: str, database: Path, **options: Any) -> Any:
         try:
-            return command(*args, table=tables.check_table_name(table), **others)
+            table = tables.check_table_name(table)
+            return command(*args, table=table, database=database, **options)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         except sqlite3.Error as error:
-            raise CommandError(f"{others['database'].name}: {error}") from None
+            raise CommandError(f"{database.name}: {error}") from None
 
-    run = click.option("--table", default=tables.TABLE, show_default=True, help="Outbox table.")(
-        run
+    return add_options(
+        run,
+        click.option("--table", default=tables.TABLE, show_default=True, help="Outbox table."),
+        click.option(
+            "--database", type=EXISTING_FILE, required=True, help="The service's SQLite database."
+        ),
     )
-    return click.option(
-        "--database", type=EXISTING_FILE, required=True, help="The service's SQLite database."
-    )(run)  # type: ignore[return-value]
 
 
 @click.group()
@@ -95,17 +97,23 @@ def status(database: Path, table: str, output: str | None) -> None:
 
 
 @outbox.command()
+@flag("--once", help="Publish due rows and exit, with code 1 if any rows are left.")
 @click.option(
-    "--once", is_flag=True, help="Publish due rows and exit, with code 1 if any rows are left."
+    "--interval",
+    type=click.FloatRange(0.01, 60),
+    default=0.2,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between checks for new rows.",
 )
 @click.option(
-    "--interval", type=click.FloatRange(0.01, 60), default=0.2, show_default=True,
-    metavar="SECONDS", help="Time between checks for new rows.",
-)  # fmt: skip
-@click.option(
-    "--keep", "keep_s", type=duration, default="1d", show_default=True, metavar="DURATION",
+    "--keep",
+    "keep_s",
+    type=duration,
+    default="1d",
+    show_default=True,
     help="Keep published rows for this long.",
-)  # fmt: skip
+)
 @client_options
 @database_options
 def relay(
@@ -118,10 +126,10 @@ def relay(
     again with the same key, so the broker stores it only once.
     """
     with _open_store(database, table) as store, StopRequest() as stop:
-        opened = stop.interruptible(partial(client, is_patient=not once))
-        if opened is None:
+        broker = stop.interruptible(partial(client, is_patient=not once))
+        if broker is None:
             return
-        loop = _RelayLoop(store, opened, stop)
+        loop = _RelayLoop(store, broker, stop)
         if not loop.connect(is_patient=not once):
             return
         try:
@@ -129,11 +137,11 @@ def relay(
                 _report_pass(loop.run_once(), sum(row.waiting for row in store.status()))
             else:
                 loop.run(interval, keep_s)
-                print_message(f"{loop.sent:,} published")
+                print_message(f"{loop.published:,} published")
         finally:
             if stop.is_requested:
-                opened.close_s = STOP_S
-            opened.close()
+                broker.close_s = STOP_S
+            broker.close()
             store.release()
 
 
@@ -141,17 +149,11 @@ class _RelayLoop:
     """Connects to the broker and runs passes of the relay until a signal arrives."""
 
     def __init__(self, store: SqliteOutboxStore, client: BlockingClient, stop: StopRequest) -> None:
-        self.sent = 0
+        self.published = 0
         self._store = store
         self._client = client
         self._stop = stop
-        self._relay = Relay(
-            store,
-            self._send,
-            time.monotonic,
-            report=_report_row,
-            is_stopped=stop,
-        )
+        self._relay = Relay(store, self._send, time.monotonic, report=_report_row, is_stopped=stop)
 
     def _send(self, messages: Sequence[KeyedMessage]) -> list[PublishOutcome]:
         """Publish messages; after a signal, wait only briefly for the broker's replies."""
@@ -186,41 +188,42 @@ class _RelayLoop:
         Raises:
             ConnectionLostError: the client gave up reconnecting.
         """
-        done = self._relay.run()
-        self.sent += done.sent
-        if done.is_unreachable:
+        result = self._relay.run()
+        self.published += result.sent
+        if result.is_unreachable:
             self._client.raise_if_ended()
-        return done
+        return result
 
     def run(self, interval_s: float, keep_s: float) -> None:
         """Run a pass after each commit by another process, and at least every ``_PASS_S``."""
-        seen, pass_at, purge_at = -1, 0.0, 0.0
+        version, pass_at, purge_at = -1, 0.0, 0.0
         while not self._stop.is_requested:
             try:
                 now_s = time.monotonic()
                 if now_s >= purge_at:
                     self._store.purge(keep_s)
                     purge_at = now_s + _PURGE_S
-                changes = self._store.data_version()  # read first: the pass may miss later commits
-                if changes != seen or now_s >= pass_at:
-                    is_away = self.run_once().is_unreachable
-                    seen, pass_at = changes, time.monotonic() + (0 if is_away else _PASS_S)
+                current = self._store.data_version()  # read first: the pass may miss later commits
+                if current != version or now_s >= pass_at:
+                    is_unreachable = self.run_once().is_unreachable
+                    version = current
+                    pass_at = time.monotonic() + (0 if is_unreachable else _PASS_S)
             except sqlite3.OperationalError as error:  # another writer has locked the file
                 print_message(f"{error}; retrying")
             self._stop.sleep(interval_s)
 
 
-def _report_row(row: OutboxRow, why: str) -> None:
+def _report_row(row: OutboxRow, reason: str) -> None:
     queue = escape(row.queue) or "no queue"
-    print_message(f"row {row.row_id} for {queue} was not published: {escape(why)}")
+    print_message(f"row {row.row_id} for {queue} was not published: {escape(reason)}")
 
 
-def _report_pass(done: RelayPass, left: int) -> None:
-    print_message(f"{done.sent:,} published")
-    if done.is_unreachable:
+def _report_pass(result: RelayPass, remaining: int) -> None:
+    print_message(f"{result.sent:,} published")
+    if result.is_unreachable:
         raise CommandError("the broker did not answer; the remaining rows stay in the outbox")
-    if left:  # these rows failed, are not due, or are leased by another relay
-        rows = f"{left:,} {plural(left, 'row', 'rows')}"
+    if remaining:  # these rows failed, are not due, or are leased by another relay
+        rows = f"{remaining:,} {plural(remaining, 'row', 'rows')}"
         raise CommandError(f"{rows} left; `phpmq-lite outbox status` has details")
 
 

@@ -53,15 +53,15 @@ def columns(
     *keys: str, fit: ColumnOverflow = ColumnOverflow.WRAPPED, **titles: str
 ) -> tuple[Column, ...]:
     """Return a column for each of ``keys``, titled with the key, and for each of ``titles``."""
-    named = {key: key.replace("_", " ").upper() for key in keys} | titles
-    return tuple(Column(key, title, fit=fit) for key, title in named.items())
+    titles = {key: key.replace("_", " ").upper() for key in keys} | titles
+    return tuple(Column(key, title, fit=fit) for key, title in titles.items())
 
 
 def number_columns(
     *keys: str, fit: ColumnOverflow = ColumnOverflow.WRAPPED, **titles: str
 ) -> tuple[Column, ...]:
     """Return the same columns as ``columns``, but for numbers."""
-    return tuple(one._replace(is_number=True) for one in columns(*keys, fit=fit, **titles))
+    return tuple(column._replace(is_number=True) for column in columns(*keys, fit=fit, **titles))
 
 
 def add_options(command: Command, *options: Callable[[Any], Any]) -> Command:
@@ -81,10 +81,10 @@ output_option: Final = click.option(
 
 def output_format(style: str | None, piped: str = "jsonl") -> str:
     """Return the format that ``-o`` or PHPMQ_OUTPUT selects, or the default format."""
-    named = os.environ.get("PHPMQ_OUTPUT")
-    if not style and named and named not in FORMATS:
-        raise click.UsageError(f"PHPMQ_OUTPUT is {named!r}; use one of {', '.join(FORMATS)}")
-    return style or named or ("table" if sys.stdout.isatty() else piped)
+    default = os.environ.get("PHPMQ_OUTPUT")
+    if not style and default and default not in FORMATS:
+        raise click.UsageError(f"PHPMQ_OUTPUT is {default!r}; use one of {', '.join(FORMATS)}")
+    return style or default or ("table" if sys.stdout.isatty() else piped)
 
 
 def write_rows(
@@ -106,7 +106,7 @@ def write_rows(
     elif rows:
         _write_table(rows, columns)
     else:
-        click.echo(empty, err=True)
+        print_message(empty)
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
@@ -117,48 +117,48 @@ def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         sys.stdout.write(csv_line(cells).removesuffix("\r\n") + "\n")
 
 
-def write_record(found: Row, style: str | None) -> None:
+def write_record(record: Row, style: str | None) -> None:
     """Write an object as JSON, or as a table or CSV with one row for each field."""
     style = output_format(style)
     if style in ("json", "jsonl"):
-        click.echo(json.dumps(found, indent=2 if style == "json" else None))
+        click.echo(json.dumps(record, indent=2 if style == "json" else None))
         return
-    rows = [{"what": what, "value": value} for what, value in _flatten(found)]
-    what = Column("what", "WHAT", fit=ColumnOverflow.WHOLE)
-    write_rows(rows, (what, Column("value", "VALUE")), style, "")
+    rows = [{"what": name, "value": value} for name, value in _flatten(record)]
+    columns = (Column("what", "WHAT", fit=ColumnOverflow.WHOLE), Column("value", "VALUE"))
+    write_rows(rows, columns, style, "")
 
 
-def _flatten(found: Row, above: str = "") -> Iterator[tuple[str, str | None]]:
+def _flatten(record: Row, prefix: str = "") -> Iterator[tuple[str, str | None]]:
     from phpmq_lite.admin.formats import format_time
 
-    for key, value in found.items():
+    for key, value in record.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{above}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             if key.endswith("_at") and isinstance(value, int) and value > 10**11:  # Unix ms
                 value = format_time(value, value).title
             is_plain = value is None or isinstance(value, str)
-            yield above + key, value if is_plain else json.dumps(value, ensure_ascii=False)
+            yield prefix + key, value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    below = next((each for each in columns if each.below), None)
-    if below is None or _excess(_measure(rows, _fit_columns(rows, columns))) <= 0:
+    text_column = next((column for column in columns if column.below), None)
+    if text_column is None or _excess(_measure(rows, _fit_columns(rows, columns))) <= 0:
         print_table(make_table(rows, columns))
         return
-    fitting = _fit_columns(rows, [each for each in columns if each is not below])
-    whole = [each._replace(fit=ColumnOverflow.WHOLE) for each in fitting]
+    fitting = _fit_columns(rows, [column for column in columns if column is not text_column])
+    uncut = [column._replace(fit=ColumnOverflow.WHOLE) for column in fitting]
     console = Console(file=sys.stdout)
     with console.capture() as captured:
-        console.print(make_table(rows, whole), width=_ANY_WIDTH, crop=False)
+        console.print(make_table(rows, uncut), width=_ANY_WIDTH, crop=False)
     head, *lines = captured.get().splitlines()
     click.echo(head)
     for line, row in zip(lines, rows, strict=True):
         click.echo(line)
-        text = f"  {format_cell(row.get(below.key))}"
+        text = f"  {format_cell(row.get(text_column.key))}"
         console.print(Text(text), no_wrap=True, overflow="ellipsis")
 
 
@@ -170,12 +170,12 @@ def make_table(rows: Sequence[Row], columns: Sequence[Column], title: str | None
     columns = _fit_columns(rows, columns)
     sizes = _measure(rows, columns)
     excess = _excess(sizes)
-    for key, (width, least) in sorted(sizes.items(), key=lambda one: one[1][1] - one[1][0]):
-        cut = max(0, min(width - least, excess))
-        sizes[key], excess = (width - cut, least), excess - cut
-    has_rest = sys.stdout.isatty() and any(each.fit is ColumnOverflow.REST for each in columns)
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=has_rest, title=title,
-                  title_justify="left")  # fmt: skip
+    for key, (width, minimum) in sorted(sizes.items(), key=lambda size: size[1][1] - size[1][0]):
+        cut = max(0, min(width - minimum, excess))
+        sizes[key], excess = (width - cut, minimum), excess - cut
+    has_rest = sys.stdout.isatty() and any(column.fit is ColumnOverflow.REST for column in columns)
+    table = Table(box=None, pad_edge=False, expand=has_rest, title=title, title_justify="left")
+    table.header_style = "bold"
     for column in columns:
         is_rest = column.fit is ColumnOverflow.REST
         table.add_column(
@@ -196,14 +196,14 @@ def _measure(rows: Sequence[Row], columns: Sequence[Column]) -> dict[str, tuple[
     from rich.cells import cell_len
 
     sizes = {}
-    for one in columns:
-        texts = [one.title, *(format_cell(row.get(one.key)) for row in rows)]
+    for column in columns:
+        texts = [column.title, *(format_cell(row.get(column.key)) for row in rows)]
         width = max(map(cell_len, texts))
-        if one.fit is ColumnOverflow.REST:
-            width = max(_REST_WIDTH, min(width, one.below))
-        is_text = one.fit is ColumnOverflow.WRAPPED and not one.is_number
+        if column.fit is ColumnOverflow.REST:
+            width = max(_REST_WIDTH, min(width, column.below))
+        is_text = column.fit is ColumnOverflow.WRAPPED and not column.is_number
         words = " ".join(texts).split() if is_text else []
-        sizes[one.key] = (width, max(map(cell_len, words), default=width))
+        sizes[column.key] = (width, max(map(cell_len, words), default=width))
     return sizes
 
 
@@ -221,13 +221,13 @@ def _fit_columns(rows: Sequence[Row], columns: Sequence[Column]) -> Sequence[Col
     A text of several words is wrapped instead, but not to less than ``_TEXT_WIDTH``.
     """
     sizes = {
-        key: (max(least, min(width, _TEXT_WIDTH)), least)
-        for key, (width, least) in _measure(rows, columns).items()
+        key: (max(minimum, min(width, _TEXT_WIDTH)), minimum)
+        for key, (width, minimum) in _measure(rows, columns).items()
     }
     for column in columns:
         if column.fit is ColumnOverflow.SPARE and _excess(sizes) > 0:
             del sizes[column.key]
-    return [each for each in columns if each.key in sizes]
+    return [column for column in columns if column.key in sizes]
 
 
 def print_table(table: "Table") -> None:

@@ -3,15 +3,15 @@
 import re
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import click
 
-from phpmq_lite.cli.output import is_terminal
+from phpmq_lite.cli.output import Command, add_options, is_terminal
 from phpmq_lite.durations import SHORT_UNITS_S
 
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -24,31 +24,37 @@ FILE_OR_STDIN: Final = click.Path(
 )  # for read_input, "-" means standard input
 _TRUSTED: Final = "PEM file with the CA certificate to trust instead of the system's."
 ca_option: Final = click.option("--tls-ca", type=EXISTING_FILE, help=_TRUSTED)
+LOG_LEVELS: Final = click.Choice(["debug", "info", "warning", "error"])
+LOG_FORMATS: Final = click.Choice(["auto", "json", "console"])
+flag: Final = partial(click.option, is_flag=True)
+number_option: Final = partial(click.option, type=click.IntRange(min=1), metavar="N")
 _DURATION: Final = re.compile(rf"([0-9]{{1,15}}) *([{''.join(SHORT_UNITS_S)}]?)")
 
 
-def cert_options(command: Callable[..., None]) -> Callable[..., None]:
+def cert_options(command: Command) -> Command:
     """Add ``--tls-cert`` and ``--tls-key``, for a PHPMQ listener with ``tcp.tls_client_ca``."""
-    for name, what in (("key", "private key for --tls-cert"), ("cert", "client certificate")):
-        help_text = f"PEM file with the {what}."
-        command = click.option(f"--tls-{name}", type=EXISTING_FILE, help=help_text)(command)
-    return command
+    pem_file = partial(click.option, type=EXISTING_FILE)
+    return add_options(
+        command,
+        pem_file("--tls-key", help="PEM file with the private key for --tls-cert."),
+        pem_file("--tls-cert", help="PEM file with the client certificate."),
+    )
 
 
 def duration(value: str) -> int:
     """Parse a duration such as ``90``, ``90s``, ``15m``, ``1h``, ``7d`` or ``2w`` into seconds."""
-    found = _DURATION.fullmatch(value.strip())
-    if found is None:
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
         raise click.BadParameter(f"{value!r} is not a duration; use a value such as 90, 15m or 7d")
-    return int(found[1]) * SHORT_UNITS_S[found[2] or "s"]
+    return int(match[1]) * SHORT_UNITS_S[match[2] or "s"]
 
 
 def assignment(value: str) -> tuple[str, str]:
     """Parse an assignment such as ``limits.credit=100`` into a name and a value."""
-    name, sign, given = value.partition("=")
+    name, sign, text = value.partition("=")
     if not sign or not name.strip():
         raise click.BadParameter(f"{value!r} is not a valid assignment; use SECTION.NAME=VALUE")
-    return name.strip(), given
+    return name.strip(), text
 
 
 def admin_url(value: str) -> str:
@@ -60,10 +66,10 @@ def admin_url(value: str) -> str:
         )
     try:
         parts = urlsplit(value)
-        is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # the port or an IPv6 address is invalid
-        is_right = False
-    if not is_right:
+        is_valid = False
+    if not is_valid:
         raise click.BadParameter(f"{value!r} is not a valid address; use http://HOST:PORT")
     return value
 
@@ -119,7 +125,7 @@ def time_ms(value: str) -> int:
 
 def messages_per_second(value: str) -> float:
     """Parse a rate such as ``20/s`` or ``20`` into messages per second."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(?:/s)?", value.strip())
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(?:/s)?", value.strip())
+    if match is None or not float(match[1]):
         raise click.BadParameter(f"{value!r} is not a rate; use a number such as 20/s")
-    return float(found[1])
+    return float(match[1])

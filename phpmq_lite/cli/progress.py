@@ -78,10 +78,10 @@ def progress_line(task: "Task") -> str:
 
 def progress_text(task: "Task") -> str:
     """Return the progress of a phase as text, such as ``1,200 of 5,000  300/s``."""
-    of = "" if task.total is None else f" of {task.total:,.0f}"
+    total = "" if task.total is None else f" of {task.total:,.0f}"
     speed = task.speed
     rate = "" if speed is None else f"  {speed:,.{1 if speed < 10 else 0}f}/s"
-    return f"{task.completed:,.0f}{of}{rate}" if of or task.completed else ""
+    return f"{task.completed:,.0f}{total}{rate}" if total or task.completed else ""
 
 
 @contextmanager
@@ -121,10 +121,10 @@ def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
 
 @contextmanager
 def _tick_regularly(progress: JobProgress) -> Iterator[None]:
-    ended = threading.Event()
+    is_over = threading.Event()
 
     def tick() -> None:
-        while not ended.wait(1.0):
+        while not is_over.wait(1.0):
             progress.tick()
 
     thread = threading.Thread(target=tick, name="progress", daemon=True)
@@ -132,12 +132,12 @@ def _tick_regularly(progress: JobProgress) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        is_over.set()
         thread.join()
 
 
 @contextmanager
-def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress_bar(action: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a progress bar if standard error is a terminal; yield a function that advances the bar.
 
     ``total`` is None if it is unknown.  Short jobs show no bar.
@@ -148,11 +148,10 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    )  # fmt: skip
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = progress.add_task(what, total=total)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    description = TextColumn("{task.description}")
+    progress = Progress(description, *columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task(action, total=total)
     is_short = total is not None and total < _MIN_TOTAL
     showing = threading.Timer(_DELAY_S if is_short else 0.0, progress.start)
     showing.daemon = True
@@ -167,9 +166,8 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
         progress.stop()
 
 
-_QUIET: Final = {  # these wait for messages or for the user, or print what the shell reads
-    "completion", "consume", "docs", "outbox", "publish", "serve", "user", "worker",
-}  # fmt: skip
+# These wait for messages or for the user, or print what the shell reads.
+_QUIET: Final = {"completion", "consume", "docs", "outbox", "publish", "serve", "user", "worker"}
 _SILENT_S: Final = 0.8
 _EVERY_S: Final = 0.2
 
@@ -196,7 +194,7 @@ class _SilenceLine:
         self._output: Any = sys.stderr.buffer  # bypasses ``on_write``
         self._began_s = self._written_s = time.monotonic()
         self._lock = threading.RLock()
-        self._shown = b""
+        self._line = b""  # as it is on the terminal; empty if it is not there
         self._is_new_line = True  # False within a line, such as a prompt or a progress bar
         for stream in sys.stdout, sys.stderr:
             if stream.isatty():
@@ -216,10 +214,10 @@ class _SilenceLine:
             self._is_new_line = text.endswith("\n") if text else self._is_new_line
 
     def _remove(self) -> None:
-        if self._shown:
+        if self._line:
             self._output.write(b"\r\x1b[K")
             self._output.flush()
-            self._shown = b""
+            self._line = b""
 
     def _run(self) -> None:
         while True:
@@ -228,6 +226,6 @@ class _SilenceLine:
                 now_s = time.monotonic()
                 line = f"\r\x1b[K{self._name}: {now_s - self._began_s:.0f} s".encode()
                 is_silent = self._is_new_line and now_s - self._written_s >= _SILENT_S
-                if is_silent and line != self._shown:
+                if is_silent and line != self._line:
                     self._output.write(line)
-                    self._shown = line
+                    self._line = line

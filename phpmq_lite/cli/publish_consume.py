@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, cast
 
@@ -17,7 +18,7 @@ import click
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import escape_content, format_message_count, is_terminal, print_message
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import duration, flag, number_option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient, BlockingConsumer
@@ -27,7 +28,7 @@ from phpmq_lite.queue_settings import publish_target, retry_warning
 
 _READ_BYTES: Final = 1 << 20
 _LINE_BYTES: Final = 512 << 20  # maximum line length; no broker accepts a body longer than this
-_AT_ONCE: Final = 1_000  # number of copies per step of the progress bar
+_GROUP: Final = 1_000  # number of copies per step of the progress bar
 
 
 @click.command()
@@ -35,19 +36,21 @@ _AT_ONCE: Final = 1_000  # number of copies per step of the progress bar
 @click.argument("source", required=False, metavar="[-|FILE]")
 @click.option("--body", help="Message content, instead of a file.")
 @click.option(
-    "--ttl", "ttl_s", type=duration, default="0", metavar="DURATION",
+    "--ttl",
+    "ttl_s",
+    type=duration,
+    default="0",
     help="Time to live, such as 90s, 15m, 1h or 7d; 0 means no expiry.  [default: 0]",
-)  # fmt: skip
+)
 @click.option(
-    "--delay", "delay_s", type=duration, default="0", metavar="DURATION",
+    "--delay",
+    "delay_s",
+    type=duration,
+    default="0",
     help="Time in QUEUE.retry before the message moves to QUEUE, such as 30s or 15m.  [default: 0]",
-)  # fmt: skip
-@click.option(
-    "--count", type=click.IntRange(min=1), metavar="N", help="Publish the content N times."
 )
-@click.option(
-    "--lines", is_flag=True, help="Publish each line, without its line feed, as a message."
-)
+@number_option("--count", help="Publish the content N times.")
+@flag("--lines", help="Publish each line, without its line feed, as a message.")
 @client_options
 def publish(
     client: ClientFactory,
@@ -86,9 +89,9 @@ def publish(
             for bodies in groups:  # publish each group immediately, in case a pipe is slow
                 stored += broker.publish_many(target, bodies, ttl or 0)
                 advance(len(bodies))
-    place = target if target == queue else f"{target}, for {queue} after {ttl} s,"
+    destination = target if target == queue else f"{target}, for {queue} after {ttl} s,"
     print_message(
-        f"{format_message_count(stored)} stored in {place} by the broker on {broker.target}"
+        f"{format_message_count(stored)} stored in {destination} by the broker on {broker.target}"
     )
 
 
@@ -104,8 +107,8 @@ def _open_source(source: str | None, body: str | None) -> io.BufferedIOBase:
 
 def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
     """Yield groups that together contain ``count`` copies of the content."""
-    for done in range(0, count, _AT_ONCE):
-        yield [content] * min(_AT_ONCE, count - done)
+    for start in range(0, count, _GROUP):
+        yield [content] * min(_GROUP, count - start)
 
 
 def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
@@ -116,50 +119,59 @@ def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
     """
     pieces: list[bytes] = []
     while data := file.read1(_READ_BYTES):
-        first, *rest = data.split(b"\n")
+        first, *following = data.split(b"\n")
         pieces.append(first)
-        if rest:
-            yield [b"".join(pieces), *rest[:-1]]
-            pieces = [rest[-1]]
+        if following:
+            yield [b"".join(pieces), *following[:-1]]
+            pieces = [following[-1]]
         elif sum(map(len, pieces)) > _LINE_BYTES:
             raise CommandError(f"a line exceeds the limit of {_LINE_BYTES:,} bytes")
-    if last := b"".join(pieces):
-        yield [last]
+    if line := b"".join(pieces):
+        yield [line]
 
 
 _CREDIT: Final = 100
-_PEEKED: Final = 10  # default of --limit if --no-ack is given
+_PEEK_LIMIT: Final = 10  # default of --limit if --no-ack is given
 
 Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 
 
 @click.command()
 @click.argument("queue")
+@number_option(
+    "-n", "--limit", help="Stop after N messages.  [default: no limit; 10 with --no-ack]"
+)
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=1), metavar="N",
-    help="Stop after N messages.  [default: no limit; 10 with --no-ack]",
-)  # fmt: skip
-@click.option(
-    "--ack/--no-ack", "is_acked", default=True,
+    "--ack/--no-ack",
+    "is_acked",
+    default=True,
     help="Acknowledge printed messages, or return them to the queue on exit.  [default: ack]",
-)  # fmt: skip
+)
 @click.option(
-    "--exec", "program", metavar="CMD",
+    "--exec",
+    "program",
+    metavar="CMD",
     help="Run CMD for each message, with the content on standard input and MESSAGE_QUEUE, "
     "MESSAGE_ID and MESSAGE_TTL_S in the environment. Exit code 0 acknowledges, others requeue. "
     "No shell runs it: for pipes and variables, pass \"sh -c '…'\".",
-)  # fmt: skip
+)
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS",
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
     help="Stop after this time without a message.  [default: wait forever]",
-)  # fmt: skip
+)
 @click.option(
-    "--format", "style", type=click.Choice(["raw", "bytes", "json"]), default="raw",
+    "--format",
+    "style",
+    type=click.Choice(["raw", "bytes", "json"]),
+    default="raw",
     show_default=True,
     help="raw: the content and a line feed; bytes: only the content, even on a terminal; "
     "json: one line with id, ttl_s and content.",
-)  # fmt: skip
-@click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
+)
+@flag("--create", help="Create the queue if it does not exist.")
 @client_options
 def consume(
     client: ClientFactory,
@@ -178,12 +190,10 @@ def consume(
     """
     if program is not None and not is_acked:
         raise click.UsageError("--exec and --no-ack cannot be combined")
-    if limit is None and not is_acked:
-        limit = _PEEKED
     handler = _print_handler(style) if program is None else _exec_handler(program)
     credit = 1 if program else min(limit or _CREDIT, _CREDIT)
     if not is_acked:
-        credit = limit or _CREDIT
+        credit = limit = limit or _PEEK_LIMIT
     with (
         client(queue=None if create else queue) as broker,
         broker.consume(queue, credit, timeout_s) as deliveries,
@@ -192,33 +202,34 @@ def consume(
         schedule = AckSchedule(broker, queue, credit, limit)
         try:
             for delivery in _take_deliveries(deliveries, limit, stop):
-                schedule.end(delivery, is_done=handler(delivery), is_acked=is_acked)
+                schedule.settle(delivery, is_done=handler(delivery), is_acked=is_acked)
         finally:
             if stop.is_requested:
                 broker.close_s = STOP_S
             schedule.finish()
     if stop.is_requested and limit is not None:
         raise click.Abort
-    print_message(f"{format_message_count(schedule.taken)} consumed from {queue}")
+    print_message(f"{format_message_count(schedule.consumed)} consumed from {queue}")
     if schedule.failed:
         raise CommandError(f"--exec failed: {format_message_count(schedule.failed)} requeued")
-    if limit is not None and schedule.taken < limit:
-        raise CommandError(f"only {schedule.taken:,} of {limit:,} messages arrived", TIMED_OUT)
+    if limit is not None and schedule.consumed < limit:
+        raise CommandError(f"only {schedule.consumed:,} of {limit:,} messages arrived", TIMED_OUT)
 
 
 def _take_deliveries(
     deliveries: BlockingConsumer, limit: int | None, stop: StopRequest
 ) -> Iterator[Delivery]:
     """Yield up to ``limit`` messages; do not wait for another message after the last one."""
-    taken = 0
-    while not stop.is_requested and (limit is None or taken < limit):
+    count = 0
+    while not stop.is_requested and (limit is None or count < limit):
         delivery = stop.interruptible(partial(next, deliveries, None))
         if delivery is None:
             return
-        taken += 1
+        count += 1
         yield delivery
 
 
+@dataclass(slots=True)
 class AckSchedule:
     """Settles messages in such a way that the broker dispatches at most ``limit`` messages.
 
@@ -226,47 +237,44 @@ class AckSchedule:
     many as the credit) are held back and sent in a single write, together with a credit of 0.
     """
 
-    __slots__ = ("_client", "_credit", "_ended", "_limit", "_queue", "_waiting", "failed", "taken")
+    client: BlockingClient
+    queue: str
+    credit: int
+    limit: int | None
+    consumed: int = 0
+    failed: int = 0
+    _settled: int = 0
+    _held_back: list[tuple[Delivery, bool]] = field(default_factory=list)
 
-    def __init__(self, client: BlockingClient, queue: str, credit: int, limit: int | None) -> None:
-        self._client = client
-        self._queue = queue
-        self._credit = credit
-        self._limit = limit
-        self._ended = 0
-        self._waiting: list[tuple[Delivery, bool]] = []
-        self.taken = 0
-        self.failed = 0
-
-    def end(self, delivery: Delivery, *, is_done: bool, is_acked: bool) -> None:
+    def settle(self, delivery: Delivery, *, is_done: bool, is_acked: bool) -> None:
         """Count a message; if ``is_acked``, acknowledge it (``is_done``) or requeue it."""
-        self.taken += 1
+        self.consumed += 1
         self.failed += not is_done
         if not is_acked:
             return
-        if self._limit is None or self._ended + self._credit < self._limit:
-            self._ended += 1
+        if self.limit is None or self._settled + self.credit < self.limit:
+            self._settled += 1
             _settle(delivery, is_done=is_done)
         else:
-            self._waiting.append((delivery, is_done))
+            self._held_back.append((delivery, is_done))
 
     def finish(self) -> None:
         """Send all acknowledgements that were held back."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        held_back, self._held_back = self._held_back, []
+        if not held_back:
             return
-        if not self._client.is_connected:  # they are sent on the next connection, if any
-            for delivery, is_done in waiting:
+        if not self.client.is_connected:  # they are sent on the next connection, if any
+            for delivery, is_done in held_back:
                 _settle(delivery, is_done=is_done)
             return
-        side = self._client.session.side
+        side = self.client.session.side
         frames = [
-            side.acknowledge(self._queue, delivery.message_id.encode())
+            side.acknowledge(self.queue, delivery.message_id.encode())
             if is_done
-            else side.requeue(self._queue, delivery.message_id.encode(), delivery.ttl_s or 0)
-            for delivery, is_done in waiting
+            else side.requeue(self.queue, delivery.message_id.encode(), delivery.ttl_s or 0)
+            for delivery, is_done in held_back
         ]
-        self._client.send_now(b"".join([*frames, side.consume(self._queue, 0)]))
+        self.client.send_now(b"".join([*frames, side.consume(self.queue, 0)]))
 
 
 def _settle(delivery: Delivery, *, is_done: bool) -> None:
@@ -277,17 +285,17 @@ def _settle(delivery: Delivery, *, is_done: bool) -> None:
 
 
 def _print_handler(style: str) -> Handler:
-    out = sys.stdout.buffer
-    is_shown = style == "raw" and sys.stdout.isatty()
+    stdout = sys.stdout.buffer
+    is_escaped = style == "raw" and sys.stdout.isatty()
     end = b"" if style == "bytes" else b"\n"
 
     def show(delivery: Delivery) -> bool:
         if style == "json":
             line = _format_json(delivery)
         else:
-            line = escape_content(delivery.body) if is_shown else delivery.body
-        out.write(line + end)
-        out.flush()  # write the message before it is acknowledged
+            line = escape_content(delivery.body) if is_escaped else delivery.body
+        stdout.write(line + end)
+        stdout.flush()  # write the message before it is acknowledged
         return True
 
     return show
@@ -324,7 +332,7 @@ def _exec_handler(program: str) -> Handler:
             "MESSAGE_TTL_S": str(delivery.ttl_s or 0),
         }
         # the user chose this command, and no shell sees the content
-        done = subprocess.run(command, input=delivery.body, env=environment, check=False)
-        return done.returncode == 0
+        process = subprocess.run(command, input=delivery.body, env=environment, check=False)
+        return process.returncode == 0
 
     return run

@@ -4,6 +4,7 @@ import gc
 
 import click
 
+from phpmq_lite.cli.parameters import LOG_FORMATS, LOG_LEVELS
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -23,13 +24,13 @@ from phpmq_lite.cli.settings_options import (
 @setting_option(
     "--log-level",
     "log.level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=LOG_LEVELS,
     help="Minimum log level.  [default: info]",
 )
 @setting_option(
     "--log-format",
     "log.format",
-    type=click.Choice(["auto", "json", "console"]),
+    type=LOG_FORMATS,
     help="Log format; auto is console on a terminal, else json.  [default: auto]",
 )
 @settings_options

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
 
 from phpmq_lite import settings
-from phpmq_lite.cli.output import print_message
+from phpmq_lite.cli.output import add_options, print_message
 from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
 from phpmq_lite.errors import SettingsError
 
@@ -96,15 +96,15 @@ def collect_setting_flags(command: Command) -> Command:
         *args: Any,
         config: Path | None = None,
         assignments: tuple[tuple[str, str], ...] = (),
-        **others: Any,
+        **arguments: Any,
     ) -> None:
         values: dict[str, object] = dict(assignments)
-        for name in [name for name in others if name.startswith(_MARK)]:
-            value = others.pop(name)
+        for name in [name for name in arguments if name.startswith(_MARK)]:
+            value = arguments.pop(name)
             if value is not None and value != ():
                 setting = name.removeprefix(_MARK).replace("__", ".")
                 values[setting] = list(value) if isinstance(value, tuple) else value
-        command(*args, settings_args=SettingsArguments(values, config), **others)
+        command(*args, settings_args=SettingsArguments(values, config), **arguments)
 
     return collect
 
@@ -129,28 +129,41 @@ store_option: Final = setting_option(
 
 def listener_options(command: Command) -> Command:
     """Add ``--listen``, ``--legacy-listen`` and ``--admin``."""
-    for flag, setting, help_text in (
-        ("--admin", "admin.listen",
-         "Address of admin pages, health checks and metrics.  [default: 127.0.0.1:9101]"),
-        ("--legacy-listen", "tcp.legacy_listen",
-         "PHPMQ without TTL, for clients of the older revision.  [default: 127.0.0.1:9102]"),
-        ("--listen", "tcp.listen",
-         "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free port. Repeatable."
-         "  [default: 127.0.0.1:9100]"),
-    ):  # fmt: skip
-        option = setting_option(flag, setting, multiple=True, metavar="ADDRESS", help=help_text)
-        command = option(command)
-    return command
+    address_option = partial(setting_option, multiple=True, metavar="ADDRESS")
+    return add_options(
+        command,
+        address_option(
+            "--admin",
+            "admin.listen",
+            help="Address of admin pages, health checks and metrics.  [default: 127.0.0.1:9101]",
+        ),
+        address_option(
+            "--legacy-listen",
+            "tcp.legacy_listen",
+            help="PHPMQ without TTL, for clients of the older revision.  [default: 127.0.0.1:9102]",
+        ),
+        address_option(
+            "--listen",
+            "tcp.listen",
+            help="PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free port."
+            " Repeatable.  [default: 127.0.0.1:9100]",
+        ),
+    )
 
 
 def startup_override_options(command: Command) -> Command:
     """Add the flags that make the broker start in cases where it would otherwise refuse to."""
-    for flag, setting, help_text in (
-        ("--accept-loss", "storage.accept_loss",
-         "Start once with what can be recovered from damaged files."),
-        ("--allow-network-fs", "storage.allow_network_fs",
-         "Allow a network file system despite its unreliable locks."),
-    ):  # fmt: skip
-        option = setting_option(flag, setting, is_flag=True, default=None, help=help_text)
-        command = option(command)
-    return command
+    setting_flag = partial(setting_option, is_flag=True, default=None)
+    return add_options(
+        command,
+        setting_flag(
+            "--accept-loss",
+            "storage.accept_loss",
+            help="Start once with what can be recovered from damaged files.",
+        ),
+        setting_flag(
+            "--allow-network-fs",
+            "storage.allow_network_fs",
+            help="Allow a network file system despite its unreliable locks.",
+        ),
+    )

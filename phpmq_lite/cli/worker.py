@@ -6,10 +6,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
@@ -18,8 +19,8 @@ import click
 
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import add_options, print_message
-from phpmq_lite.cli.parameters import FILE, duration
+from phpmq_lite.cli.output import format_message_count, print_message
+from phpmq_lite.cli.parameters import FILE, LOG_FORMATS, LOG_LEVELS, duration, flag, number_option
 from phpmq_lite.cli.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _REASONS: Final = {  # reason why a worker ended -> text shown to the user
     "orphaned": "the parent process has ended",
     "empty": "the queue is empty",
 }
-_STRATEGIES: Final = ("fail", "delete", "release", "dead_letter")
 
 
 def _queue_name(value: str) -> str:
@@ -58,7 +58,6 @@ def _queue_name(value: str) -> str:
 
 
 def _memory_size(value: str) -> int:
-    """Parse a size such as ``256MiB`` into bytes."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
@@ -67,51 +66,80 @@ def _memory_size(value: str) -> int:
         raise click.BadParameter(f"{value!r} is not a size; use a value such as 256MiB") from None
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    return add_options(
-        command,
-        click.option("--idempotency", type=FILE,
-                     metavar="FILE", help="Handle each meta.id once; FILE stores handled ids."),
-        click.option("--drop-exhausted", is_flag=True,
-                     help="Allow an app with dead letters disabled; drop exhausted messages."),
-        click.option("--dead-letter-queue", type=_queue_name, metavar="NAME",
-                     help="Queue for dead letters.  [default: the app's, or QUEUE.dlq]"),
-        click.option("--on-unknown", type=click.Choice(_STRATEGIES),
-                     help="Action for URNs without a handler.  [default: the app's, or fail]"),
-        click.option("--backoff", metavar="SECONDS,…",
-                     help="Delays before retries; the last one repeats.  [default: 1,5,15]"),
-        click.option("--max-attempts", type=click.IntRange(min=1),
-                     metavar="N", help="Maximum attempts per message.  [default: the app's, or 3]"),
-        click.option("--log-format", type=click.Choice(["auto", "json", "console"]),
-                     default="auto", help="Log format; auto is console on a terminal, else json."),
-        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
-                     default="info", show_default=True, help="Minimum log level."),
-        click.option("--parent", type=int, default=0, hidden=True),
-        click.option("--processes", type=click.IntRange(min=1, max=256), default=1,
-                     show_default=True, metavar="N", help="Number of worker processes."),
-        click.option("--credit", type=click.IntRange(min=1), default=1, show_default=True,
-                     metavar="N",
-                     help="Maximum messages held, including the one being handled."),
-        click.option("--shutdown-timeout", type=click.FloatRange(min=0), metavar="SECONDS",
-                     help="Time to finish the job after SIGTERM.  [default: the app's, or 30]"),
-        click.option("--stop-when-empty", is_flag=True, help="Exit when the queue is empty."),
-        click.option("--memory-limit", type=_memory_size, metavar="SIZE",
-                     help="Exit when the process uses more memory than this, such as 256MiB."),
-        click.option("--max-runtime", type=duration, default="0",
-                     help="Exit after this time, such as 90s, 15m or 1h."),
-        click.option("--max-jobs", type=click.IntRange(min=0), default=0, metavar="N",
-                     help="Exit after N messages."),
-        click.option("--once", is_flag=True, help="Exit after one message."),
-    )  # fmt: skip
-
-
 @click.command()
-@click.option("--app", "app_name", required=True, metavar="MODULE:ATTR|FILE.py:ATTR",
-              help="The app, created by phpmq_lite.envelopes.connect() or the SDK.")  # fmt: skip
+@click.option(
+    "--app",
+    "app_name",
+    required=True,
+    metavar="MODULE:ATTR|FILE.py:ATTR",
+    help="The app, created by phpmq_lite.envelopes.connect() or the SDK.",
+)
 @click.option(
     "--queue", type=_queue_name, metavar="NAME", help="Queue to consume.  [default: the app's]"
 )
-@_options
+@flag("--once", help="Exit after one message.")
+@number_option("--max-jobs", type=click.IntRange(min=0), default=0, help="Exit after N messages.")
+@click.option(
+    "--max-runtime",
+    type=duration,
+    default="0",
+    help="Exit after this time, such as 90s, 15m or 1h.",
+)
+@click.option(
+    "--memory-limit",
+    type=_memory_size,
+    metavar="SIZE",
+    help="Exit when the process uses more memory than this, such as 256MiB.",
+)
+@flag("--stop-when-empty", help="Exit when the queue is empty.")
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Time to finish the job after SIGTERM.  [default: the app's, or 30]",
+)
+@number_option(
+    "--credit",
+    default=1,
+    show_default=True,
+    help="Maximum messages held, including the one being handled.",
+)
+@number_option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Number of worker processes.",
+)
+@click.option("--parent", type=int, default=0, hidden=True)
+@click.option(
+    "--log-level", type=LOG_LEVELS, default="info", show_default=True, help="Minimum log level."
+)
+@click.option(
+    "--log-format",
+    type=LOG_FORMATS,
+    default="auto",
+    help="Log format; auto is console on a terminal, else json.",
+)
+@number_option("--max-attempts", help="Maximum attempts per message.  [default: the app's, or 3]")
+@click.option(
+    "--backoff",
+    metavar="SECONDS,…",
+    help="Delays before retries; the last one repeats.  [default: 1,5,15]",
+)
+@click.option(
+    "--on-unknown",
+    type=click.Choice(["fail", "delete", "release", "dead_letter"]),
+    help="Action for URNs without a handler.  [default: the app's, or fail]",
+)
+@click.option(
+    "--dead-letter-queue",
+    type=_queue_name,
+    metavar="NAME",
+    help="Queue for dead letters.  [default: the app's, or QUEUE.dlq]",
+)
+@flag("--drop-exhausted", help="Allow an app with dead letters disabled; drop exhausted messages.")
+@click.option("--idempotency", type=FILE, help="Handle each meta.id once; FILE stores handled ids.")
 @partial(client_options, reconnect=False)
 def worker(client: ClientFactory, app_name: str, queue: str | None, **options: Any) -> None:
     """Handle a queue's envelopes with an app's handlers.
@@ -140,13 +168,11 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
 
 
 def _summary(events: Mapping[str, int], reason: str) -> str:
-    """Describe what became of the messages, and why the worker ended."""
-    first, *others = [
-        f"{events[event]:,} {text}" for event, text in _RESULTS.items() if events.get(event)
-    ] or ["0 handled"]
-    number, _, text = first.partition(" ")
-    noun = "message" if number == "1" else "messages"
-    return f"{', '.join([f'{number} {noun} {text}', *others])}; {_REASONS[reason]}"
+    counts = [(events[event], text) for event, text in _RESULTS.items() if events.get(event)]
+    results = [f"{count:,} {text}" for count, text in counts]
+    count, text = counts[0] if counts else (0, "handled")
+    results[:1] = [f"{format_message_count(count)} {text}"]
+    return f"{', '.join(results)}; {_REASONS[reason]}"
 
 
 def load_app(name: str) -> "BabelQueue":
@@ -165,7 +191,7 @@ def load_app(name: str) -> "BabelQueue":
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = import_module(module_name)
+        module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the app's module exists, but imports a missing one
@@ -173,23 +199,20 @@ def load_app(name: str) -> "BabelQueue":
             f"there is no module {module_name!r}", param_hint="--app"
         ) from None
     try:
-        app = found
-        for part in attribute.split("."):
-            app = getattr(app, part)
+        app: Any = attrgetter(attribute)(module)
     except AttributeError as error:
         raise click.BadParameter(str(error), param_hint="--app") from None
-    made: Any = app
-    if callable(made) and not isinstance(made, BabelQueue):
+    if callable(app) and not isinstance(app, BabelQueue):
         try:
-            signature(made).bind()
+            signature(app).bind()
         except TypeError as error:
             raise click.BadParameter(f"{name}: {error}", param_hint="--app") from None
-        made = made()
-    if not isinstance(made, BabelQueue):
+        app = app()
+    if not isinstance(app, BabelQueue):
         raise click.BadParameter(
-            f"{name} is a {type(made).__name__}, not an app", param_hint="--app"
+            f"{name} is a {type(app).__name__}, not an app", param_hint="--app"
         )
-    return made
+    return app
 
 
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
@@ -204,15 +227,15 @@ def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any
         link = WorkerConnection(client(is_patient=True), options["credit"])
         app.transport = PhpmqTransport(link, _write, delays=delays)
         return
-    if _is_given("url", "tls_ca", "tls_cert", "config", "setting__data"):
+    if _is_on_command_line("url", "tls_ca", "tls_cert", "config", "setting__data"):
         transport.link = WorkerConnection(client(is_patient=True), transport.link.credit)
-    if _is_given("credit"):
+    if _is_on_command_line("credit"):
         transport.link.credit = options["credit"]
-    own = transport.hook
-    transport.hook = _write if own is log_event else partial(_write_both, own)
+    app_hook = transport.hook
+    transport.hook = _write if app_hook is log_event else partial(_write_both, app_hook)
 
 
-def _is_given(*names: str) -> bool:
+def _is_on_command_line(*names: str) -> bool:
     source = click.get_current_context().get_parameter_source
     return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in names)
 
@@ -223,9 +246,9 @@ def _write(level: str, event: str, context: Mapping[str, Any]) -> None:
     getattr(logs.get_logger("worker"), level)(event, **context)
 
 
-def _write_both(own: "EventHook", level: Any, event: str, context: Mapping[str, Any]) -> None:
+def _write_both(hook: "EventHook", level: Any, event: str, context: Mapping[str, Any]) -> None:
     _write(level, event, context)
-    own(level, event, context)
+    hook(level, event, context)
 
 
 def _apply_options(app: "BabelQueue", options: Mapping[str, Any]) -> None:
@@ -277,10 +300,8 @@ class _WorkerProcesses:
     """Runs workers as child processes with the same arguments as this process."""
 
     def __init__(self) -> None:
-        self._command = [
-            sys.executable, "-m", "phpmq_lite", *sys.argv[1:],
-            "--processes", "1", "--parent", str(os.getpid()),
-        ]  # fmt: skip
+        self._command = [sys.executable, "-m", "phpmq_lite", *sys.argv[1:]]
+        self._command += ["--processes", "1", "--parent", str(os.getpid())]
         self._is_stopping = Event()
         self.running: list[subprocess.Popen[bytes]] = []
 
@@ -321,10 +342,10 @@ class _WorkerProcesses:
         return code
 
 
-def _supervise(number: int) -> int:
+def _supervise(count: int) -> int:
     children = _WorkerProcesses()
-    for wanted in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(wanted, children.forward)
-    for _ in range(number):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, children.forward)
+    for _ in range(count):
         children.add()
     return children.wait()
