@@ -48,9 +48,10 @@ def faults(folder: Path) -> list[tuple[str, str]]:
 
 def test_folder_is_read_whole(tmp_path: Path) -> None:
     folder = write_folder(
-        tmp_path / "s", {URN: "order.json", f"{URN}.v12": "v2/order.json", "x": "order.json"},
+        tmp_path / "s",
+        {URN: "order.json", f"{URN}.v12": "v2/order.json", "x:v2:y.v3": "order.json"},
         order=ORDER,
-    )  # fmt: skip
+    )
     (folder / "v2").mkdir()
     write(folder / "v2" / "order.json", True)
     found = read_registry(folder)
@@ -58,7 +59,7 @@ def test_folder_is_read_whole(tmp_path: Path) -> None:
     assert {urn: (entry.file, entry.version) for urn, entry in found.entries.items()} == {
         URN: ("order.json", 1),
         f"{URN}.v12": ("v2/order.json", 12),
-        "x": ("order.json", 1),
+        "x:v2:y.v3": ("order.json", 3),
     }
     problem = found.check(URN, {"order_id": "1"})
     assert problem is not None
