@@ -63,11 +63,9 @@ NOT_YET_CLEAN: Final = frozenset(
         admin/queues admin/serving.py admin/system admin/trends.py
         broker client documentation.py envelopes operator_actions.py protocol queue_settings.py
         server
-        cli/accounts.py cli/admin_client.py cli/backups.py cli/bench.py cli/broker_connection.py
-        cli/config.py cli/contexts.py cli/dead_letters.py cli/docs.py cli/doctor cli/envelopes.py
-        cli/importers.py cli/live_events.py cli/messages.py cli/outbox.py cli/output.py
-        cli/parameters.py cli/progress.py cli/publish_consume.py cli/queues.py cli/standby.py
-        cli/store.py cli/transfer.py cli/worker.py
+        cli/admin_client.py cli/broker_connection.py cli/dead_letters.py cli/docs.py cli/doctor
+        cli/live_events.py cli/progress.py cli/queues.py cli/standby.py cli/store.py
+        cli/transfer.py
         storage/arrow.py storage/copying.py storage/data_folder.py storage/database_check.py
         storage/disk_space.py storage/postgres storage/read storage/retention.py storage/search
         storage/sqlite
