@@ -137,14 +137,15 @@ async def test_login_over_tls_has_a_host_cookie_and_hsts(
     trusting.check_hostname = False
     async with broker_fixture(tmp_path / "data", admin=admin) as home:
         assert home.url.startswith("https://127.0.0.1:")
-        await home.add_user("anna")
         connector = aiohttp.TCPConnector(ssl=trusting)
         async with HttpUser(home.url, connector=connector) as me:
-            page = await me.get("/login")
+            page = await me.get("/setup")
+            assert "This page uses plain HTTP" not in page.text
             port = home.url.rpartition(":")[2]
             assert page.headers["Strict-Transport-Security"] == "max-age=31536000"
             assert page.headers["Set-Cookie"].startswith(f"__Host-phpmq-{port}=")
             assert "Secure" in page.headers["Set-Cookie"]
+            await home.add_user("anna")
             assert (await me.log_in("anna", PASSWORD)).status == 303
             assert (await me.get("/account")).status == 200
             assert (await me.post("/logout")).status == 303

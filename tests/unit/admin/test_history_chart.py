@@ -144,6 +144,13 @@ def test_chosen_slice_is_shaded_as_wide_as_it_is() -> None:
     assert [one.is_chosen for one in made.columns[-2:]] == [False, True]
 
 
+def test_chosen_slice_is_marked_in_the_drawing_and_in_the_table() -> None:
+    chosen = ChosenPeriod(HOUR_S * 1_000, (HOUR_S + 3_600) * 1_000)
+    text = rendered(drawn(Point(HOUR_S, 60, acked=1), chosen=chosen))
+    assert '<rect class="chosen"' in text
+    assert 'aria-current="true">04:00 to 05:00</a>' in text
+
+
 def test_open_and_overlapping_times_are_shaded_up_to_the_edge() -> None:
     since = drawn(chosen=ChosenPeriod(since=HOUR_S * 1_000)).shade
     until = drawn(chosen=ChosenPeriod(until=HOUR_S * 1_000)).shade
