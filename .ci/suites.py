@@ -3,7 +3,8 @@
 On a loaded machine, one test of 12,000 that waits for something may fail in any run.  A test that
 passes when it is repeated does not refuse the change; it is printed as unstable, because it still
 needs a cause.  A test that fails twice, more than ``MOST_REPEATED`` failed tests, or a suite that
-did not run to its end refuse the change.
+did not run to its end refuse the change.  So does a branch of a template that the whole fast suite
+did not render.
 """
 
 import json
@@ -27,11 +28,13 @@ class Suite(NamedTuple):
     environment: dict[str, str] = {}  # noqa: RUF012  # never changed
 
 
-def suites(arguments: list[str]) -> list[Suite]:
-    """Return the suites, with additional ``arguments`` for the first."""
+def suites(arguments: list[str], branches: Path) -> list[Suite]:
+    """Return the suites, with additional ``arguments`` for the first, which fills ``branches``."""
     postgres = {"PHPMQ_TEST_STORE": "postgres", "HYPOTHESIS_PROFILE": "brief"}
     return [
-        Suite("fast", ("-n", "auto", *arguments)),  # the test command of the README
+        Suite(  # the test command of the README
+            "fast", ("-n", "auto", *arguments), {"TEMPLATE_BRANCHES": str(branches)}
+        ),
         Suite("slow", ("-n", "auto", "-m", "slow")),  # what takes longer than 30 seconds
         # The broker on PostgreSQL: the state machines, the protocol, and brokers in processes.
         Suite(
@@ -86,10 +89,21 @@ def check(all_suites: list[Suite], folder: Path) -> str | None:
     return None
 
 
+def check_templates(branches: Path) -> str | None:
+    """Print the branches of the templates that were not rendered; return the refusal, or None."""
+    command = (sys.executable, "-m", "tests.support.template_branches", str(branches))
+    if subprocess.run(command, check=False).returncode:
+        return "the fast suite did not render every branch of the templates"
+    return None
+
+
 def main() -> int:
     """Check the change; return the exit code of ``.ci/run``."""
-    with tempfile.TemporaryDirectory() as folder:
-        refusal = check(suites(sys.argv[1:]), Path(folder))
+    arguments = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as branches:
+        refusal = check(suites(arguments, Path(branches)), Path(folder))
+        if refusal is None and not arguments:  # with arguments, it may not be the whole suite
+            refusal = check_templates(Path(branches))
     if refusal:
         print(f"\nrefused: {refusal}", file=sys.stderr)
     return 1 if refusal else 0

@@ -1,11 +1,15 @@
-"""``.ci/suites.py``: tests that fail are repeated once, alone, and at most five of them."""
+"""``.ci/suites.py``: at most five failed tests are repeated; templates are rendered completely."""
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.docs.pages import ROOT
+from tests.support.template_branches import FOLDER, all_branches
 
 PROGRAM = Path(__file__).parents[2] / ".ci" / "suites.py"
 
@@ -106,3 +110,17 @@ def test_test_that_ends_its_process_is_repeated_and_refuses(
 ) -> None:
     refusal = check("import os\ndef test_ends_its_process(): os._exit(1)\n", workers=1)
     assert refusal is not None
+
+
+def test_branch_that_the_fast_suite_did_not_render_refuses(
+    program: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fast, *others = program.suites([], tmp_path)
+    assert fast.environment[FOLDER] == str(tmp_path)
+    assert not any(FOLDER in suite.environment for suite in others)
+    branches = sorted(all_branches(ROOT / "templates"))
+    (tmp_path / "1.json").write_text(json.dumps(branches[1:]))
+    assert "every branch" in program.check_templates(tmp_path)
+    assert "never" in capfd.readouterr().out
+    (tmp_path / "2.json").write_text(json.dumps(branches[:1]))
+    assert program.check_templates(tmp_path) is None

@@ -1,6 +1,6 @@
 """Counts which branches of the templates were rendered: each condition both true and false.
 
-With ``PHPMQ_TEMPLATE_BRANCHES`` set to a folder, every test process notes its conditions there.
+With ``TEMPLATE_BRANCHES`` set to a folder, every test process notes its conditions there.
 ``python -m tests.support.template_branches FOLDER`` prints those that a run left out, and exits
 with 1 if there are any.
 """
@@ -8,6 +8,7 @@ with 1 if there are any.
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from jinja2.ext import Extension
 
 from tests.docs.pages import ROOT
 
-FOLDER: Final = "PHPMQ_TEMPLATE_BRANCHES"
+FOLDER: Final = "TEMPLATE_BRANCHES"
 Place = tuple[str, int, int]  # template, line, number of the condition in its line
 
 _rendered: set[tuple[Place, bool]] = set()
@@ -67,7 +68,7 @@ def install() -> None:
 def save() -> None:
     """Write what this process has rendered."""
     if FOLDER in os.environ and _rendered:
-        path = Path(os.environ[FOLDER]) / f"{os.getpid()}.json"
+        path = Path(os.environ[FOLDER]) / f"{os.getpid()}-{time.time_ns()}.json"
         path.write_text(json.dumps(sorted(_rendered)), encoding="utf-8")
 
 
