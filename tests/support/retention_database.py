@@ -11,10 +11,10 @@ from tests.support.stores import ON_POSTGRES, new_database
 
 ACKED, DELETED = 2, 5
 INDEXED = """\
-SELECT m.queue_id, m.outcome, m."offset" FROM history_run AS run JOIN history AS m
+SELECT m.queue_id, m.outcome, m."offset" FROM history_run AS run CROSS JOIN history AS m
   ON m."offset" BETWEEN first_offset AND first_offset + length - 1
     AND m.seq BETWEEN first_seq AND first_seq | 4095
-    AND m.queue_id = run.queue_id AND m.outcome = run.outcome
+    AND +m.queue_id = run.queue_id AND +m.outcome = run.outcome
     AND m."offset" >> 16 = block AND m.seq >> 16 = seq_block"""
 NOW = 1_000_000
 FOREVER = RetentionBounds(age_ms=NOW * 2)
