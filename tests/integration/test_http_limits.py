@@ -386,6 +386,9 @@ async def test_requests_of_one_user_leave_places_to_others(tmp_path: Path) -> No
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+            async with HttpUser(home.url, await home.token("boss", "admin")) as boss:
+                ending = await publish(boss, {"content": "ends the abandoned waits"})
+                assert ending.status == 201, ending.text
             await wait_until(lambda: not working())
 
 

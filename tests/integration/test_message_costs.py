@@ -229,7 +229,9 @@ def one_more_statement(batch: Batch) -> list[Step]:
 
 
 def one_more_row(batch: Batch) -> list[Step]:
-    return [("insert_event", [1, 0, "mutant", None] * batch.commands, ())]
+    """Not an event: each statement of its trigger would be traced with the parameters of all."""
+    numbers = islice(later_keys, batch.commands)
+    return [("insert_receipt", [v for n in numbers for v in (n, 1, 1, 0, 1, b"k")], ())]
 
 
 def one_more_call(batch: Batch) -> list[Step]:
@@ -244,6 +246,7 @@ def one_more_block(batch: Batch) -> list[Step]:
 
 
 leaked: list[object] = []
+later_keys: Final = count(1 << 40)
 MUTANTS: Final = [
     (one_more_statement, {"statements"}),
     (one_more_row, {"rows"}),
