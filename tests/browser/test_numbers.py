@@ -11,7 +11,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.page_values import page_environment
 from tests.browser.filled import Site, log_in, site_of
 from tests.browser.production import PEOPLE, production
-from tests.browser.tabs import Browse, set_look, show_html
+from tests.browser.tabs import Browse, show_html
 from tests.browser.tour import paths
 
 TEXTS: Final = (Path(__file__).parent / "texts.js").read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ async def crowded_texts(page: Any, site: Site, tour: dict[str, str]) -> dict[str
             continue  # the broker formats no number of these pages
         await page.goto(site.url(path))
         for width in WIDTHS:
-            await set_look(page, width=width)
+            await page.set_viewport_size({"width": width, "height": 800})
             if found := await page.evaluate(TEXTS):
                 wrong[f"{name}, {width} px"] = found
     return wrong

@@ -29,14 +29,25 @@
   };
   const scrolls = (overflow) => overflow === "auto" || overflow === "scroll";
 
+  // An element, or else its nearest ancestor, that clips its content; each is measured once.
+  const clips = new Map();
+  function clipOf(box) {
+    if (!box || box === document.body) return null;
+    if (!clips.has(box)) {
+      const { overflowX, overflowY, textOverflow, clipPath } = styleOf(box);
+      const next = clipOf(box.parentElement);
+      const isOpen = clipPath === "none" && overflowX === "visible" && overflowY === "visible";
+      clips.set(box, isOpen ? next : { box, overflowX, overflowY, textOverflow, clipPath, outer: box.getBoundingClientRect(), next });
+    }
+    return clips.get(box);
+  }
+
   // The visible part of a rectangle, or null if an ancestor hides it; clipped parts are reported.
   function seen(rect, node) {
     let { left, right, top, bottom } = rect;
-    for (let box = node.parentElement; box && box !== document.body; box = box.parentElement) {
-      const { overflowX, overflowY, textOverflow, clipPath } = styleOf(box);
+    for (let clip = clipOf(node.parentElement); clip; clip = clip.next) {
+      const { box, overflowX, overflowY, textOverflow, clipPath, outer } = clip;
       if (clipPath !== "none") return null;
-      if (overflowX === "visible" && overflowY === "visible") continue;
-      const outer = box.getBoundingClientRect();
       const isCut = overflowX !== "visible" && !scrolls(overflowX) && (left < outer.left - SLACK || right > outer.right + SLACK);
       if (isCut && (textOverflow !== "ellipsis" || isNumber(node.data))) wrong.add(`"${short(node.data)}" is cut off by ${named(box)}`);
       if (overflowX !== "visible") [left, right] = [Math.max(left, outer.left), Math.min(right, outer.right)];
