@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -48,7 +49,26 @@ settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_coun
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-_SPARK: Final = "tests/spark/"
+# What takes longest, each line for the beginning of one worker: begun late, it would be the end of
+# the run with idle processors.  One worker runs all tests of Spark in one JVM: a second JVM would
+# spend 20 s of processor time on starting and compiling.
+LONGEST: Final = (
+    ("tests/spark/",),
+    (
+        "tests/browser/test_numbers.py", "tests/browser/test_clocks.py",
+        "tests/browser/test_pages.py",
+    ),
+    (
+        "tests/test_quality.py", "tests/docs/test_three_machines.py",
+        "tests/properties/test_broker_machine.py", "tests/test_duplicates.py",
+        "tests/integration/test_store_copy.py",
+    ),
+    (
+        "tests/faults/test_copy.py", "tests/integration/test_postgres_writer.py",
+        "tests/faults/test_writer_process.py", "tests/faults/test_power.py",
+        "tests/faults/test_clock.py", "tests/integration/test_stop_signals.py",
+    ),
+)  # fmt: skip
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -80,13 +100,24 @@ def pytest_unconfigure() -> None:
     template_branches.save()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark cases outside the sample of their test as slow, then shuffle the files reproducibly.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without garbage collection, which would take 1.2 s of 8 s in each worker."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
-    Workers take long runs of the list, so one worker would get all browser tests.  The tests of a
-    file stay together and in order.  Spark's tests come first, so that one worker runs them all in
-    one JVM: a second JVM would spend 20 s of processor time on starting and compiling.
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Mark cases outside the sample of their test as slow, before -m selects; then set the order.
+
+    Workers take long runs of the list, so the files are shuffled reproducibly: else one worker
+    would get all browser tests.  The tests of a file stay together and in order.
     """
     if ON_POSTGRES:
         _leave_out(items, config)
@@ -95,10 +126,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if sample is not None and item.name.partition("[")[2].removesuffix("]") not in sample.args:
             item.add_marker("slow")
 
-    def file(item: pytest.Item) -> str:
-        return item.nodeid.partition("::")[0]
+    yield
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = _in_order(items, workers)
 
-    items.sort(key=lambda item: (not file(item).startswith(_SPARK), crc32(file(item).encode())))
+
+def _in_order(items: list[pytest.Item], workers: int) -> Iterator[pytest.Item]:
+    """Yield the tests of each worker's first share: some of the longest files, then others."""
+
+    def line(item: pytest.Item) -> int:
+        """Return the line of ``LONGEST`` with the item's file, or -1."""
+        return next((n for n, files in enumerate(LONGEST) if item.nodeid.startswith(files)), -1)
+
+    lines: dict[int, list[pytest.Item]] = {}
+    for item in sorted(items, key=lambda item: crc32(item.nodeid.partition("::")[0].encode())):
+        lines.setdefault(line(item), []).append(item)
+    others, remaining = iter(lines.get(-1, [])), len(items)
+    for worker in range(workers):
+        size = remaining // (workers - worker)  # as pytest-xdist divides them
+        remaining -= size
+        longest = [item for n in range(worker, len(LONGEST), workers) for item in lines.get(n, [])]
+        yield from longest
+        yield from islice(others, max(0, size - len(longest)))
+    yield from others
 
 
 def _leave_out(items: list[pytest.Item], config: pytest.Config) -> None:
