@@ -72,7 +72,7 @@ class PublishBlock(NamedTuple):
     is_bare: bool  # whether to refuse even messages that acknowledgements are waiting for
 
     @property
-    def refusal(self) -> Refusal:
+    def queue_refusal(self) -> Refusal:
         """Return why each queue refuses messages."""
         is_database = self.code == "database_full"
         skip_reason = SkipReason.DATABASE_FULL if is_database else SkipReason.DISK_FULL

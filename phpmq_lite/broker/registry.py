@@ -94,7 +94,7 @@ class QueueRegistry:
         self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
         queue = Queue(row, self._defaults)
         stop = self.publishing_stop
-        queue.stop = None if stop is None else stop.refusal
+        queue.stop = None if stop is None else stop.queue_refusal
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] += 1
         self.queues[row.name] = self.queues_by_id[row.queue_id] = queue
@@ -261,7 +261,7 @@ class QueueRegistry:
         """Refuse messages in all queues for lack of space, or accept them if ``stop`` is None."""
         self.publishing_stop = stop
         for queue in self.queues.values():
-            queue.stop = None if stop is None else stop.refusal
+            queue.stop = None if stop is None else stop.queue_refusal
             _update_is_bounded(queue)
             self.wake_publishers(queue)
 

@@ -174,7 +174,7 @@ def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> N
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
     """Raise RefusedError, and count the refusal, unless the queue accepts all messages."""
     if (stop := core.registry.publishing_stop) is not None:
-        refusal, detail = stop.refusal, stop.detail
+        refusal, detail = stop.queue_refusal, stop.detail
     elif queue is None:
         return
     else:
