@@ -125,7 +125,7 @@ def test_operator_is_refused_with_code_and_setting(rig: CoreRig, name: str) -> N
 
 def test_block_is_a_refusal_of_every_queue(rig: CoreRig) -> None:
     set_block(rig, LOW)
-    assert rig.queue().refusal() == LOW.refusal
+    assert rig.queue().refusal() == LOW.queue_refusal
     set_block(rig, None)
     assert rig.queue().refusal() is None
 
