@@ -115,3 +115,7 @@ def test_database_of_an_unreleased_version_is_refused_by_its_name(
         assert message in invoke(*arguments, *data, code=1).stderr
     with psycopg.connect(postgres.conninfo(database)) as connection:
         assert connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
+        others = "datname = current_database() AND pid NOT IN (pg_backend_pid(), %s)"
+        query = f"SELECT count(*) FROM pg_stat_activity WHERE {others}"
+        own = store.connection.info.backend_pid
+        assert connection.execute(query, [own]).fetchone() == (0,)  # `serve` has closed its own

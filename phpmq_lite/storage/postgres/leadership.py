@@ -85,6 +85,9 @@ class Standby:
             except (ConnectionBrokenError, NotWritableError) as error:
                 self._disconnect(error)
                 return None
+            except StartRefusedError:
+                self._close()
+                raise
             return secret
 
         while (secret := await asyncio.to_thread(read)) is None:  # noqa: ASYNC110
