@@ -1,17 +1,22 @@
 """What the writers of both engines share."""
 
 import asyncio
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from phpmq_lite.errors import BatchRefusedError
 from phpmq_lite.logs import get_logger
-from phpmq_lite.model import BatchStore, ClockReading
+from phpmq_lite.model import ClockReading
 from phpmq_lite.storage import retention
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.store import Store, note_clock
+
+if TYPE_CHECKING:
+    from phpmq_lite.model import BatchStore
+else:
+    BatchStore = ABC  # mypyc: no class of an interpreted module inherits from a compiled protocol
 
 _log = get_logger(__name__)
 T = TypeVar("T")

@@ -623,9 +623,9 @@ def started(known: Known, at: Number) -> object:
     if at.column == "Found":
         return at.text in ("0 messages", "in 0 queues")
     if at.column == "Schema":
-        return at.text.startswith("0001_initial, ") and len(at.text.split(", ")) == known.one(
-            "PRAGMA user_version"
-        )
+        migrations = at.text.split(", ")
+        count = known.one("PRAGMA user_version")
+        return (migrations[0], len(migrations)) == ("0001_initial", count)
     if at.column == "Startup time":
         return is_duration(at.text, 0, 60_000)
     return at.text == known.one("SELECT version FROM start")

@@ -406,7 +406,7 @@ async def test_pauses_do_not_count_for_how_long_an_export_may_take(
             return 0.3
 
     monkeypatch.setattr(arrow_export, "WHOLE_S", 5.0)  # the export alone takes 1 s, under load 2
-    monkeypatch.setattr(large.exports, "_pace", Slow())
+    monkeypatch.setattr(large.exports, "_pacer", Slow())
     assert (await large.read(WHOLE)).num_rows == ROWS  # about 40 pieces, so 12 s of pauses
 
 
