@@ -36,7 +36,7 @@ def _figures(report: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield f"{name}, messages/s", rate["per_second"]
         cpu_s = rate["load"]["broker"] * rate["seconds"]
         yield f"{name}, processor time of the broker per message", cpu_s / rate["messages"]
-    for name in ("receive_ms", "receipt_ms"):
+    for name in ("receive_ms", "receipt_ms") if report["latency"] else ():
         yield f"latency, {name} p50", report["latency"][name]["p50"]
 
 
