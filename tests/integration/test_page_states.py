@@ -121,8 +121,8 @@ def groups(**fields: Any) -> Change:
     }
 
 
-def traced(values: Values) -> Values:
-    """Let all attempts of a trace have failed, without a URN, and leave out some queues."""
+def failed_trace(values: Values) -> Values:
+    """Return a trace whose attempts all failed, without a URN and without some queues."""
     view = values["trace"]
     lanes = [
         replace(lane, bars=[replace(bar, is_failed=True) for bar in lane.bars])
@@ -175,8 +175,8 @@ def protocol_error(**fields: Any) -> dict[str, Any]:
     return bad_byte_row(error, is_whole=False) | fields
 
 
-def unfit(values: Values) -> Values:
-    """Let each field of a queue's settings be refused."""
+def refused_settings(values: Values) -> Values:
+    """Return the settings form with an error at each field."""
     return {
         "fields": [
             (title, [replace(field, error="is unfit") for field in group])
@@ -252,7 +252,7 @@ STATES: Final[tuple[tuple[str, tuple[Change, ...], str], ...]] = (
     ("/queues/orders?tab=dead", (MIDDLE,), "← Older Newer →"),
     ("/queues/orders?tab=history", (CUT,), "stopped after the newest 500 settled messages."),
     ("/queues/orders?tab=history", (MIDDLE,), "← Newer Older →"),
-    ("/queues/orders?tab=settings", (unfit,), 'id="wrong-note">is unfit<'),
+    ("/queues/orders?tab=settings", (refused_settings,), 'id="wrong-note">is unfit<'),
     ("/queues/orders", (changed("queue", settings=within(link="https://wiki/orders")),),
      '<a href="https://wiki/orders"'),
     ("/queues/orders",
@@ -306,8 +306,8 @@ STATES: Final[tuple[tuple[str, tuple[Change, ...], str], ...]] = (
     ("/messages/{held}", (card(envelope()), changed("row", trace_id=None, meta_id=None)),
      "Trace 4bf92f35"),
     # traces
-    ("/trace/{trace}", (traced,), 'class="dead"'),
-    ("/trace/{trace}", (traced,), "2 more queues are shown only in the table."),
+    ("/trace/{trace}", (failed_trace,), 'class="dead"'),
+    ("/trace/{trace}", (failed_trace,), "2 more queues are shown only in the table."),
     ("/trace/{trace}", (changed("trace", groups=[]), CUT), "No matches so far"),
     # dead letters
     ("/dead", (changed("page", scanned=1, total=9),),

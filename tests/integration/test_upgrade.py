@@ -126,7 +126,7 @@ def driver_on(database: Path) -> Iterator[Driver]:
 
 @pytest.fixture
 def upgraded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Have the command line be of the next version; return a data folder of this one."""
+    """Return a data folder of this version, for a command line of the next one."""
     newer = next_version(tmp_path / "next")
     data = tmp_path / "data"
     with closing(DataFolder.open(data)) as folder:
