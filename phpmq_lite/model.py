@@ -394,6 +394,9 @@ class CopiedRows(NamedTuple):
     counts: dict[int, int]  # queue_id -> number of messages; leftover seqs are never used
 
 
+ACKED_KEY: Final = (int(State.ACKED), None)  # of acknowledged messages in ``Batch.settled``
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
     """What a transaction stores, and what is loaded and done right after the commit.
@@ -414,7 +417,7 @@ class Batch:
     created: list[Message] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)  # contents of ``created``, in order
     created_bytes: int = 0
-    # messages already on disk that are dispatched in this batch
+    # messages that are dispatched in this batch; those in ``created`` are inserted as dispatched
     dispatched: list[Message] = field(default_factory=list)
     # messages already on disk that have other changes, keyed by seq
     changed: dict[int, Message] = field(default_factory=dict)

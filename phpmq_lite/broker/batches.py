@@ -43,7 +43,7 @@ def dispatch(core: Broker) -> None:
     """
     for message in core.ack_timeouts.take_overdue(core.connections.values(), core.now.steady_ms):
         transitions.return_message(core, message, reasons.ACK_TIMEOUT, is_charged=True)
-    if core.on_drained is None and core.needs_dispatch:
+    if core.on_drained is None and core.needs_dispatch:  # as is_draining, without a call
         dispatching.dispatch_ready(core)
 
 

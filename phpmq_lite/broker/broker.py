@@ -22,7 +22,7 @@ from itertools import chain, count, repeat
 from operator import attrgetter
 from os import urandom
 from struct import unpack
-from typing import Final
+from typing import Final, NoReturn
 from zlib import crc32
 
 from phpmq_lite.broker.ack_timeouts import AckTimeouts
@@ -30,6 +30,7 @@ from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
+from phpmq_lite.broker.reasons import Refusal
 from phpmq_lite.broker.registry import REMOVED_QUEUES, QueueRegistry
 from phpmq_lite.broker.state_table import DISPATCHED, READY_AGAIN
 from phpmq_lite.broker.ttl import deadline_of
@@ -53,7 +54,7 @@ from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
-PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/sqlite/store.py
+PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/store.py
 PENDING_BYTES_MAX: Final = 32 << 20
 _TOKENS_AT_ONCE: Final = 512
 
@@ -133,7 +134,7 @@ class Broker:
         self.queues_by_id = self.registry.queues_by_id
         # -- the open batch
         self.now = ClockReading(0, 0)
-        self.batch = self.registry.batch
+        self.batch = self.registry.batch  # the registry records changes of queues in it, too
         self.batch_number = 0
         self.transitioned: set[int] = set()  # seqs of rows loaded last and changed since then
         self.loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
@@ -441,7 +442,7 @@ class Broker:
                         self.note_deadline(message.deadline_ms)
             total = len(contents[start]) if number == 1 else sum(map(len, contents[start:end]))
             batch.created_bytes += total
-            row = queue_rows[queue.queue_id] = queue.row
+            row = queue_rows[queue.queue_id] = queue.row  # as in add_counts, without a call
             row.live_count += number
             row.live_bytes += total
             queue.counters.published += number
@@ -629,6 +630,20 @@ class Broker:
         record.source = source
         if source.queue_id is not None:
             self.queues_by_id[record.queue_id].count_record(source.queue_id, 1)
+
+    def add_counts(self, queue: Queue, count: int, size: int) -> None:
+        """Add messages, ``size`` bytes in total, to a queue's live counts."""
+        row = queue.row
+        row.live_count += count
+        row.live_bytes += size
+        self.batch.queue_rows[queue.queue_id] = row
+
+    def refuse(self, queue: Queue | None, refusal: Refusal, detail: str) -> NoReturn:
+        """Count a refused publish, and raise RefusedError with the refusal's code."""
+        if queue is not None:
+            queue.counters.refused += 1
+        self.refused[refusal.reason] += 1
+        raise RefusedError(refusal.code, detail)
 
     def subtract_counts(self, queue: Queue, count: int, size: int) -> None:
         """Subtract messages, ``size`` bytes in total, from a queue's live counts."""

@@ -8,9 +8,15 @@ from phpmq_lite.broker import dead_letters, reasons, transitions, validation
 from phpmq_lite.broker.broker import Broker, QueueRun
 from phpmq_lite.broker.queue import Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
-from phpmq_lite.broker.state_table import ACKED_KEY
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
-from phpmq_lite.model import EnvelopeInspection, Message, Receipt, ValidatedPublish, checksum
+from phpmq_lite.model import (
+    ACKED_KEY,
+    EnvelopeInspection,
+    Message,
+    Receipt,
+    ValidatedPublish,
+    checksum,
+)
 
 
 class CommandResult(IntEnum):

@@ -61,7 +61,6 @@ def next_state(state: State, event: StateEvent) -> State:
 DISPATCHED: Final = int(next_state(State.READY, StateEvent.DISPATCH))
 READY_AGAIN: Final = int(next_state(State.DISPATCHED, StateEvent.RETURN))
 ACKED: Final = int(next_state(State.DISPATCHED, StateEvent.ACKNOWLEDGE))
-ACKED_KEY: Final = (ACKED, None)  # outcome and reason of acknowledged messages in ``Batch.settled``
 EXPIRED: Final = int(next_state(State.READY, StateEvent.EXPIRE))
 DEAD: Final = int(next_state(State.DISPATCHED, StateEvent.DEAD_LETTER))
 DELETED: Final = int(next_state(State.READY, StateEvent.DELETE))

@@ -83,7 +83,7 @@ def restore(
     message = Message(
         seq, core.take_token(), queue.queue_id, old.position, int(State.READY), ttl_s, deadline_ms,
         old.published_at, None, None, 0, 0, len(body), checksum(seq, body), old.publisher, None,
-        old.indexed, old.source,
+        old.indexed,
     )  # fmt: skip
     batch = core.batch
     batch.created.append(message)
@@ -93,7 +93,8 @@ def restore(
     core.note_deadline(deadline_ms)
     core.record_event(old, Action.RESTORE, message.message_id.decode())
     core.record_event(message, Action.RESTORE, old.message_id.decode())
-    _add_counts(core, message, queue)
+    core.add_counts(queue, 1, message.size)
+    core.set_source(message, old.source)
     queue.claimed_to = min(queue.claimed_to, message.position - 1)
     window = queue.window
     if window is not None:
@@ -247,19 +248,12 @@ def _change_queue(core: Broker, message: Message, target: Queue, event: StateEve
     queue = core.queues_by_id[message.queue_id]
     core.detach(message, queue)
     core.subtract_counts(queue, 1, message.size)
+    core.add_counts(target, 1, message.size)
     if (source_id := message.source.queue_id) is not None:
         queue.count_record(source_id, -1)
+        target.count_record(source_id, 1)
     core.record_event(message, event, f"{queue.name} to {target.name}")
-    _add_counts(core, message, target)
     return queue
-
-
-def _add_counts(core: Broker, message: Message, queue: Queue) -> None:
-    queue.row.live_count += 1
-    queue.row.live_bytes += message.size
-    if (source_id := message.source.queue_id) is not None:
-        queue.count_record(source_id, 1)
-    core.batch.queue_rows[queue.queue_id] = queue.row
 
 
 # -- settle

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from phpmq_lite.broker.state_table import ACKED_KEY
-from phpmq_lite.model import Batch
+from phpmq_lite.model import ACKED_KEY, Batch
 
 _ACK_DELAY_S: Final = 0.0009  # uvloop's timers are set in whole ms, so they fire after this delay
 _ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay

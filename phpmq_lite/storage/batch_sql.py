@@ -12,7 +12,15 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from phpmq_lite.model import NO_SOURCE, NOT_INDEXED, Batch, Message, MessageSource, QueueRow, State
+from phpmq_lite.model import (
+    ACKED_KEY,
+    NO_SOURCE,
+    NOT_INDEXED,
+    Batch,
+    Message,
+    MessageSource,
+    QueueRow,
+)
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, Write
@@ -75,8 +83,6 @@ Step = tuple[str, Any, tuple[Any, ...] | None]
 # Steps that a batch can do without if the database refuses it: rows about what was done.
 OPTIONAL: Final = frozenset({"insert_event", "link_messages", "insert_audit", "advance_audit"})
 
-
-_ACKED: Final = (int(State.ACKED), None)
 
 # These writes execute several statements, listed here in order.
 _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
@@ -235,7 +241,7 @@ def number_runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
 def _split_dispatched(batch: Batch) -> tuple[dict[int, Message], list[Message]]:
     """Split stored messages that a batch dispatched into those it also acked, and the others."""
     first, changed = batch.first_number, batch.changed
-    acked = {*batch.settled.get(_ACKED, ())}
+    acked = {*batch.settled.get(ACKED_KEY, ())}
     settled_now: dict[int, Message] = {}
     held: list[Message] = []
     for message in batch.dispatched:
@@ -251,7 +257,7 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
     steps: list[Step] = []
     for (outcome, reason), seqs in batch.settled.items():
         before = (outcome, reason, batch.wall_ms)
-        now = settled_now if (outcome, reason) == _ACKED else {}
+        now = settled_now if (outcome, reason) == ACKED_KEY else {}
         others = sorted(seq for seq in seqs if seq not in now) if now else sorted(seqs)
         if others:  # dispatched in earlier batches, and therefore settled first
             steps += _number_steps("settle_run", "settle_messages", before, others)

@@ -85,7 +85,7 @@ class PagedAction:
         self.outcome = ActionOutcome()
         self._action = action
         self._reply = reply
-        self._transition = TRANSITIONS[action]
+        self._transition = ACT[action]
         self._remaining: int | None = None  # messages left to act on; None means no limit
         self._done = 0
 
@@ -290,9 +290,7 @@ def _erase(work: PagedAction, message: Message, _body: bytes | None) -> SkipReas
     return Step.DONE
 
 
-TRANSITIONS: Final[
-    Mapping[Action, Callable[[PagedAction, Message, bytes | None], SkipReason | Step]]
-] = {
+ACT: Final[Mapping[Action, Callable[[PagedAction, Message, bytes | None], SkipReason | Step]]] = {
     Action.REQUEUE: _requeue,
     Action.RELEASE: _release,
     Action.MOVE: _move,

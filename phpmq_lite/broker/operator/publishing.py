@@ -127,10 +127,9 @@ def _invalid_reasons(
     bad = {at: item.reason for at, item in enumerate(inspections) if item and item.reason}
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
     if bad and (full := core.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
-        queue.counters.refused += 1
-        core.refused[full[1].reason] += 1
-        raise RefusedError(
-            full[1].code,
+        core.refuse(
+            queue,
+            full[1],
             f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored:"
             f" {full[1].reason}",
         )
@@ -154,7 +153,7 @@ def _validate_in_background(
         try:
             publish_again(validated=validated)
         except RefusedError as error:
-            reply(error)
+            core.reply(reply, error)
 
     core.batch.background.append((lambda: {at: work() for at, work in works.items()}, resume))
 
@@ -182,10 +181,7 @@ def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[New
         if queue_refusal is None:
             return
         refusal, detail = queue_refusal, _refusal_detail(queue, queue_refusal)
-    if queue is not None:
-        queue.counters.refused += 1
-    core.refused[refusal.reason] += 1
-    raise RefusedError(refusal.code, detail)
+    core.refuse(queue, refusal, detail)
 
 
 def _refusal_detail(queue: Queue, refusal: reasons.Refusal) -> str:

@@ -1,6 +1,6 @@
 """Operations on queues, connections and the admin interface's own tables.
 
-The admin runs each function in a batch: ``await engine.run(operations.purge, entry, "orders")``.
+The admin runs each function in a batch: ``await engine.run(queue_operations.purge, entry, name)``.
 ``reply`` is called with the result after the commit.  ``entry`` becomes one row of the audit log,
 in the same transaction.  A function that raises RefusedError has changed nothing and stored no row;
 use ``record_only`` to store a row for a refusal.

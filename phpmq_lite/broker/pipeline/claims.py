@@ -267,7 +267,7 @@ class ClaimOperation:
         return row.deadline_ms is None or row.deadline_ms > core.now.steady_ms
 
     def _claim(self, message: Message) -> None:
-        """Claim one message; ``Broker.dispatch`` is the counterpart for connections."""
+        """Claim one message; ``Broker.dispatch_in_turn`` is the counterpart for connections."""
         core, queue, subscription = self._core, self._queue, self._subscription
         wall_ms = core.now.wall_ms
         core.detach(message, queue)

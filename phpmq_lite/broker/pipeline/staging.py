@@ -145,15 +145,15 @@ def _check_stage(
         raise RefusedError("token_staged", f"token {token!r} already exists")
     elif stage.rows != after:
         raise RefusedError("gap", f"{stage.rows} rows are already staged, but after is {after}")
-    size = sum(len(body) for _, body, _ in rows)
-    total = size + (0 if stage is None else stage.bytes)
     if len(rows) > STAGE_SLICE:
         raise RefusedError("too_many", f"{len(rows)} rows given; the limit is {STAGE_SLICE}")
     if after + len(rows) > TOKEN_ROWS:
         detail = f"{after + len(rows)} rows under token {token!r}; the limit is {TOKEN_ROWS}"
         raise RefusedError("too_many", detail)
-    if total > TOKEN_BYTES:
-        detail = f"{total} bytes under token {token!r}; the limit is {TOKEN_BYTES}"
+    size = sum(len(body) for _, body, _ in rows)
+    stage_bytes = size + (0 if stage is None else stage.bytes)
+    if stage_bytes > TOKEN_BYTES:
+        detail = f"{stage_bytes} bytes under token {token!r}; the limit is {TOKEN_BYTES}"
         raise RefusedError("too_large", detail)
     names = len({row[0] for row in rows})  # upper bound: some queues may already be counted
     bounds: tuple[tuple[str, int, int, int, Callable[[StageState], int]], ...] = (
@@ -214,8 +214,7 @@ def _store(
     *,
     is_whole: bool,
 ) -> None:
-    core, staging = core, core.staging
-    writes = core.batch.writes
+    staging, writes = core.staging, core.batch.writes
     stage = staging.stages.get(token)
     if stage is None:
         stage = staging.stages[token] = StageState(
@@ -416,10 +415,9 @@ class _StagedPublish:
                 full = core.registry.dead_letter_refusal(queue, part.bad_rows, part.bad_bytes)
                 refusal = None if full is None else full[1]
             if refusal is not None:
-                queue.counters.refused += 1
-                core.refused[refusal.reason] += 1
-                raise RefusedError(
-                    refusal.code,
+                core.refuse(
+                    queue,
+                    refusal,
                     f"{queue.name!r} cannot accept {part.rows} messages: {refusal.reason}",
                 )
             queues[queue_id] = queue
@@ -483,9 +481,7 @@ class _StagedPublish:
         """Count the rows that the writer adds to a queue after the end of its window."""
         core = self.core
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
-        queue.row.live_count += rows
-        queue.row.live_bytes += size
-        core.batch.queue_rows[queue.queue_id] = queue.row
+        core.add_counts(queue, rows, size)
         queue.counters.published += rows
         queue.counters.count_source(self.entry.source, part.rows)
         core.batch.created_bytes += size

@@ -3,7 +3,7 @@
 from collections import deque
 
 from phpmq_lite.broker.flow_control import PublishQuota
-from phpmq_lite.broker.state_table import ACKED_KEY
+from phpmq_lite.model import ACKED_KEY
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
 from phpmq_lite.server.frame_processing import apply_frames
 from tests.support.core_rig import CoreRig

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import texts
-from phpmq_lite.broker.operator.message_actions import TRANSITIONS
+from phpmq_lite.broker.operator.message_actions import ACT
 from phpmq_lite.operator_actions import ACTIONS, Action, SkipReason
 
 
@@ -29,4 +29,4 @@ def test_skipped_message_is_refused_with_its_reason(reason: SkipReason, status: 
 
 
 def test_every_action_has_its_texts() -> None:
-    assert set(ACTIONS) == set(TRANSITIONS) == set(Action)
+    assert set(ACTIONS) == set(ACT) == set(Action)
