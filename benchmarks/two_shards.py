@@ -25,7 +25,7 @@ from phpmq_lite.bench.processes import BenchJob, cpu_seconds, run_together
 from phpmq_lite.model import Batch, Message, QueueRow, State, checksum
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.leadership import Standby
-from phpmq_lite.storage.postgres.url import connection_info
+from phpmq_lite.storage.postgres.store import connection_info
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from tests.support.postgres_nodes import ReplicatedPostgres
 

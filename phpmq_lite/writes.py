@@ -358,7 +358,7 @@ class TrimRollups(NamedTuple):
 
 
 class PutRollup(NamedTuple):
-    """Store a queue's rollup, which has the fields of ``storage.read.rollups.Point``."""
+    """Store a queue's rollup, which has the fields of ``storage.read.activity.Point``."""
 
     at_s: int  # Unix time in seconds
     span_s: int

@@ -120,30 +120,27 @@ OURS: Final[dict[str, set[str]]] = {
         "sockets",
         "storage.read.accounts",
         "storage.read.audit",
-        "storage.sqlite.backup.backups",
+        "storage.sqlite.backups",
         "storage.read.messages",
-        "storage.read.page",
+        "storage.read.read_pool",
         "storage.read.consumers",
         "storage.read.dead_letter_groups",
-        "storage.read.read_pool",
         "storage.atomic_files",
         "storage.data_folder",
-        "storage.read.database_size",
-        "storage.read.rollups",
+        "storage.disk_space",
+        "storage.read.activity",
         "storage.sqlite.integrity.scrub",
         "storage.search.language",
-        "storage.read.activity",
-        "storage.disk_space",
         "storage.start_report",
-        "storage.sqlite.standby.lag",
-        "storage.store_status",
+        "storage.sqlite.standby_lag",
+        "storage.backend",
         "storage.search.reader",
     },
     "client": {"protocol", "forks", "lazy_imports", "queue_settings", "sockets", "errors"},
     "bench": {
         "broker_process",
         "protocol",
-        "storage.file_system",
+        "storage.data_folder",
         "storage.sqlite.store",
         "errors",
         "installation",
@@ -338,40 +335,24 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "migrations", "read", "search", "statements"),
-    "folder": (
-        "atomic_files",
-        "copy_state",
-        "data_folder",
-        "disk_space",
-        "file_system",
-        "folder_lock",
-    ),
-    "store": (
-        "backend",
-        "database_check",
-        "retention",
-        "start_report",
-        "store",
-        "store_status",
-        "store_writer",
-    ),
+    "folder": ("atomic_files", "data_folder", "disk_space"),
+    "store": ("backend", "database_check", "retention", "start_report", "store"),
     "SQLite files": (
         "sqlite.database_file",
         "sqlite.errors",
         "sqlite.integrity",
+        "sqlite.litestream",
         "sqlite.migrate",
-        "sqlite.opened_files",
         "sqlite.read_connections",
-        "sqlite.standby",
+        "sqlite.standby_lag",
     ),
     "SQLite writer": (
         "sqlite.history_index",
-        "sqlite.maintenance",
         "sqlite.store",
         "sqlite.writer",
         "sqlite.writer_process",
     ),
-    "SQLite backend": ("sqlite.backend", "sqlite.backup", "sqlite.copy_side"),
+    "SQLite backend": ("sqlite.backend", "sqlite.backups", "sqlite.copy_side", "sqlite.restore"),
     "PostgreSQL": ("postgres",),
     "both engines": ("copying",),
 }
@@ -580,7 +561,7 @@ def test_checker_reports_the_name_of_a_statement(source: str) -> None:
 def test_checker_reports_an_import_of_a_later_group() -> None:
     tree = ast.parse("from phpmq_lite.storage.data_folder import DataFolder")
     assert len(list(upward_imports("storage.read.audit", imported("", tree, MODULES)))) == 1
-    assert list(upward_imports("storage.sqlite.backup.restore", imported("", tree, MODULES))) == []
+    assert list(upward_imports("storage.sqlite.restore", imported("", tree, MODULES))) == []
 
 
 def test_checker_finds_a_cycle() -> None:

@@ -18,7 +18,7 @@ from phpmq_lite.admin.trends import (
 )
 from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.model import OUTCOMES
-from phpmq_lite.storage.read.rollups import COUNTS, Point, UptimeSpan
+from phpmq_lite.storage.read.activity import COUNTS, Point, UptimeSpan
 
 _OUTCOMES: Final = tuple(OUTCOMES)
 _PLACES: Final = tuple(map(COUNTS.index, OUTCOMES))

@@ -11,7 +11,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.read.rollups import (
+from phpmq_lite.storage.read.activity import (
     ALL,
     COUNTS,
     DEAD_LETTERS,

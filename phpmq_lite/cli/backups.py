@@ -36,12 +36,11 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file, sync_folder
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.folder_lock import prevent_start
-from phpmq_lite.storage.sqlite.backup import backups
-from phpmq_lite.storage.sqlite.backup.restore import RestoreResult, WithdrawnAccess, drill
-from phpmq_lite.storage.sqlite.backup.restore import restore as put_back
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start
+from phpmq_lite.storage.sqlite import backups
 from phpmq_lite.storage.sqlite.integrity.wal_check import check_wal
+from phpmq_lite.storage.sqlite.restore import RestoreResult, WithdrawnAccess, drill
+from phpmq_lite.storage.sqlite.restore import restore as put_back
 
 _POLL_S: Final = 1.0
 _COLUMNS: Final = (

@@ -27,7 +27,7 @@ from phpmq_lite.bench.workloads import (
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, format_cell, number_columns, print_message, write_rows
 from phpmq_lite.client.address import parse_address
-from phpmq_lite.storage.file_system import file_system
+from phpmq_lite.storage.data_folder import file_system
 
 _NOTES: Final = {
     PUBLISH: "confirmed publishing, at most {unconfirmed:,} messages unconfirmed",

@@ -24,10 +24,10 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, has_never_had_database
 from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.sqlite import migrate as migrations
-from phpmq_lite.storage.sqlite.backup.backups import MANIFEST, read_backup, verify_backup
+from phpmq_lite.storage.sqlite.backups import MANIFEST, read_backup, verify_backup
 from phpmq_lite.storage.sqlite.integrity.database_check import verify as verify_files
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
-from phpmq_lite.storage.sqlite.standby.litestream import is_running
+from phpmq_lite.storage.sqlite.litestream import is_running
 
 _COLUMNS: Final = columns(check="Check", result="Result", found="Found")
 

@@ -23,11 +23,10 @@ from phpmq_lite.cli.settings_options import (
 from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.migrations import naming
-from phpmq_lite.storage.sqlite.backup.restore import read_history_id
-from phpmq_lite.storage.sqlite.integrity.startup import check_files
-from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
-from phpmq_lite.storage.sqlite.standby import litestream
-from phpmq_lite.storage.sqlite.standby.lag import read_standby
+from phpmq_lite.storage.sqlite import litestream
+from phpmq_lite.storage.sqlite.integrity.startup import check_files, open_stopped
+from phpmq_lite.storage.sqlite.restore import read_history_id
+from phpmq_lite.storage.sqlite.standby_lag import read_standby
 
 _RESTORE_S: Final = 86_400.0  # a large replica, over a slow network
 _COLUMNS: Final = (

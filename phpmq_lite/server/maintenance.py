@@ -19,7 +19,7 @@ from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.disk_space import DISK_FULL, DiskSpace, Shortage
-from phpmq_lite.storage.sqlite.backup.backups import RETRY_S, Backup, BackupSchedule
+from phpmq_lite.storage.sqlite.backups import RETRY_S, Backup, BackupSchedule
 from phpmq_lite.storage.sqlite.integrity.scrub import (
     PARTS,
     Scrub,
@@ -29,8 +29,8 @@ from phpmq_lite.storage.sqlite.integrity.scrub import (
     read_state,
     write_state,
 )
-from phpmq_lite.storage.sqlite.standby.lag import StandbyState, read_standby
-from phpmq_lite.storage.sqlite.standby.litestream import drop_backlog, is_configured
+from phpmq_lite.storage.sqlite.litestream import drop_backlog, is_configured
+from phpmq_lite.storage.sqlite.standby_lag import StandbyState, read_standby
 
 START_S: Final = 60.0  # delay after startup, when other work is more urgent
 _TICK_S: Final = 0.2

@@ -26,9 +26,7 @@ from phpmq_lite.errors import StorageError
 from phpmq_lite.histogram import pack, unpack
 from phpmq_lite.model import Reply
 from phpmq_lite.server.engine import Engine
-from phpmq_lite.storage.read.messages import MessageReader
-from phpmq_lite.storage.read.read_pool import Readers
-from phpmq_lite.storage.read.rollups import (
+from phpmq_lite.storage.read.activity import (
     ALL,
     COUNTS,
     DEAD_LETTERS,
@@ -41,6 +39,8 @@ from phpmq_lite.storage.read.rollups import (
     StoredRollups,
     UptimeSpan,
 )
+from phpmq_lite.storage.read.messages import MessageReader
+from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
 SLOT_S: Final = 10

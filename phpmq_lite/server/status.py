@@ -22,8 +22,8 @@ from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
 from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
 from phpmq_lite.server.session import Session
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.backend import StoreStatus
 from phpmq_lite.storage.disk_space import DiskSpace, Shortage
-from phpmq_lite.storage.store_status import StoreStatus
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)

@@ -22,7 +22,7 @@ from phpmq_lite.server.backpressure import (
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import LATE_S, BrokerHandle
-from phpmq_lite.storage.store_writer import StoreWriter
+from phpmq_lite.storage.backend import StoreWriter
 
 _INTERVAL_S: Final = 1.0
 _DEAD_CHECKS: Final = 15  # checks after which dead peers are looked for

@@ -31,10 +31,9 @@ from phpmq_lite.service.starting import RecoveredDatabase
 from phpmq_lite.service.state import ServiceState, cancel, now_ms
 from phpmq_lite.settings import Settings
 from phpmq_lite.shutdown import run_engine
-from phpmq_lite.storage.backend import Backend
+from phpmq_lite.storage.backend import Backend, StoreMaintenance
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.store import Store, note_clock
-from phpmq_lite.storage.store_writer import StoreMaintenance
 
 DRAIN_S: Final = 5.0  # seconds to wait for acknowledgements while draining
 CLOSE_S: Final = 2.0  # maximum number of seconds for sending pending data to sockets

@@ -36,11 +36,10 @@ from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reload_settings
 from phpmq_lite.shutdown import fail_stop
-from phpmq_lite.storage.backend import Backend
+from phpmq_lite.storage.backend import Backend, StoreStatus
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite.backend import SqliteBackend
-from phpmq_lite.storage.store_status import StoreStatus
 
 if TYPE_CHECKING:
     from phpmq_lite.admin.slow_clients import ConnectionLimits

@@ -13,9 +13,8 @@ from phpmq_lite.server.addresses import ListenAddress, bind_tcp, listen_addresse
 from phpmq_lite.server.admission import max_open_files, open_files, open_files_problem
 from phpmq_lite.server.tls import server_context
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.folder_lock import in_use_message, locking_pid
-from phpmq_lite.storage.sqlite.integrity import stopped_database
+from phpmq_lite.storage.data_folder import DATABASE, in_use_message, locking_pid
+from phpmq_lite.storage.sqlite.integrity import startup
 
 _FLAGS: Final = {  # flags of the listeners' settings
     "tcp.listen": "--listen",
@@ -32,7 +31,7 @@ def has_admin(settings: Settings) -> bool:
         from phpmq_lite.storage.postgres.backend import has_admin as has_admin_there
 
         return has_admin_there(settings.store.url)
-    return stopped_database.has_admin(settings.data / DATABASE)
+    return startup.has_admin(settings.data / DATABASE)
 
 
 def admin_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -1,5 +1,8 @@
 """The data folder: the files of one broker, private to its account and locked while it runs.
 
+The lock is exclusive for a broker, and shared for checks of a stopped one.  Its file contains the
+pid of the broker and, if it has one, of its writer process.
+
 Startup begins with ``DataFolder.open``, and shutdown ends with ``close``::
 
     folder = DataFolder.open(path)   # lock, file modes, check for a lost database
@@ -11,14 +14,18 @@ Startup begins with ``DataFolder.open``, and shutdown ends with ``close``::
     folder.close()
 """
 
+import fcntl
+import json
 import os
+import re
 import signal
 import stat
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.storage.atomic_files import (
@@ -29,9 +36,251 @@ from phpmq_lite.storage.atomic_files import (
     sync_folder,
     write_json,
 )
-from phpmq_lite.storage.copy_state import CopyState
-from phpmq_lite.storage.file_system import check_local
-from phpmq_lite.storage.folder_lock import lock_folder
+
+Progress = Callable[[str, int, int | None], None]  # phase, rows done, rows in total
+
+
+@dataclass(slots=True)
+class CopyState:
+    """A copy and its progress, stored in the target with each block, and in the source."""
+
+    copy_id: str
+    source: str
+    target: str
+    at_ms: int  # Unix ms
+    is_verified: bool = False  # whether all rows are there
+    # table -> rows, bytes (as text), seconds, replaced (characters), shortened (texts), and
+    # after (the last row's key)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def refusal(self, place: str = "") -> str:
+        """Return why no broker may start on the target or, in the source ``place``, on it."""
+        date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at_ms / 1_000))
+        if not place:
+            return (
+                f"the database is an incomplete copy of {self.source}, begun on {date}: run "
+                "`phpmq-lite store copy` again"
+            )
+        was = "was" if self.is_verified else "is being"
+        return (
+            f"this data {was} copied to {self.target} on {date}. If the copy is not used and this "
+            f"data is to be used again, run `phpmq-lite store release {place}`"
+        )
+
+    def to_json(self) -> str:
+        """Return what is stored."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return what was stored."""
+        return cls(**json.loads(text))
+
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+
+# These file systems are remote or shared by several machines; all other "fuse.*" types are local.
+NETWORK: Final = frozenset(
+    (
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
+        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs"),
+        *("fuse.ceph", "fuse.ceph-fuse", "fuse.curlftpfs", "fuse.davfs2", "fuse.gcsfuse"),
+        *("fuse.glusterfs", "fuse.goofys", "fuse.juicefs", "fuse.rclone", "fuse.s3fs"),
+        *("fuse.sshfs",),
+    )
+)
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """A mounted file system."""
+
+    point: str  # absolute path of the mount point
+    kind: str  # type, such as ext4, nfs4 or fuse.sshfs
+
+
+def parse_mounts(text: str) -> list[Mount]:
+    """Parse the lines of ``/proc/self/mountinfo`` (see proc(5)), skipping invalid ones."""
+    mounts = []
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.partition(" ")[0]
+        if len(fields) > 4 and kind:
+            point = _ESCAPED.sub(lambda escape: chr(int(escape[1], 8)), fields[4])
+            mounts.append(Mount(point, kind))
+    return mounts
+
+
+def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
+    """Return the innermost mount that contains ``path``, an absolute path without symlinks.
+
+    If several mounts share a mount point, the last one is visible.
+    """
+    innermost = None
+    for mount in mounts:
+        above = mount.point.rstrip("/")
+        is_above = path == above or path.startswith(above + "/")
+        if is_above and (innermost is None or len(mount.point) >= len(innermost.point)):
+            innermost = mount
+    return innermost
+
+
+def file_system(path: Path) -> str | None:
+    """Return the type of the file system that contains or would contain ``path``.
+
+    Return None if the system provides no list of mounts, as on macOS.
+    """
+    try:
+        text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    mount = mount_of(str(path.resolve()), parse_mounts(text))
+    return None if mount is None else mount.kind
+
+
+def check_local(path: Path) -> None:
+    """Raise an error if a path is not on a local disk.
+
+    Raises:
+        StartRefusedError: the path is on a network file system, or would be created on one.
+    """
+    kind = file_system(path)
+    if kind in NETWORK:
+        raise StartRefusedError(
+            f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
+            "memory are unreliable; use a local disk, or allow it with "
+            "storage.allow_network_fs (--allow-network-fs)"
+        )
+
+
+_LOCK_FILE: Final = "lock"
+_LOCK_S: Final = 5.0  # maximum wait for checks, which take up to 1 s, and for a writer process
+_RETRY_S: Final = 0.02
+
+
+def lock_folder(path: Path) -> int:
+    """Lock the file ``lock``, write this process's pid to it and return its descriptor."""
+    fd = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
+        os.fchmod(fd, PRIVATE_FILE)
+        _lock_exclusively(fd, path)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except BlockingIOError:
+        pid, *writers = _read_pids(fd)
+        os.close(fd)
+        if writers and not _is_alive(pid):
+            raise StartRefusedError(
+                f"{path} is in use by process {writers[0]}, which writes for a broker that has "
+                f"ended (pid {pid}) or runs in another container. End it, or choose another --data "
+                "folder"
+            ) from None
+        raise StartRefusedError(in_use_message(path, pid)) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _lock_exclusively(lock: int, path: Path) -> None:
+    """Acquire an exclusive lock, waiting for checks that hold a shared lock.
+
+    Also waits for a writer process whose broker was killed, perhaps before it had recorded the
+    process; it ends after its last commit.
+
+    Raises:
+        BlockingIOError: a broker or its writer process holds the lock.
+        StartRefusedError: a check holds the lock for too long.
+    """
+    until_s = time.monotonic() + _LOCK_S
+    while True:
+        is_late = time.monotonic() >= until_s
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a broker holds the lock
+            except BlockingIOError:
+                if is_late or _is_alive(_read_pids(lock)[0]):
+                    raise
+            else:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                if is_late:
+                    raise StartRefusedError(
+                        f"{path} is locked by a check or a backup; wait until it has finished"
+                    ) from None
+        else:
+            return
+        time.sleep(_RETRY_S)
+
+
+def _read_pids(lock: int) -> list[str]:
+    """Return the pids of the broker and, if it has one, of its writer process."""
+    return os.pread(lock, 64, 0).decode("ascii", "replace").split() or ["unknown"]
+
+
+def _is_alive(pid: str) -> bool:
+    """Return whether a process exists, or may exist.  A zombie has closed all of its files."""
+    try:
+        status = Path("/proc", pid, "stat").read_text(encoding="ascii", errors="replace")
+        return status.rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        pass  # it has ended, or this system has no /proc
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OSError):  # not a pid, or another account's process
+        pass
+    return True
+
+
+def locking_pid(path: Path) -> str | None:
+    """Return the pid of the broker that has locked a folder, or None if the folder is not locked.
+
+    This changes nothing, but prevents a broker from starting for a few microseconds.
+    """
+    with _shared_lock(path) as pid:
+        return pid
+
+
+@contextmanager
+def prevent_start(path: Path) -> Iterator[None]:
+    """Prevent a broker from starting in this folder, without changing the folder.
+
+    Raises:
+        StartRefusedError: a broker is running there.
+    """
+    with _shared_lock(path) as pid:
+        if pid is not None:
+            raise StartRefusedError(f"{path} is in use by phpmq-lite; stop it first")
+        yield
+
+
+@contextmanager
+def _shared_lock(path: Path) -> Iterator[str | None]:
+    """Lock a folder in shared mode and yield None; if a broker has locked it, yield its pid."""
+    try:
+        fd = os.open(path / _LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:  # no broker has ever used this folder
+        yield None
+        return
+    pid = None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _read_pids(fd)[0]
+        yield pid
+    finally:
+        os.close(fd)
+
+
+def in_use_message(path: Path, pid: str) -> str:
+    """Return the error message for a folder that another broker has open."""
+    return f"{path} is in use by phpmq-lite (pid {pid}). Stop it or choose another --data folder"
+
 
 DATABASE: Final = "phpmq.db"
 STAGED_COPY: Final = ".copied.new"

@@ -18,7 +18,7 @@ from typing import Final
 
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.histogram import BUCKETS, bucket, pack
-from phpmq_lite.storage.read.rollups import ALL, MINUTE_S, Point
+from phpmq_lite.storage.read.activity import ALL, MINUTE_S, Point
 from phpmq_lite.storage.statements import load
 from tests.browser.filled import Site, envelope, site_of
 from tests.browser.tabs import Scheme, launched, open_tab

@@ -21,9 +21,9 @@ from typing import Final
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.sqlite.backup.backups import read_backup
-from phpmq_lite.storage.sqlite.backup.restore import drill
+from phpmq_lite.storage.sqlite.backups import read_backup
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
+from phpmq_lite.storage.sqlite.restore import drill
 from tests.support.fork_server import broker_process
 from tests.support.seed import SEED
 from tests.support.socket_client import SocketClient

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
-from phpmq_lite.storage.sqlite.standby.lag import StandbyState, read_standby
+from phpmq_lite.storage.sqlite.standby_lag import StandbyState, read_standby
 from tests.faults.ledger import Crowd, Ledger, read_only, stored_keys
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.seed import SEED

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
-from phpmq_lite.storage.folder_lock import locking_pid
+from phpmq_lite.storage.data_folder import locking_pid
 from phpmq_lite.storage.sqlite import store, writer_process
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer_process import Outcome

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.storage.disk_space import measure_database
 from phpmq_lite.storage.read import audit as audit_module
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog
-from phpmq_lite.storage.read.database_size import measure_database
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.storage.retention import RetentionBounds
-from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
+from phpmq_lite.storage.sqlite.backend import WriterMaintenance
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES
 from tests.support.core_and_store import Driver
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DataDamagedError, OutcomeUnknownError, StartRefusedError
-from phpmq_lite.storage import data_folder, file_system, folder_lock
-from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.folder_lock import prevent_start
+from phpmq_lite.storage import data_folder
+from phpmq_lite.storage.data_folder import DataFolder, prevent_start
 
 HOLDER = """
 import sys
@@ -89,13 +88,13 @@ def test_broker_waits_for_other_lock_holders(path: Path, monkeypatch: pytest.Mon
     DataFolder.open(path).close()
     looks = ExitStack()
     looks.enter_context(prevent_start(path))
-    monkeypatch.setattr("phpmq_lite.storage.folder_lock.time.sleep", lambda _s: looks.close())
+    monkeypatch.setattr("phpmq_lite.storage.data_folder.time.sleep", lambda _s: looks.close())
     DataFolder.open(path).close()
 
 
 def test_broker_does_not_wait_long_for_a_check(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DataFolder.open(path).close()
-    monkeypatch.setattr(folder_lock, "_LOCK_S", 0.0)
+    monkeypatch.setattr(data_folder, "_LOCK_S", 0.0)
     with prevent_start(path), pytest.raises(StartRefusedError, match="locked by a check or a"):
         DataFolder.open(path)
     DataFolder.open(path).close()
@@ -136,7 +135,7 @@ def test_start_is_refused_with_the_pids_of_a_killed_broker_and_its_writer(
     path: Path, writer_of_a_killed_broker: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, writer = writer_of_a_killed_broker
-    monkeypatch.setattr(folder_lock, "_LOCK_S", 0.1)
+    monkeypatch.setattr(data_folder, "_LOCK_S", 0.1)
     message = rf"process {writer}, which writes for a broker that has ended \(pid {broker}\) or"
     with pytest.raises(StartRefusedError, match=message):
         DataFolder.open(path)
@@ -249,7 +248,7 @@ def test_network_file_system_is_refused_unless_allowed(
 ) -> None:
     listing = path.with_name("mountinfo")
     listing.write_text(f"30 22 0:45 / {path.parent} rw - nfs4 nas:/ rw\n", encoding="utf-8")
-    monkeypatch.setattr(file_system, "MOUNTS", listing)
+    monkeypatch.setattr(data_folder, "MOUNTS", listing)
     with pytest.raises(StartRefusedError, match=r"\(nfs4\).*--allow-network-fs"):
         DataFolder.open(path)
     assert not path.exists()
@@ -259,7 +258,7 @@ def test_network_file_system_is_refused_unless_allowed(
 def test_any_file_system_is_taken_when_the_system_does_not_tell(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_system, "MOUNTS", path / "nothing here")
+    monkeypatch.setattr(data_folder, "MOUNTS", path / "nothing here")
     DataFolder.open(path).close()
 
 

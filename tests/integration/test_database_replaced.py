@@ -12,9 +12,9 @@ import pytest
 
 from phpmq_lite.errors import DatabaseReplacedError
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.sqlite.backup.backups import BackupMaker
+from phpmq_lite.storage.sqlite.backups import BackupMaker
+from phpmq_lite.storage.sqlite.database_file import OpenedFiles
 from phpmq_lite.storage.sqlite.integrity.seal import LiveSeal, seal
-from phpmq_lite.storage.sqlite.opened_files import OpenedFiles
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.socket_client import SocketClient
 from tests.support.stores import empty_database

@@ -15,9 +15,8 @@ from click.testing import CliRunner
 from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import StartRefusedError
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
-from phpmq_lite.storage.folder_lock import locking_pid
-from phpmq_lite.storage.sqlite.integrity.stopped_database import read_stopped
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, locking_pid, read_meta
+from phpmq_lite.storage.sqlite.integrity.startup import read_stopped
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import broker_process
 

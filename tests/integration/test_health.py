@@ -14,8 +14,8 @@ from phpmq_lite.admin.app import create_app
 from phpmq_lite.admin.http.security_headers import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.backend import StoreStatus
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
-from phpmq_lite.storage.store_status import StoreStatus
 from tests.unit.admin.cases import Database, FakeEngine, broker_status
 
 

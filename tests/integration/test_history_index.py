@@ -22,6 +22,7 @@ from phpmq_lite.storage.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.search.language import parse_search
 from phpmq_lite.storage.search.reader import Search
 from phpmq_lite.storage.sqlite import history_index as module
+from phpmq_lite.storage.sqlite.backend import WriterMaintenance
 from phpmq_lite.storage.sqlite.history_index import (
     BATCH_ROWS,
     MAX_ROWS,
@@ -29,7 +30,6 @@ from phpmq_lite.storage.sqlite.history_index import (
     WAIT_MS,
     HistoryIndexer,
 )
-from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load

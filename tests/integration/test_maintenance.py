@@ -20,7 +20,7 @@ from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.errors import DataDamagedError, RefusedError, StorageError
 from phpmq_lite.server import maintenance
 from phpmq_lite.server.maintenance import Maintenance
-from phpmq_lite.storage.sqlite.backup.backups import BackupMaker, BackupSchedule
+from phpmq_lite.storage.sqlite.backups import BackupMaker, BackupSchedule
 from phpmq_lite.storage.sqlite.integrity.scrub import (
     Scrub,
     ScrubRound,
@@ -131,7 +131,7 @@ async def test_backup_is_valid_although_old_ones_cannot_be_removed(
         raise PermissionError(errno.EACCES, "not yours")
 
     driver = Driver(tmp_path)
-    monkeypatch.setattr("phpmq_lite.storage.sqlite.backup.backups.remove_old", fail)
+    monkeypatch.setattr("phpmq_lite.storage.sqlite.backups.remove_old", fail)
     backups = BackupSchedule(driver.path, tmp_path / "backups", keep=lambda: 1)
     await asyncio.wait({backups.start()})
     assert "not yours" in str(backups.error)
@@ -356,7 +356,7 @@ async def test_broker_continues_when_maintenance_raises_an_unexpected_error(
 
     monkeypatch.setattr(maintenance, "RETRY_S", 0.05)
     monkeypatch.setattr("phpmq_lite.server.maintenance.read_state", fail)
-    monkeypatch.setattr("phpmq_lite.storage.sqlite.backup.backups.list_backups", fail)
+    monkeypatch.setattr("phpmq_lite.storage.sqlite.backups.list_backups", fail)
     async with testing.running_service(tmp_path / "data") as running:
         await wait_until(lambda: len(calls) > 5)
         assert await asyncio.to_thread(page, running, "livez")

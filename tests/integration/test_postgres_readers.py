@@ -15,16 +15,15 @@ import uvloop
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.model import State
+from phpmq_lite.storage.disk_space import measure_database
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
 from phpmq_lite.storage.read.accounts import SavedItems, read_all
-from phpmq_lite.storage.read.activity import RecentActivity
+from phpmq_lite.storage.read.activity import RecentActivity, StoredRollups
 from phpmq_lite.storage.read.audit import AuditFilter, AuditLog, BulkJobLog
 from phpmq_lite.storage.read.consumers import StoredClients, StoredPipeline
-from phpmq_lite.storage.read.database_size import measure_database
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import Readers
-from phpmq_lite.storage.read.rollups import StoredRollups
 from phpmq_lite.storage.search import reader as search_module
 from phpmq_lite.storage.search.language import (
     SearchQuery,

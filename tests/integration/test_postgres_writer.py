@@ -20,8 +20,7 @@ from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres import leadership, pipeline, writer
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
 from phpmq_lite.storage.postgres.quorum import Quorum
-from phpmq_lite.storage.postgres.store import PostgresStore
-from phpmq_lite.storage.postgres.url import connection_info
+from phpmq_lite.storage.postgres.store import PostgresStore, connection_info
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from tests.support.postgres_nodes import (
     DATABASE,

@@ -20,18 +20,18 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DataFolder, DataFolderMetadata, read_meta
-from phpmq_lite.storage.sqlite.backup import backups
-from phpmq_lite.storage.sqlite.backup import restore as restores
-from phpmq_lite.storage.sqlite.backup.backups import (
+from phpmq_lite.storage.sqlite import backups
+from phpmq_lite.storage.sqlite import restore as restores
+from phpmq_lite.storage.sqlite.backups import (
     Backup,
     BackupMaker,
     list_backups,
     read_backup,
     remove_old,
 )
-from phpmq_lite.storage.sqlite.backup.restore import WithdrawnAccess, drill, restore
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.restore import WithdrawnAccess, drill, restore
 from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.core_and_store import Driver
 from tests.support.stopped_folder import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.histogram import unpack
-from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS, MINUTE_S
+from phpmq_lite.storage.read.activity import ALL, DEAD_LETTERS, MINUTE_S
 from phpmq_lite.testing import RunningBroker
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until

@@ -16,11 +16,9 @@ import pytest
 from phpmq_lite.errors import DataDamagedError, SettingsError, StartRefusedError
 from phpmq_lite.server.maintenance import StandbyMonitor
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
-from phpmq_lite.storage.sqlite.backup.restore import restore
+from phpmq_lite.storage.sqlite import standby_lag
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
-from phpmq_lite.storage.sqlite.standby import lag
-from phpmq_lite.storage.sqlite.standby.lag import read_standby
-from phpmq_lite.storage.sqlite.standby.litestream import (
+from phpmq_lite.storage.sqlite.litestream import (
     CONFIG,
     STATE_FOLDER,
     CheckpointRight,
@@ -34,6 +32,8 @@ from phpmq_lite.storage.sqlite.standby.litestream import (
     replica_of,
     require_litestream,
 )
+from phpmq_lite.storage.sqlite.restore import restore
+from phpmq_lite.storage.sqlite.standby_lag import read_standby
 from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.fork_server import BrokerProcess, broker_process, start_error
 from tests.support.socket_client import AdminApi, SocketClient, take_contents
@@ -382,7 +382,7 @@ def test_lag_counts_what_litestream_has_not_replicated(folder: Path, tmp_path: P
 def test_lag_counts_what_a_suspended_litestream_has_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lag, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(standby_lag, "_ANSWER_S", 0.5)
     litestream = Litestream(folder)
     try:
         with broker_process(folder) as broker:

@@ -18,14 +18,20 @@ from phpmq_lite.errors import (
     StartRefusedError,
 )
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.copy_state import CopyState, Row
-from phpmq_lite.storage.copying import AnySide, Table, copy_store, release, tables_of
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
+from phpmq_lite.storage.copying import (
+    AnySide,
+    Table,
+    copy_store,
+    release,
+    tables_of,
+)
+from phpmq_lite.storage.data_folder import DATABASE, CopyState, DataFolder, read_meta
 from phpmq_lite.storage.postgres.copy_side import PostgresSide, open_database
+from phpmq_lite.storage.read.read_pool import Row
 from phpmq_lite.storage.sqlite.copy_side import open_folder
-from phpmq_lite.storage.sqlite.integrity.stopped_database import read_stopped
+from phpmq_lite.storage.sqlite.integrity.startup import read_stopped
+from phpmq_lite.storage.sqlite.litestream import CheckpointRight, write_config
 from phpmq_lite.storage.sqlite.migrate import migrate
-from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight, write_config
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.cli_runner import invoke

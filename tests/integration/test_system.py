@@ -13,8 +13,8 @@ import pytest
 
 from phpmq_lite import logs
 from phpmq_lite.client import connect
+from phpmq_lite.storage.sqlite.database_file import OpenedFiles
 from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan
-from phpmq_lite.storage.sqlite.opened_files import OpenedFiles
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.testing import running_service

@@ -13,10 +13,10 @@ from phpmq_lite.cli import database as database_command
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.migrations import read_migrations
-from phpmq_lite.storage.sqlite.integrity import startup, stopped_database
+from phpmq_lite.storage.sqlite.integrity import startup
 from phpmq_lite.storage.sqlite.integrity.database_check import verify
 from phpmq_lite.storage.sqlite.integrity.seal import seal
-from phpmq_lite.storage.sqlite.integrity.stopped_database import read_stopped
+from phpmq_lite.storage.sqlite.integrity.startup import read_stopped
 from phpmq_lite.storage.sqlite.migrate import migrate
 from tests.support import stores
 from tests.support.cli_runner import invoke
@@ -134,7 +134,7 @@ def upgraded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             connection.execute("PRAGMA journal_mode=WAL").fetchall()
             migrate(connection, migrations_folder())
         seal(folder)
-    for module in (database_command, stopped_database, startup):
+    for module in (database_command, startup):
         monkeypatch.setattr(module, "migrations_folder", lambda: newer)
     return data
 

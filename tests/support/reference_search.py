@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
-from phpmq_lite.storage.read.page import Page
+from phpmq_lite.storage.read.read_pool import Page
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
 from phpmq_lite.storage.search.reader import Search, SearchCursor
 from phpmq_lite.storage.statements import load

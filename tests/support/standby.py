@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.storage.atomic_files import sha256_of
-from phpmq_lite.storage.sqlite.standby.litestream import is_running
+from phpmq_lite.storage.sqlite.litestream import is_running
 from tests.support.fork_server import BrokerProcess, broker_process
 
 COMMAND_S: Final = 120.0

@@ -24,8 +24,8 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.batch_sql import Step, batch_statements
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.retention import RetentionBounds
+from phpmq_lite.storage.sqlite.backend import WriterMaintenance
 from phpmq_lite.storage.sqlite.integrity.database_check import check_all
-from phpmq_lite.storage.sqlite.maintenance import WriterMaintenance
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.sqlite.store import SqliteStore
 

@@ -10,7 +10,7 @@ import pytest
 
 from phpmq_lite import process
 from phpmq_lite.process import SystemdNotifier
-from phpmq_lite.storage.store_status import StoreStatus
+from phpmq_lite.storage.backend import StoreStatus
 from tests.unit.admin.cases import broker_status
 
 PID = 7

@@ -26,8 +26,8 @@ from phpmq_lite.admin.messages.listing import (
 from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.model import OUTCOMES, OutcomeName, State
 from phpmq_lite.queue_settings import LONGEST_NAME
-from phpmq_lite.storage.read.page import Page
-from phpmq_lite.storage.read.rollups import ALL
+from phpmq_lite.storage.read.activity import ALL
+from phpmq_lite.storage.read.read_pool import Page
 from phpmq_lite.storage.search.language import states_search
 
 OFFSET_MAX: Final = 1 << 62

@@ -24,7 +24,7 @@ from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.messages.bodies import as_content, preview_envelope
 from phpmq_lite.model import STATE_NAMES, OutcomeName, State
 from phpmq_lite.storage.read.messages import Body, MessageRow
-from phpmq_lite.storage.read.page import Page
+from phpmq_lite.storage.read.read_pool import Page
 from phpmq_lite.storage.search.language import SearchQuery
 
 endpoints: Final = Endpoints()

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.durations import DAY_S, HOUR_S
+from phpmq_lite.storage.disk_space import measure_database
 from phpmq_lite.storage.read.consumers import StoredPipeline
-from phpmq_lite.storage.read.database_size import measure_database
 
 BURST_MS: Final = HOUR_S * 1_000  # rates are averaged over at least this time, to smooth out bursts
 

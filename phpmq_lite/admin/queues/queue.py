@@ -42,7 +42,7 @@ from phpmq_lite.roles import Role
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
 from phpmq_lite.storage.read.messages import MessageRow
-from phpmq_lite.storage.read.page import Page
+from phpmq_lite.storage.read.read_pool import Page
 from phpmq_lite.storage.search.language import queue_search, verdict_search
 
 endpoints: Final = Endpoints()

@@ -14,7 +14,7 @@ from phpmq_lite.admin.queues.listing import sum_totals
 from phpmq_lite.admin.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.disk_space import measure_disk
-from phpmq_lite.storage.read.rollups import ALL, COUNTS
+from phpmq_lite.storage.read.activity import ALL, COUNTS
 
 endpoints: Final = Endpoints()
 

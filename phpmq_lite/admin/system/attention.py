@@ -20,7 +20,7 @@ from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
 from phpmq_lite.storage.search.language import verdict_search
-from phpmq_lite.storage.sqlite.standby.lag import StandbyState
+from phpmq_lite.storage.sqlite.standby_lag import StandbyState
 
 EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause a notice
 NOTICES_MAX: Final = 200

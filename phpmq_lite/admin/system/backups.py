@@ -19,9 +19,9 @@ from phpmq_lite.admin.system.view import SystemFact
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.roles import Role
 from phpmq_lite.server.maintenance import Maintenance
-from phpmq_lite.storage.sqlite.backup.backups import Backup, is_id, read_backup
+from phpmq_lite.storage.backend import StoreStatus
+from phpmq_lite.storage.sqlite.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound
-from phpmq_lite.storage.store_status import StoreStatus
 
 endpoints: Final = Endpoints()
 WAIT_S: Final = 20.0  # maximum time to wait for a backup; after that, the client must poll

@@ -46,10 +46,15 @@ from phpmq_lite.server.counters import (
 )
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.status import BrokerStatus
-from phpmq_lite.storage.disk_space import DATABASE_FULL, DISK_FULL, DISK_LOW, measure_disk
-from phpmq_lite.storage.read.database_size import measure_database
-from phpmq_lite.storage.sqlite.standby.lag import StandbyState
-from phpmq_lite.storage.store_status import Replica, StoreStatus
+from phpmq_lite.storage.backend import Replica, StoreStatus
+from phpmq_lite.storage.disk_space import (
+    DATABASE_FULL,
+    DISK_FULL,
+    DISK_LOW,
+    measure_database,
+    measure_disk,
+)
+from phpmq_lite.storage.sqlite.standby_lag import StandbyState
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

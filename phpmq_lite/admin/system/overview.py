@@ -26,7 +26,7 @@ from phpmq_lite.admin.queues.listing import (
 from phpmq_lite.admin.system.attention import read_notices
 from phpmq_lite.admin.system.system import read_restart_report
 from phpmq_lite.admin.trends import SPANS
-from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS
+from phpmq_lite.storage.read.activity import ALL, DEAD_LETTERS
 
 OVERVIEW_QUEUES: Final = 10
 NOTICES_SHOWN: Final = 8

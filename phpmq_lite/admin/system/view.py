@@ -16,10 +16,9 @@ from phpmq_lite.admin.system.limits import LimitUsage, count_paused_readers
 from phpmq_lite.checks import CHECKS, Check, Level, asynchronous_text
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.disk_space import DiskUsage
-from phpmq_lite.storage.read.database_size import DatabaseSize
+from phpmq_lite.storage.backend import StoreStatus
+from phpmq_lite.storage.disk_space import DatabaseSize, DiskUsage
 from phpmq_lite.storage.start_report import Start
-from phpmq_lite.storage.store_status import StoreStatus
 
 _PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read
     "memory": "unstored data exceeds limits.unstored_total",

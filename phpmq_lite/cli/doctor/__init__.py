@@ -42,7 +42,7 @@ def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
     """Run all checks, even if one of them fails, and yield their findings."""
     from phpmq_lite.cli.doctor import database, host, installation, listeners
     from phpmq_lite.cli.doctor import settings as setting_checks
-    from phpmq_lite.storage.folder_lock import locking_pid
+    from phpmq_lite.storage.data_folder import locking_pid
 
     yield from run_check("installation", installation.check_installation)
     settings, findings = setting_checks.read_settings(settings_args)

@@ -16,10 +16,10 @@ from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.errors import SettingsError, StorageError
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
-from phpmq_lite.storage.sqlite.backup.backups import list_backups
-from phpmq_lite.storage.sqlite.integrity.stopped_database import StoppedDatabase, read_stopped
-from phpmq_lite.storage.sqlite.standby.lag import read_standby
-from phpmq_lite.storage.sqlite.standby.litestream import read_replica
+from phpmq_lite.storage.sqlite.backups import list_backups
+from phpmq_lite.storage.sqlite.integrity.startup import StoppedDatabase, read_stopped
+from phpmq_lite.storage.sqlite.litestream import read_replica
+from phpmq_lite.storage.sqlite.standby_lag import read_standby
 
 if TYPE_CHECKING:
     from phpmq_lite.storage.postgres.inspection import ServerProbe

@@ -13,13 +13,19 @@ from contextlib import contextmanager
 from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
-from phpmq_lite.storage.copy_state import CopyState, Progress, Row
+from phpmq_lite.storage.data_folder import CopyState, Progress
 from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
 from phpmq_lite.storage.postgres.migrate import create_schema, has_schema, migrate
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, quorum_problem
-from phpmq_lite.storage.postgres.store import Check, PostgresStore, connect
-from phpmq_lite.storage.postgres.url import connection_info, place_of
+from phpmq_lite.storage.postgres.store import (
+    Check,
+    PostgresStore,
+    connect,
+    connection_info,
+    place_of,
+)
 from phpmq_lite.storage.postgres.writer import release
+from phpmq_lite.storage.read.read_pool import Row
 
 _INITIAL_ROWS: Final = {"client": 1}  # those that the migrations insert
 

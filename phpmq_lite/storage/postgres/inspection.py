@@ -12,13 +12,18 @@ from typing import Final, NamedTuple
 import psycopg
 
 from phpmq_lite.errors import StartRefusedError, StorageError, UnreleasedDataError
+from phpmq_lite.storage.backend import Replica
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.postgres.leadership import EpochRow, read_row
 from phpmq_lite.storage.postgres.migrate import has_schema, pending
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, required_replicas, summary
-from phpmq_lite.storage.postgres.store import PostgresStore, connect
-from phpmq_lite.storage.postgres.url import connection_info, place_of, reading
-from phpmq_lite.storage.store_status import Replica
+from phpmq_lite.storage.postgres.store import (
+    PostgresStore,
+    connect,
+    connection_info,
+    place_of,
+    reading,
+)
 
 # Tables are read without their indexes, which might hide rows.
 _SESSION: Final = (

@@ -15,8 +15,7 @@ from phpmq_lite.storage.migrations import (
     check_released,
     read_migrations,
 )
-from phpmq_lite.storage.postgres.store import PostgresStore
-from phpmq_lite.storage.postgres.url import place_of
+from phpmq_lite.storage.postgres.store import PostgresStore, place_of
 
 
 def pending(store: PostgresStore) -> list[Migration]:

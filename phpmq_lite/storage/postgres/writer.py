@@ -29,6 +29,7 @@ from phpmq_lite.errors import (
     StorageError,
 )
 from phpmq_lite.model import Batch, LoadedRows
+from phpmq_lite.storage.backend import StoreWriter, essential_steps
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.pipeline import (
@@ -45,7 +46,6 @@ from phpmq_lite.storage.postgres.store import (
     connect,
     disconnect_if_lost,
 )
-from phpmq_lite.storage.store_writer import StoreWriter, essential_steps
 
 T = TypeVar("T")
 BEAT_S: Final = 0.3  # an idle broker writes this often, so that standbys see that it is alive

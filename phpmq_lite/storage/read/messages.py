@@ -13,8 +13,7 @@ from time import monotonic
 from typing import Final
 
 from phpmq_lite.model import State, checksum
-from phpmq_lite.storage.read.page import Page
-from phpmq_lite.storage.read.read_pool import RowReader
+from phpmq_lite.storage.read.read_pool import Page, RowReader
 
 PAGE_ROWS: Final = 200  # maximum number of rows per page
 BODY_WHOLE_BYTES: Final = 256 * 1024  # maximum size of a body that is shown in full

@@ -7,8 +7,9 @@ Each read is a single statement with a time limit, so that no transaction stays 
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 from phpmq_lite.errors import StorageError
@@ -212,3 +213,22 @@ class RowReader:
         """Run a statement and return the first row as a ``kind``, or None if there is no row."""
         rows = await self._read(name, **parameters)
         return kind(*rows[0]) if rows else None
+
+
+Item = TypeVar("Item")
+Place = TypeVar("Place")  # what a page starts from: a position here, an opaque cursor for users
+
+
+@dataclass(slots=True, frozen=True)
+class Page(Generic[Item, Place]):
+    """The rows of one page, and where the adjacent pages start; None means there is none.
+
+    About ``searched`` of ``total`` rows have been searched since the first page.
+    """
+
+    rows: Sequence[Item]
+    next: Place | None = None
+    previous: Place | None = None
+    is_cut: bool = False  # whether a limit ended the search before the page was full
+    searched: int = 0
+    total: int = 0

@@ -16,8 +16,7 @@ from typing import Any, Final
 from phpmq_lite.errors import ReadTooLongError
 from phpmq_lite.model import STATE_NAMES, State
 from phpmq_lite.storage.read.messages import PAGE_ROWS, MessageReader, MessageRow
-from phpmq_lite.storage.read.page import Page
-from phpmq_lite.storage.read.read_pool import Readers, Row, RowReader
+from phpmq_lite.storage.read.read_pool import Page, Readers, Row, RowReader
 from phpmq_lite.storage.search.language import SearchQuery, as_glob
 from phpmq_lite.storage.search.plan import SearchPlan, make_plan, trace_ranges
 

@@ -11,14 +11,14 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
-from phpmq_lite.storage.copy_state import CopyState, Progress, Row
-from phpmq_lite.storage.data_folder import DataFolder, has_never_had_database
-from phpmq_lite.storage.sqlite.backup.restore import move_aside
+from phpmq_lite.storage.data_folder import CopyState, DataFolder, Progress, has_never_had_database
+from phpmq_lite.storage.read.read_pool import Row
 from phpmq_lite.storage.sqlite.database_file import open_read_only
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
+from phpmq_lite.storage.sqlite.litestream import CheckpointRight, is_configured
 from phpmq_lite.storage.sqlite.migrate import migrate
-from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight, is_configured
+from phpmq_lite.storage.sqlite.restore import move_aside
 from phpmq_lite.storage.sqlite.store import SqliteStore
 
 _CACHE_BYTES: Final = 64 << 20

@@ -27,15 +27,15 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import Batch, ClockReading, LoadedRows
+from phpmq_lite.storage.backend import StoreWriter, essential_steps
 from phpmq_lite.storage.batch_sql import OPTIONAL, Step, batch_statements
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.sqlite.database_file import OpenedFiles
 from phpmq_lite.storage.sqlite.errors import translate_errors
-from phpmq_lite.storage.sqlite.opened_files import OpenedFiles
-from phpmq_lite.storage.sqlite.standby.litestream import CheckpointRight
+from phpmq_lite.storage.sqlite.litestream import CheckpointRight
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer_process import Outcome, Reply, WriterProcess, encode
-from phpmq_lite.storage.store_writer import StoreWriter, essential_steps
 
 _log = get_logger(__name__)
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus, RunOperation
-from phpmq_lite.storage.store_status import Replica, ServerStatus, StoreStatus
+from phpmq_lite.storage.backend import Replica, ServerStatus, StoreStatus
 
 NOW_MS = 1_767_326_400_000  # 2026-01-02 04:00:00 UTC
 HOSTILE = (

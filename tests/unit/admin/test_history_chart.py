@@ -12,7 +12,7 @@ from phpmq_lite.admin.page_values import page_environment
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.model import OUTCOMES
-from phpmq_lite.storage.read.rollups import Point, UptimeSpan
+from phpmq_lite.storage.read.activity import Point, UptimeSpan
 
 NOW_S = 1_767_326_400 + 1_234  # 2026-01-02 04:20:34 UTC
 HOUR_S = 1_767_326_400  # start of the slice that contains now, with slices of an hour

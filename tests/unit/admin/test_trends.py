@@ -18,7 +18,7 @@ from phpmq_lite.admin.trends import (
     slope,
 )
 from phpmq_lite.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
-from phpmq_lite.storage.read.rollups import Point, UptimeSpan
+from phpmq_lite.storage.read.activity import Point, UptimeSpan
 from tests.unit.admin.cases import queue_status
 
 HOUR = SPANS["1h"]

@@ -10,7 +10,7 @@ from phpmq_lite.histogram import BUCKETS, bucket, unpack
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
-from phpmq_lite.storage.read.rollups import ALL, DEAD_LETTERS, MINUTE_S, OTHERS, QUARTER_S, Point
+from phpmq_lite.storage.read.activity import ALL, DEAD_LETTERS, MINUTE_S, OTHERS, QUARTER_S, Point
 from phpmq_lite.writes import PutRollup, TrimRollups, Write
 
 START_S = 1_700_000_100  # the start of a quarter of an hour

@@ -21,16 +21,15 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
-from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start, read_meta
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
-from phpmq_lite.storage.folder_lock import prevent_start
 from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.errors import is_damage
 from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
 from phpmq_lite.storage.sqlite.integrity.wal_format import HEADER_BYTES
+from phpmq_lite.storage.sqlite.litestream import has_closed_database
 from phpmq_lite.storage.sqlite.migrate import pending, schema_problems, schema_version
-from phpmq_lite.storage.sqlite.standby.litestream import has_closed_database
 from phpmq_lite.storage.statements import load
 
 _COPIES: Final = 5  # maximum number of copies of a database that changes

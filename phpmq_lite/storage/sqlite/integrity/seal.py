@@ -19,9 +19,8 @@ from zlib import crc32
 from phpmq_lite.errors import DatabaseReplacedError, DataDamagedError
 from phpmq_lite.storage.atomic_files import create_private
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.sqlite.database_file import has_wal
+from phpmq_lite.storage.sqlite.database_file import OpenedFiles, has_wal
 from phpmq_lite.storage.sqlite.integrity.wal_check import refuse_damaged_database
-from phpmq_lite.storage.sqlite.opened_files import OpenedFiles
 
 _NAME: Final = "seal"
 # The seal has three fields: a fixed word, the database's checksum, and a checksum of both.

@@ -34,7 +34,7 @@ from phpmq_lite.storage.sqlite.integrity.wal_format import (
     read_frames,
     read_header,
 )
-from phpmq_lite.storage.sqlite.standby.litestream import has_closed_database
+from phpmq_lite.storage.sqlite.litestream import has_closed_database
 
 _PAGE_SIZES: Final = tuple(1 << power for power in (12, 13, 14, 15, 16, 11, 10, 9))
 _FRAMES_FOR_SALTS: Final = 16  # a lost sector may contain the header and the first frames

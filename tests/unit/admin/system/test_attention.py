@@ -5,7 +5,7 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.disk_space import Shortage
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad
-from phpmq_lite.storage.sqlite.standby.lag import StandbyState
+from phpmq_lite.storage.sqlite.standby_lag import StandbyState
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 
 MINUTE_MS = 60_000

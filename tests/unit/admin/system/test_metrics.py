@@ -16,9 +16,9 @@ from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.installation import build_kind
 from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.backend import Replica, StoreStatus
 from phpmq_lite.storage.sqlite.integrity.scrub import ScrubState
-from phpmq_lite.storage.sqlite.standby.lag import StandbyState
-from phpmq_lite.storage.store_status import Replica, StoreStatus
+from phpmq_lite.storage.sqlite.standby_lag import StandbyState
 from tests.unit.admin.cases import (
     HOSTILE,
     NOW_MS,

@@ -12,7 +12,7 @@ from phpmq_lite.admin.system.view import (
     server_facts,
 )
 from phpmq_lite.checks import problems
-from phpmq_lite.storage.store_status import Replica, StoreStatus
+from phpmq_lite.storage.backend import Replica, StoreStatus
 from tests.unit.admin.cases import NOW_MS, broker_status, postgres_store
 
 READY = Replica("n2", "10.0.0.2", "streaming", True, 0, 0.0)

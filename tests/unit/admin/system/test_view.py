@@ -12,8 +12,7 @@ from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits
 from phpmq_lite.admin.system import limits, view
 from phpmq_lite.admin.system.health import start_percent
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.disk_space import DiskUsage
-from phpmq_lite.storage.read.database_size import DatabaseSize
+from phpmq_lite.storage.disk_space import DatabaseSize, DiskUsage
 from phpmq_lite.storage.start_report import Start, StartReport
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
 

@@ -11,7 +11,7 @@ from phpmq_lite.cli.doctor import database
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.cli.errors import REFUSED
 from phpmq_lite.settings import Settings
-from phpmq_lite.storage.sqlite.integrity.stopped_database import StoppedDatabase
+from phpmq_lite.storage.sqlite.integrity.startup import StoppedDatabase
 
 STATS: dict[str, Any] = {
     "version": __version__,

@@ -7,9 +7,9 @@ import pytest
 
 from phpmq_lite.cli.doctor import database
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
+from phpmq_lite.storage.backend import Replica
 from phpmq_lite.storage.postgres.inspection import ServerFacts, ServerProbe
 from phpmq_lite.storage.postgres.leadership import EpochRow
-from phpmq_lite.storage.store_status import Replica
 
 READY = Replica("n2", "", "streaming", True, 0, 0.0)
 FACTS = ServerFacts(

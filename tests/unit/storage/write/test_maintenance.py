@@ -7,8 +7,8 @@ import pytest
 
 from phpmq_lite.model import ClockReading
 from phpmq_lite.storage import retention
+from phpmq_lite.storage.backend import StoreMaintenance
 from phpmq_lite.storage.retention import RetentionBounds, RetentionResult
-from phpmq_lite.storage.store_writer import StoreMaintenance
 
 
 @pytest.mark.parametrize(

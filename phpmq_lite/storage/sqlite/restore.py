@@ -29,15 +29,13 @@ from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
-from phpmq_lite.storage.sqlite import migrate
-from phpmq_lite.storage.sqlite.backup.backups import check_space, read_backup, verify_backup
+from phpmq_lite.storage.sqlite import litestream, migrate
+from phpmq_lite.storage.sqlite.backups import check_space, read_backup, verify_backup
 from phpmq_lite.storage.sqlite.database_file import has_wal, wal_of
 from phpmq_lite.storage.sqlite.integrity import scrub
 from phpmq_lite.storage.sqlite.integrity.database_check import check_all, check_log, verify
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
-from phpmq_lite.storage.sqlite.integrity.startup import check_files
-from phpmq_lite.storage.sqlite.integrity.stopped_database import open_stopped
-from phpmq_lite.storage.sqlite.standby import litestream
+from phpmq_lite.storage.sqlite.integrity.startup import check_files, open_stopped
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
 from phpmq_lite.storage.store import NUMBER_GAP

@@ -1,1 +1,0 @@
-"""Backup and restore."""

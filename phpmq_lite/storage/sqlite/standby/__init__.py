@@ -1,1 +1,0 @@
-"""A standby by Litestream: its configuration, the checkpoint rule and the lag."""
