@@ -99,7 +99,11 @@ _counted_events: Final = attrgetter(
 
 @dataclass(slots=True)
 class QueueCounters:
-    """Event counts for one queue since the broker started."""
+    """Event counts for one queue since the broker started.
+
+    Every field is a count: ``server/status.py`` reports all of them, and metrics sum them over the
+    queues.  What is not a count belongs to ``Queue``.
+    """
 
     published: int = 0  # from all sources: TCP, and the three counted separately below
     published_http: int = 0

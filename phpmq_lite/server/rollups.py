@@ -3,7 +3,7 @@
 ``Rollups`` keeps the numbers and uses no clock, task or disk; ``RollupSampler`` drives it::
 
     for writes in rollups.collect(queues): …   add changes since the last call
-    rollups.ages = …                           when the first ready messages were published
+    rollups.oldest_ready_at = …                when the first ready messages were published
     for writes in rollups.close(now_s): …      add a point per queue; yield rows each minute
 
 Both methods are generators that yield typed writes for the batch, so that the event loop can run
@@ -146,7 +146,7 @@ class Rollups:
     """
 
     def __init__(self) -> None:
-        self.ages: dict[int, int] = {}  # publish time of each queue's first ready message, Unix ms
+        self.oldest_ready_at: dict[int, int] = {}  # of each queue's first ready message, Unix ms
         self.ready_queues: list[int] = []  # queue_ids with ready messages at the last ``collect``
         self.dead_letter_queues: set[int] = set()  # non-empty queues of dead letters
         # Charts drawn from the points are valid until new points are added.
@@ -311,7 +311,7 @@ class Rollups:
         """Record how long each queue's oldest ready message has been waiting."""
         first: dict[int, int] = {}
         for queue_id in self.ready_queues:
-            at_ms = self.ages.get(queue_id)
+            at_ms = self.oldest_ready_at.get(queue_id)
             if at_ms is None:
                 continue
             if queue_id in slot:
@@ -444,7 +444,7 @@ class RollupSampler:
         rollups = self._rollups
         await self._run_slices(rollups.collect(list(self._engine.core.queues_by_id.values())))
         with suppress(StorageError):  # on failure, keep the previous ages
-            rollups.ages = await self._read_ages(rollups.ready_queues)
+            rollups.oldest_ready_at = await self._read_ages(rollups.ready_queues)
 
     async def _run_slices(self, work: Iterator[Writes]) -> None:
         self._work = work
@@ -456,7 +456,7 @@ class RollupSampler:
     async def _read_ages(self, waiting: list[int]) -> dict[int, int]:
         ages: dict[int, int] = {}
         for at in range(0, len(waiting), _AGES_AT_ONCE):
-            ages |= await self._reader.oldest_ready(waiting[at : at + _AGES_AT_ONCE])
+            ages |= await self._reader.oldest_ready_at(waiting[at : at + _AGES_AT_ONCE])
         return ages
 
     async def finish(self) -> None:

@@ -29,7 +29,7 @@ RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)
 SLICE: Final = 500  # number of queues per slice
 LATE_S: Final = 5.0  # from this age of a batch on, nothing can be stored
-_TOTALS: Final = tuple(field.name for field in fields(QueueCounters))
+_TOTALS: Final = tuple(field.name for field in fields(QueueCounters))  # all of them are counts
 _totals: Final = attrgetter(*_TOTALS)  # asdict() takes ten times as long
 
 

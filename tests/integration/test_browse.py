@@ -58,7 +58,7 @@ async def test_reader_finds_the_oldest_ready_by_position(
     database.message(1, published_at=30, position=900)  # requeued, so after the next
     database.message(1, published_at=20)
     database.message(2, state=1)
-    assert await reader.oldest_ready([1, 2, 3]) == {1: 20}
+    assert await reader.oldest_ready_at([1, 2, 3]) == {1: 20}
 
 
 async def test_reader_pages_through_a_queue_in_both_directions(

@@ -1,33 +1,36 @@
-"""The list of queues, and actions on selected queues."""
+"""The list of queues with its filters, order and pages, and actions on selected queues."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin import formats, trends
+from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.fields import ActionInput
+from phpmq_lite.admin.http.fields import ActionInput, ListQuery
 from phpmq_lite.admin.http.input import read_query
-from phpmq_lite.admin.http.output import ListPage, PerSecond, ResponseModel
+from phpmq_lite.admin.http.output import ListPage
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.source import host_name
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.messages.snippets import http_address, publish_snippets, tcp_address
-from phpmq_lite.admin.queues import listing
-from phpmq_lite.admin.queues.listing import (
-    ListedQueue,
-    QueuePage,
-    QueueQuery,
-    make_queue_page,
-    read_oldest_ready,
+from phpmq_lite.admin.queues.view import (
+    QueueView,
+    overview_tiles,
+    queue_cells,
+    read_oldest_ready_at,
 )
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, queue_search
@@ -35,50 +38,171 @@ from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, queue_se
 endpoints: Final = Endpoints()
 
 
-class QueueView(ResponseModel):
-    """A queue with its current statistics."""
+QueueSort = Literal[
+    "name", "-name", "ready", "-ready", "dispatched", "-dispatched", "dead", "-dead",
+    "age", "-age", "in", "-in", "out", "-out", "consumers", "-consumers", "bytes", "-bytes",
+]  # fmt: skip
 
-    queue_id: int = Field(description="queue number")
-    name: str = Field(description="queue name")
-    ready: int = Field(description="number of ready messages")
-    dispatched: int = Field(description="number of messages held by consumers")
-    dead: int = Field(
-        description="dead-letter records for this queue; 0 for a dead-letter or retry queue"
-    )
-    bytes: int = Field(description="total size of live message bodies, in bytes")
-    oldest_ready_at: int | None = Field(
-        description="when the first ready message was published, Unix ms; null if none"
-    )
-    oldest_age_s: float | None = Field(description="age of the first ready message; null if none")
-    published_per_s: PerSecond = Field(description="messages published per second")
-    dispatched_per_s: PerSecond = Field(description="messages dispatched per second")
-    acked_per_s: PerSecond = Field(description="messages acknowledged per second")
-    consumers: int = Field(description="number of consumers")
-    credit: int = Field(description="number of messages that consumers can accept now")
-    delivery_paused: bool = Field(description="true if no messages are dispatched")
-    publishing_paused: bool = Field(description="true if messages are rejected")
 
-    @classmethod
-    def of_status(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
-        """Return the API view of a queue's status."""
-        age_ms = None if oldest_ready_at is None else max(0, now_ms - oldest_ready_at)
-        return cls.of(
-            queue,
-            oldest_ready_at=oldest_ready_at,
-            oldest_age_s=None if age_ms is None else age_ms / 1_000,
+class QueueQuery(ListQuery):
+    """Filters and sort order for a list of queues."""
+
+    q: str = Field("", max_length=LONGEST_NAME, description="part of a queue name, or a glob")
+    has: Literal["backlog", "no-consumer", "paused", "dead"] | None = Field(
+        None,
+        description="only queues that have ready messages, have no consumers, are paused, or "
+        "have dead letters",
+    )
+    sort: QueueSort = Field(
+        "name",
+        description="sort key, with - for descending; in, out: published, acked per second; "
+        "age: oldest ready message",
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class ListedQueue:
+    """A queue, and the time in Unix ms when its first ready message was published."""
+
+    status: QueueStatus
+    oldest_ready_at: int | None
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether delivery or publishing is paused."""
+        return self.status.delivery_paused or self.status.publishing_paused
+
+
+@dataclass(slots=True, frozen=True)
+class QueuePage:
+    """One page of the list, with cursors for the next and the previous page."""
+
+    queues: list[ListedQueue]
+    matching: int  # number of matching queues on all pages
+    next: str | None
+    previous: str | None
+
+
+_KEYS: Final[dict[str, Callable[[ListedQueue], int | float | str]]] = {
+    "name": lambda queue: queue.status.name,
+    "ready": lambda queue: queue.status.ready,
+    "dispatched": lambda queue: queue.status.dispatched,
+    "dead": lambda queue: queue.status.dead,
+    "age": lambda queue: (
+        -queue.oldest_ready_at if queue.oldest_ready_at is not None else -(1 << 62)
+    ),
+    "in": lambda queue: queue.status.published_per_s,
+    "out": lambda queue: queue.status.acked_per_s,
+    "consumers": lambda queue: queue.status.consumers,
+    "bytes": lambda queue: queue.status.bytes,
+}
+_HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
+    "backlog": lambda queue: queue.status.ready > 0,
+    "no-consumer": lambda queue: queue.status.consumers == 0,
+    "paused": lambda queue: queue.is_paused,
+    "dead": lambda queue: queue.status.dead > 0,
+}
+
+
+def matches_name(name: str, pattern: str) -> bool:
+    """Return whether a name matches a glob or, if the pattern has no wildcards, contains it."""
+    name, pattern = name.casefold(), pattern.strip().casefold()
+    if "*" in pattern or "?" in pattern:
+        return fnmatchcase(name, pattern.replace("[", "[[]"))
+    return pattern in name
+
+
+def make_queue_page(
+    statuses: Iterable[QueueStatus], oldest_ready_at: Mapping[int, int], query: QueueQuery
+) -> QueuePage:
+    """Return the requested page; queues with equal values are sorted by name."""
+    listed = [ListedQueue(status, oldest_ready_at.get(status.queue_id)) for status in statuses]
+    if query.q:
+        listed = [queue for queue in listed if matches_name(queue.status.name, query.q)]
+    if query.has:
+        listed = [queue for queue in listed if _HAS[query.has](queue)]
+    key, is_descending = _KEYS[query.sort.removeprefix("-")], query.sort.startswith("-")
+    listed.sort(key=lambda queue: queue.status.name)
+    listed.sort(key=key, reverse=is_descending)
+
+    scope = f"queues {query.q} {query.has} {query.sort}"
+    start, end = 0, query.limit
+    cursor = output.decode_cursor(scope, query.cursor)
+    if cursor is not None:
+        place = _place_of(cursor, listed, key)
+        behind = sum(
+            not _is_behind(_pair(queue, key), place, is_descending=is_descending)
+            for queue in listed
         )
+        if cursor.direction == "after":
+            start, end = behind, behind + query.limit
+        else:
+            ahead = behind - (behind > 0 and _pair(listed[behind - 1], key) == place)
+            start, end = max(0, ahead - query.limit), ahead
+    page = listed[start:end]
+    following = previous = None
+    if page and end < len(listed):
+        following = output.encode_cursor(scope, "after", list(_pair(page[-1], key)))
+    if page and start:
+        previous = output.encode_cursor(scope, "before", list(_pair(page[0], key)))
+    return QueuePage(page, len(listed), following, previous)
+
+
+SortedPair = tuple[int | float | str, str]
+
+
+def _pair(queue: ListedQueue, key: Callable[[ListedQueue], int | float | str]) -> SortedPair:
+    return key(queue), queue.status.name
+
+
+def _place_of(
+    cursor: output.ListCursor,
+    listed: Sequence[ListedQueue],
+    key: Callable[[ListedQueue], int | float | str],
+) -> SortedPair:
+    place = cursor.place
+    if isinstance(place, list) and isinstance(place[1], str):
+        is_text = isinstance(place[0], str)
+        if not listed or is_text == isinstance(key(listed[0]), str):
+            return place[0], place[1]
+    raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
+
+
+def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
+    """Return whether a row comes after a position; rows with equal values are sorted by name."""
+    value: Any = pair[0]
+    other: Any = place[0]
+    if value == other:
+        return pair[1] > place[1]
+    return bool(value < other) if is_descending else bool(value > other)
+
+
+def common_prefixes(names: Sequence[str]) -> dict[str, str]:
+    """Map each name to the prefix, such as ``orders.``, that it shares with the name above it."""
+    prefixes = {}
+    for above, name in pairwise(names):
+        parts, others = name.split("."), above.split(".")
+        alike = 0
+        while alike < min(len(parts) - 1, len(others)) and parts[alike] == others[alike] != "":
+            alike += 1
+        if alike:
+            prefixes[name] = ".".join(parts[:alike]) + "."
+    return prefixes
+
+
+# -- the page and the API
 
 
 async def find_queues(call: Call, query: QueueQuery) -> QueuePage:
     """Return the queues that match a query."""
-    return make_queue_page(call.queues, await read_oldest_ready(call, call.queues), query)
+    return make_queue_page(call.queues, await read_oldest_ready_at(call, call.queues), query)
 
 
 @endpoints.api("GET /queues", "api-queues", cli="queue list")
 async def list_queues(call: Call, query: QueueQuery) -> ListPage[QueueView]:
     """List queues with their current statistics."""
     page, now_ms = await find_queues(call, query), call.now_ms
-    items = [QueueView.of_status(q.status, q.oldest_at, now_ms) for q in page.queues]
+    items = [QueueView.of_status(q.status, q.oldest_ready_at, now_ms) for q in page.queues]
     return ListPage[QueueView](items=items, next=page.next)
 
 
@@ -91,9 +215,9 @@ async def show_queues(call: Call, query: QueueQuery) -> web.Response:
         "queues.html",
         query=query,
         listed=listed,
-        figures=read_figures(listed.queues, call.now_ms),
+        cells=read_cells(listed.queues, call.now_ms),
         trends=read_trends(call.context, listed.queues),
-        stems=listing.common_prefixes(names),
+        stems=common_prefixes(names),
         total=len(call.queues),
         snippets=first_snippets(call),
     )
@@ -111,9 +235,11 @@ def first_snippets(call: Call) -> Any:
     return publish_snippets(host, port, base)
 
 
-def read_figures(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
+def read_cells(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
     """Return the values for the table of queues, keyed by queue_id and column."""
-    return {q.status.queue_id: listing.queue_figures(q, now_ms) for q in listed}
+    return {
+        row.status.queue_id: queue_cells(row.status, row.oldest_ready_at, now_ms) for row in listed
+    }
 
 
 def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, str]:
@@ -129,17 +255,16 @@ async def read_live_list(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the totals over all queues, and the live values of a list that shows these ids."""
     status, now_ms, listed_ids = call.status, call.now_ms, frozenset(ids)
-    ages = await read_oldest_ready(call, status.queues)
+    oldest_ready_at = await read_oldest_ready_at(call, status.queues)
     texts: dict[str, str] = {}
     points: dict[str, str] = {}
     for queue in status.queues:
         if queue.queue_id in listed_ids:
-            row = ListedQueue(queue, ages.get(queue.queue_id))
-            figures = listing.queue_figures(row, now_ms)
-            texts |= {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
+            cells = queue_cells(queue, oldest_ready_at.get(queue.queue_id), now_ms)
+            texts |= {f"{queue.queue_id}.{key}": value for key, value in cells.items()}
             points[f"{queue.queue_id}.in"] = trends.read_spark(call.context, queue.queue_id)
-    tiles = listing.overview_tiles(status, ages, now_ms)
-    listed = make_queue_page(status.queues, ages, query)
+    tiles = overview_tiles(status, oldest_ready_at, now_ms)
+    listed = make_queue_page(status.queues, oldest_ready_at, query)
     return tiles, {
         "shown": texts,
         "points": points,

@@ -27,10 +27,15 @@ from phpmq_lite.admin.messages.listing import (
 )
 from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.admin.pipeline.readers import read_claims
-from phpmq_lite.admin.queues import listing, settings_form
-from phpmq_lite.admin.queues.list import QueueView
-from phpmq_lite.admin.queues.listing import ListedQueue, read_oldest_ready
+from phpmq_lite.admin.queues import settings_form
 from phpmq_lite.admin.queues.settings_form import FIELDS, BadFieldError, SettingsInput, SettingsView
+from phpmq_lite.admin.queues.view import (
+    QueueView,
+    paused_sides,
+    queue_cells,
+    read_oldest_ready_at,
+    retry_hint,
+)
 from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
@@ -81,26 +86,34 @@ async def show_queue(call: Call, queue: Queue, query: QueuePageQuery) -> web.Res
 async def _show(
     call: Call, queue: QueueStatus, query: QueuePageQuery, part: dict[str, Any], status: int = 200
 ) -> web.Response:
-    retry_hint = listing.retry_hint(queue)
+    warning = retry_hint(queue)
     return await call.render(
         "queue.html",
         status=status,
         queue=queue,
         query=query,
-        figures=await _figures(call, queue),
+        cells=await _cells(call, queue),
         forecast=_forecast(call, queue),
-        pauses=listing.paused_sides(queue),
+        pauses=paused_sides(queue),
         records=_records(call, queue),
         quarantined=await _quarantined(call, queue),
-        consumers=listing.consumers_of(call.status, queue.name),
-        retry_warning=f"{retry_hint}." if retry_hint else "",
+        consumers=_consumers(call, queue),
+        retry_warning=f"{warning}." if warning else "",
         **part,
     )
 
 
-async def _figures(call: Call, queue: QueueStatus) -> dict[str, str]:
-    ages = await read_oldest_ready(call, [queue])
-    return listing.queue_figures(ListedQueue(queue, ages.get(queue.queue_id)), call.now_ms)
+async def _cells(call: Call, queue: QueueStatus) -> dict[str, str]:
+    oldest_ready_at = await read_oldest_ready_at(call, [queue])
+    return queue_cells(queue, oldest_ready_at.get(queue.queue_id), call.now_ms)
+
+
+def _consumers(call: Call, queue: QueueStatus) -> list[tuple[ClientStatus, int, int]]:
+    """Return a queue's consumers, each with its credit and the number of messages it holds."""
+    name = queue.name
+    return [
+        (client, *client.queues[name]) for client in call.status.clients if name in client.queues
+    ]
 
 
 async def _part(call: Call, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
@@ -173,7 +186,7 @@ def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageR
 
 async def _consuming(call: Call, queue: QueueStatus) -> list[QueueConsumer]:
     """Return a queue's consumers, sorted by how long they have held a message, longest first."""
-    consumers = listing.consumers_of(call.status, queue.name)
+    consumers = _consumers(call, queue)
     if not consumers:
         return []
     held = {
@@ -212,9 +225,9 @@ def _forecast(call: Call, queue: QueueStatus) -> str:
 async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
     """Return the live values for the header of a queue's page."""
     queue = call.queue(argument)
-    figures = await _figures(call, queue) | {"forecast": _forecast(call, queue)}
-    texts = {f"{queue.queue_id}.{key}": value for key, value in figures.items()}
-    return {"shown": texts, "points": {}, "new": 0, "says": f"Ready {figures['ready']}"}
+    cells = await _cells(call, queue) | {"forecast": _forecast(call, queue)}
+    texts = {f"{queue.queue_id}.{key}": value for key, value in cells.items()}
+    return {"shown": texts, "points": {}, "new": 0, "says": f"Ready {cells['ready']}"}
 
 
 # -- settings
@@ -268,9 +281,9 @@ class QueueDetailView(QueueView):
 @endpoints.api("GET /queues/{q}", "api-queue", gives=QueueDetailView, cli="queue show")
 async def get_queue(call: Call, queue: Queue) -> web.Response:
     """Return a queue with its settings. The ETag identifies the version of the settings."""
-    ages = await read_oldest_ready(call, [queue])
-    figures = QueueView.of_status(queue, ages.get(queue.queue_id), call.now_ms).model_dump()
-    view = QueueDetailView(**figures, settings=SettingsView.of(queue.settings))
+    oldest_ready_at = await read_oldest_ready_at(call, [queue])
+    view = QueueView.of_status(queue, oldest_ready_at.get(queue.queue_id), call.now_ms)
+    view = QueueDetailView(**view.model_dump(), settings=SettingsView.of(queue.settings))
     return _with_etag(view, asdict(queue.settings))
 
 

@@ -10,7 +10,7 @@ from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import QueryModel
 from phpmq_lite.admin.http.output import PerSecond, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.queues.listing import sum_totals
+from phpmq_lite.admin.queues.view import sum_totals
 from phpmq_lite.admin.trends import SPANS, TrendBucket
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.disk_space import measure_disk

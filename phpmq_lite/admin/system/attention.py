@@ -12,7 +12,7 @@ from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_re
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.queues.listing import paused_sides, retry_hint
+from phpmq_lite.admin.queues.view import paused_sides, retry_hint
 from phpmq_lite.admin.system import view
 from phpmq_lite.checks import CHECKS, RECENT_MS, Check, Level, problems
 from phpmq_lite.envelopes.validation import REASONS
@@ -52,7 +52,7 @@ class AttentionFacts:
     """The facts behind the notices; mappings are keyed by queue id, and times are in Unix ms."""
 
     now_ms: int
-    ages: Mapping[int, int] = field(default_factory=dict)  # publish time of the first ready message
+    oldest_ready_at: Mapping[int, int] = field(default_factory=dict)
     expiring: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # number, earliest expiry
     deaths: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # counts, keyed by reason
     unread: Mapping[int, int] = field(default_factory=dict)  # expired without ever being dispatched
@@ -230,7 +230,7 @@ def _deaths(
 
 
 def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
-    settings, at_ms = queue.settings, seen.ages.get(queue.queue_id)
+    settings, at_ms = queue.settings, seen.oldest_ready_at.get(queue.queue_id)
     if settings.alert_age_s and at_ms is not None:
         age_ms, limit_ms = seen.now_ms - at_ms, settings.alert_age_s * 1_000
         text = f"The oldest ready message has waited for {_duration(age_ms)}; the limit is "
@@ -278,7 +278,7 @@ def _duration(ms: int) -> str:
     return formats.format_duration(ms, with_seconds=False)
 
 
-async def read_notices(call: Call, ages: dict[int, int]) -> list[Notice]:
+async def read_notices(call: Call, oldest_ready_at: dict[int, int]) -> list[Notice]:
     """Read the facts that are not in the status, and return the notices."""
     context, status, now_ms = call.context, call.status, call.now_ms
     activity, since_ms = RecentActivity(context.readers), now_ms - RECENT_MS
@@ -287,7 +287,7 @@ async def read_notices(call: Call, ages: dict[int, int]) -> list[Notice]:
         status,
         AttentionFacts(
             now_ms,
-            ages=ages,
+            oldest_ready_at=oldest_ready_at,
             expiring=await context.reader.expiring(now_ms + EXPIRY_NOTICE_MS),
             deaths=await activity.deaths(since_ms),
             unread=await activity.unread_expiries(since_ms),

@@ -286,7 +286,8 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _Q("gauge", "queue_bytes", "Total size of the bodies of live messages", "bytes"),
         _Q("gauge", "queue_oldest_deliverable_age_seconds",
            "Age of the first ready message; absent if there is none",
-           lambda q, now_ms: None if q.oldest_at is None else max(0, now_ms - q.oldest_at) / 1_000),
+           lambda q, now_ms: (None if (at_ms := q.oldest_ready_at) is None
+                              else max(0, now_ms - at_ms) / 1_000)),
         _Q("gauge", "queue_consumers", "Number of consumers", "consumers"),
         _Q("gauge", "queue_credit", "Messages that consumers can accept now", "credit"),
         _Q("gauge", "queue_paused",
@@ -557,7 +558,7 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
         await asyncio.sleep(0)
     labels.end()
     with suppress(StorageError):  # if the ages cannot be read, they are omitted
-        labels.set_oldest(await context.reader.oldest_ready(waiting))
+        labels.set_oldest(await context.reader.oldest_ready_at(waiting))
     return labels.groups()
 
 

@@ -9,20 +9,17 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import LimitParameter
 from phpmq_lite.admin.http.input import read_query
-from phpmq_lite.admin.queues import listing
 from phpmq_lite.admin.queues.list import (
+    QueueQuery,
+    QueueSort,
     first_snippets,
     list_queues,
-    read_figures,
+    make_queue_page,
+    read_cells,
     read_live_list,
     read_trends,
 )
-from phpmq_lite.admin.queues.listing import (
-    QueueQuery,
-    QueueSort,
-    make_queue_page,
-    read_oldest_ready,
-)
+from phpmq_lite.admin.queues.view import overview_tiles, read_oldest_ready_at
 from phpmq_lite.admin.system.attention import read_notices
 from phpmq_lite.admin.system.system import read_restart_report
 from phpmq_lite.admin.trends import SPANS
@@ -44,9 +41,9 @@ class OverviewPageQuery(QueueQuery):
 @endpoints.page("/", "overview", data=list_queues)
 async def show_overview(call: Call, query: OverviewPageQuery) -> web.Response:
     """Show the broker's state at a glance, what needs attention, and the fullest queues."""
-    ages = await read_oldest_ready(call, call.queues)
-    listed = make_queue_page(call.queues, ages, query)
-    notices = await read_notices(call, ages)
+    oldest_ready_at = await read_oldest_ready_at(call, call.queues)
+    listed = make_queue_page(call.queues, oldest_ready_at, query)
+    notices = await read_notices(call, oldest_ready_at)
     drawn = await _charts(call, query.span)
     report = await read_restart_report(call)
     await call.context.engine.pause()
@@ -54,9 +51,9 @@ async def show_overview(call: Call, query: OverviewPageQuery) -> web.Response:
         "overview.html",
         query=query,
         listed=listed,
-        figures=read_figures(listed.queues, call.now_ms),
+        cells=read_cells(listed.queues, call.now_ms),
         trends=read_trends(call.context, listed.queues),
-        tiles=listing.overview_tiles(call.status, ages, call.now_ms),
+        tiles=overview_tiles(call.status, oldest_ready_at, call.now_ms),
         sparks=trends.read_sparks(call.context, call.allowed),
         notices=notices[:NOTICES_SHOWN],
         more_notices=notices[NOTICES_SHOWN:],

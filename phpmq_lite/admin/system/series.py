@@ -48,7 +48,7 @@ class QueueSeries:
         self.wait: Sequence[int] = ()  # histogram of all wait times since startup
         self.hold: Sequence[int] = ()
         self.gauges: Counter[str] = Counter()
-        self.oldest_at: int | None = None  # in Unix ms
+        self.oldest_ready_at: int | None = None  # in Unix ms
         self.is_alive = False  # whether a queue has this label at this scrape
         self._last: _Counts = Counter()  # sums at the previous scrape
         self._base: _Counts = Counter()  # compensates for removed or reset queues
@@ -59,7 +59,7 @@ class QueueSeries:
         """Discard the values of the previous scrape."""
         self.counts, self.gauges = Counter(), Counter()
         self.wait = self.hold = ()
-        self.oldest_at, self.is_alive = None, False
+        self.oldest_ready_at, self.is_alive = None, False
 
     def add(self, queue: QueueStatus) -> None:
         """Add a queue's counts and gauges to the sums."""
@@ -95,8 +95,8 @@ class QueueSeries:
 
     def set_oldest(self, at_ms: int) -> None:
         """Record when a queue's first ready message was published; keep the earliest time."""
-        if self.oldest_at is None or at_ms < self.oldest_at:
-            self.oldest_at = at_ms
+        if self.oldest_ready_at is None or at_ms < self.oldest_ready_at:
+            self.oldest_ready_at = at_ms
 
 
 class _Span:
@@ -172,9 +172,9 @@ class MetricLabels:
         for group in self.groups():
             group.end()
 
-    def set_oldest(self, ages: Mapping[int, int]) -> None:
+    def set_oldest(self, oldest_ready_at: Mapping[int, int]) -> None:
         """Record when each queue's first ready message was published; keys are queue ids."""
-        for queue_id, at_ms in ages.items():
+        for queue_id, at_ms in oldest_ready_at.items():
             self._ids.get(queue_id, self._other).set_oldest(at_ms)
 
     def groups(self) -> list[QueueSeries]:

@@ -168,7 +168,7 @@ class MessageReader(RowReader):
 
     # -- queues
 
-    async def oldest_ready(self, queue_ids: Iterable[int]) -> dict[int, int]:
+    async def oldest_ready_at(self, queue_ids: Iterable[int]) -> dict[int, int]:
         """Return when each queue's first ready message was published, omitting empty queues."""
         rows = await self._read("oldest_ready", queue_ids=json.dumps(list(queue_ids)))
         return {queue_id: published_at for queue_id, published_at in rows if published_at}

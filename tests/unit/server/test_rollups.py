@@ -149,7 +149,7 @@ def test_age_is_that_of_the_oldest_ready_message() -> None:
     )
     rig = Rig(orders, mail, records)
     at_ms = (START_S + 10) * 1_000
-    rig.rollups.ages = {1: at_ms - 5_000, 2: at_ms - 9_000, 3: at_ms - 90_000}
+    rig.rollups.oldest_ready_at = {1: at_ms - 5_000, 2: at_ms - 9_000, 3: at_ms - 90_000}
     rig.slot()
     ages = [rig.rollups.points(key)[0].oldest_age_ms for key in (1, 2, ALL, DEAD_LETTERS)]
     assert ages == [5_000, 9_000, 9_000, 90_000]

@@ -66,7 +66,7 @@ def test_limits_that_somebody_set_are_alerts() -> None:
     over = queue_status("over", 1, ready=11, consumers=1, settings=limited)
     within = queue_status("within", 2, ready=10, consumers=1, settings=limited)
     ages = {1: NOW_MS - 2 * MINUTE_MS, 2: NOW_MS - MINUTE_MS}
-    notices = found(over, within, seen=AttentionFacts(NOW_MS, ages=ages))
+    notices = found(over, within, seen=AttentionFacts(NOW_MS, oldest_ready_at=ages))
     assert [(n.level, n.text) for n in notices] == [
         ("bad", "The oldest ready message has waited for 2 min; the limit is 1 min"),
         ("bad", "11 ready messages; the limit is 10"),

@@ -89,6 +89,6 @@ def test_oldest_message_of_the_shared_label_is_the_oldest_of_all() -> None:
     labels = MetricLabels()
     scrape(labels, *(acked(f"q{at}", at, 0) for at in range(1, 5)))
     labels.set_oldest({1: 50, 3: 40, 4: 30})
-    assert {group.label: group.oldest_at for group in labels.groups()} == {
+    assert {group.label: group.oldest_ready_at for group in labels.groups()} == {
         "q1": 50, "q2": None, OTHER: 30,
     }  # fmt: skip

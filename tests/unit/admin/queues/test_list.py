@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.output import list_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.queues import listing as queue_list
-from phpmq_lite.admin.queues.list import QueueView
-from phpmq_lite.admin.queues.listing import (
-    ListedQueue,
+from phpmq_lite.admin.queues.list import (
     QueuePage,
     QueueQuery,
     QueueSort,
+    common_prefixes,
     make_queue_page,
     matches_name,
 )
+from phpmq_lite.admin.queues.view import QueueView, overview_tiles, queue_cells
 from phpmq_lite.csv_lines import csv_cell
 from tests.unit.admin.cases import NOW_MS, broker_status, queue_status
 
@@ -128,25 +127,25 @@ def test_tiles_count_dead_letter_records_once() -> None:
         queue_status("orders.retry", 3, dead_letter_queue="orders.dlq"),
         queue_status("returns", 4, dead=1, dead_letter_queue="orders.dlq"),
     )
-    shown = queue_list.overview_tiles(status, {1: NOW_MS - 60_000, 2: NOW_MS - 9_000_000}, NOW_MS)
+    shown = overview_tiles(status, {1: NOW_MS - 60_000, 2: NOW_MS - 9_000_000}, NOW_MS)
     picked = {key: shown[f"total.{key}"] for key in ("ready", "dead", "age", "in", "queues")}
     assert picked == {"ready": "5", "dead": "3", "age": "1 min", "in": "1.5", "queues": "4"}
 
 
-def test_figures_of_a_queue_have_a_dash_where_nothing_waits() -> None:
-    shown = queue_list.queue_figures(ListedQueue(queue_status(ready=1_204), None), NOW_MS)
-    assert (shown["ready"], shown["age"]) == ("1,204", "–")
+def test_cells_of_a_queue_have_a_dash_where_nothing_waits() -> None:
+    cells = queue_cells(queue_status(ready=1_204), None, NOW_MS)
+    assert (cells["ready"], cells["age"]) == ("1,204", "–")
 
 
 def test_names_are_grouped_at_the_dot() -> None:
     names = ["a.b", "a.b.c", "a.x", "ab", "orders", "orders.dlq", "orders.dlq.x", "..", "..."]
-    assert queue_list.common_prefixes(names) == {
+    assert common_prefixes(names) == {
         "a.b.c": "a.b.",
         "a.x": "a.",
         "orders.dlq": "orders.",
         "orders.dlq.x": "orders.dlq.",
     }
-    assert queue_list.common_prefixes(["orders.eu"]) == {}
+    assert common_prefixes(["orders.eu"]) == {}
 
 
 def test_client_name_has_what_is_known() -> None:
