@@ -87,6 +87,10 @@ def no_object(name: str, content: bytes, detail: str = "") -> Case:
     return Case(name, content, "poison", "wrap", detail=detail)
 
 
+def other_version(name: str, content: bytes, detail: str = "") -> Case:
+    return Case(name, content, "unsupported_schema_version", "keep", "/meta/schema_version", detail)
+
+
 VALID: Final = (
     Case("whole envelope", body()),
     Case("empty data", body(data="{}")),
@@ -113,13 +117,19 @@ VALID: Final = (
     Case("attempts smallest", body(attempts="-9223372036854775808")),
     Case("unknown members", ending(',"x":{"y":[null,1e400]},"Job":5,"META":[]')),
     Case("name written with an escape", body(attempts=None)[:-1] + b',"att\\u0065mpts":0}'),
-    Case("white space everywhere", b' \n{ "urn" : "a" ,\t"trace_id":"t","data":{ } ,\r\n"meta":'
-         b'{ "schema_version" : 1 } , "attempts" : 3 } \n'),
+    Case(
+        "white space everywhere",
+        b' \n{ "urn" : "a" ,\t"trace_id":"t","data":{ } ,\r\n"meta":'
+        b'{ "schema_version" : 1 } , "attempts" : 3 } \n',
+    ),
     Case("job twice, the last a text", b'{"job":5,' + body()[1:]),
     Case("data twice", ending(',"data":{"a":1}')),
     Case("outdated top level", body(timestamp="1"), warnings=1),
-    Case("outdated in meta", with_meta(max_retries="3", attempts='"x"', source="5", ts="{}"),
-         warnings=4),
+    Case(
+        "outdated in meta",
+        with_meta(max_retries="3", attempts='"x"', source="5", ts="{}"),
+        warnings=4,
+    ),
     Case("dead_letter null", body(dead_letter="null"), record="replace"),
     Case("dead_letter whole", body(dead_letter=BLOCK), record="replace"),
     Case("dead_letter before others", b'{"dead_letter": {} , ' + body()[1:], record="replace"),
@@ -133,11 +143,17 @@ VALID: Final = (
     Case("text like an infinite number", body(data='{"a":"1e400 %s"}' % ("9" * 400))),
     Case("brackets in a text", body(data='{"a":"%s"}' % ("[{" * 300))),
     Case("256 levels", nested(256)),
-    Case("data [] of php", body(data="[]", meta=to_json({**META, "lang": '"php"'})),
-         is_tolerated=True),
-    Case("data [] of php with space", body(data="[ ]", meta='{"lang":"php","schema_version":1}'),
-         is_tolerated=True),
-)  # fmt: skip
+    Case(
+        "data [] of php",
+        body(data="[]", meta=to_json({**META, "lang": '"php"'})),
+        is_tolerated=True,
+    ),
+    Case(
+        "data [] of php with space",
+        body(data="[ ]", meta='{"lang":"php","schema_version":1}'),
+        is_tolerated=True,
+    ),
+)
 
 UNREADABLE: Final = (
     Case("not UTF-8", b"\xff", "poison", "base64", detail="UTF-8"),
@@ -222,49 +238,87 @@ POISON: Final = (
     poison("attempts infinite", body(attempts="1e400"), "/attempts"),
     poison("attempts of two, one a text", ending(',"attempts":"3"'), "/attempts"),
     Case("dead_letter a text", body(dead_letter='"x"'), "poison", "wrap", "/dead_letter"),
-    Case("dead_letter.attempts a text", body(dead_letter='{"attempts":"3"}'), "poison", "wrap",
-         "/dead_letter/attempts"),
-    Case("dead_letter.lang an object", body(dead_letter='{"lang":{}}'), "poison", "wrap",
-         "/dead_letter/lang"),
+    Case(
+        "dead_letter.attempts a text",
+        body(dead_letter='{"attempts":"3"}'),
+        "poison",
+        "wrap",
+        "/dead_letter/attempts",
+    ),
+    Case(
+        "dead_letter.lang an object",
+        body(dead_letter='{"lang":{}}'),
+        "poison",
+        "wrap",
+        "/dead_letter/lang",
+    ),
     Case("like a wrapper", b'{"raw":"x"}', "poison", "wrap", detail="missing_urn"),
     Case("like a wrapper of base64", b'{"raw":"/w==","raw_encoding":"base64"}', "poison", "wrap"),
     poison("two things wrong: type first", body(job=None, attempts='"3"'), "/attempts"),
-)  # fmt: skip
+)
 
 CONTRACT: Final = (
     Case("meta missing", body(meta=None), "missing_meta", pointer="/meta", detail="missing"),
     Case("meta null", body(meta="null"), "missing_meta", pointer="/meta", detail="null"),
     Case("meta twice, the last null", ending(',"meta":null'), "missing_meta", pointer="/meta"),
-    Case("version 2", with_meta(schema_version="2"), "unsupported_schema_version", "keep",
-         "/meta/schema_version", "2"),
-    Case("version 0", with_meta(schema_version="0"), "unsupported_schema_version", "keep",
-         "/meta/schema_version"),
-    Case("version null", with_meta(schema_version="null"), "unsupported_schema_version", "keep",
-         "/meta/schema_version"),
-    Case("version missing", body(meta="{}"), "unsupported_schema_version", "keep",
-         "/meta/schema_version"),
-    Case("version 2 with a block", body(meta='{"schema_version":2}', dead_letter=BLOCK),
-         "unsupported_schema_version", "keep", "/meta/schema_version"),
+    other_version("version 2", with_meta(schema_version="2"), "2"),
+    other_version("version 0", with_meta(schema_version="0")),
+    other_version("version null", with_meta(schema_version="null")),
+    other_version("version missing", body(meta="{}")),
+    other_version("version 2 with a block", body(meta='{"schema_version":2}', dead_letter=BLOCK)),
     Case("data missing", body(data=None), "invalid_data", pointer="/data"),
     Case("data null", body(data="null"), "invalid_data", pointer="/data"),
     Case("trace_id missing", body(trace_id=None), "missing_trace_id", pointer="/trace_id"),
     Case("trace_id null", body(trace_id="null"), "missing_trace_id", pointer="/trace_id"),
-    Case("trace_id blank", body(trace_id='" \\r"'), "missing_trace_id", pointer="/trace_id",
-         detail="blank"),
+    Case(
+        "trace_id blank",
+        body(trace_id='" \\r"'),
+        "missing_trace_id",
+        pointer="/trace_id",
+        detail="blank",
+    ),
     Case("attempts missing", body(attempts=None), "invalid_attempts", pointer="/attempts"),
     Case("attempts null", body(attempts="null"), "invalid_attempts", pointer="/attempts"),
-    Case("attempts null with a block", body(attempts="null", dead_letter=BLOCK),
-         "invalid_attempts", "wrap", "/attempts"),
+    Case(
+        "attempts null with a block",
+        body(attempts="null", dead_letter=BLOCK),
+        "invalid_attempts",
+        "wrap",
+        "/attempts",
+    ),
     Case("all missing but job", b'{"job":"urn:a"}', "missing_meta", pointer="/meta"),
-    Case("version before data", body(meta="{}", data="null"), "unsupported_schema_version", "keep",
-         "/meta/schema_version"),
-    Case("data before trace_id", body(data="null", trace_id='""'), "invalid_data",
-         pointer="/data"),
-    Case("trace_id before attempts", body(trace_id="null", attempts=None), "missing_trace_id",
-         pointer="/trace_id"),
-)  # fmt: skip
+    other_version("version before data", body(meta="{}", data="null")),
+    Case("data before trace_id", body(data="null", trace_id='""'), "invalid_data", pointer="/data"),
+    Case(
+        "trace_id before attempts",
+        body(trace_id="null", attempts=None),
+        "missing_trace_id",
+        pointer="/trace_id",
+    ),
+)
 
 CASES: Final = (*VALID, *UNREADABLE, *POISON, *CONTRACT)
+
+
+_WORDS: Final = r"""
+    null true 0 1 -1 1.0 1e0 1E400 -0 01 1. NaN -Infinity php "" "!" "a" "\u0061" "\\u0061" "\t"
+    "\ud800" "\ud83d\ude00" "\udc00\ud800" "\\ud800" "\/" "\x" "ä" [] [1,] {} {"a":1,"a":2}
+    {"a":1e309} {"id":3} {"id":"i","schema_version":1} {"schema_version":1} {"schema_version":1.0}
+    {"schema_version":1,"schema_version":2} {"schema_version":1,"ts":3}
+    {"lang":"php","schema_version":1}
+"""
+# JSON, and almost JSON
+PIECES: Final = (
+    *_WORDS.split(),
+    *('" "', '" a"', '"\t"', '"\x7f"', '"\x01"', '"\u2028"', BLOCK),
+    *('"' + "x" * length + '"' for length in (512, 513)),
+    *("9" * digits for digits in (19, 20, 309, 450)),
+    "1" + "0" * 308,
+    '{"a":' + "9" * 309 + "}",
+    *('{"a":' + "[" * levels + "]" * levels + "}" for levels in (201, 254, 255, 256)),
+    "[" * 300,
+    '{"a":' * 90 + "1" + "}" * 90,
+)
 
 
 def record_of(case: Case, block: bytes) -> bytes:
