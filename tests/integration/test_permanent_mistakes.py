@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -63,72 +63,122 @@ def http(name: str, words: Words, *command: str) -> Mistake:
     return Mistake(name, words, command=command, absent=dict.fromkeys(CLIENTS, NO_HTTP))
 
 
+def tls(name: str, words: Words, address: str, **fields: Any) -> Mistake:
+    return Mistake(name, words, address, is_tls=True, **fields)
+
+
+PHPMQS: Final = ("{address} uses TLS", "use phpmqs://{address}")
 NO_ANSWER: Final = (
     "{address} ended 3 connections without an answer",
     "tcp.tls_client_ca",
     "tcp.allow",
 )
-LONG: Final = "q" * 300
+HANDSHAKE: Final = ("{address}", "TLS handshake", "tcp.allow")
+OTHER_NAME: Final = ("{address}", "connect with one of its names")
+ADMIN: Final = "http://127.0.0.1:{admin}"
+LIST: Final = ("queue", "list", "--url")
 
 MISTAKES: Final = [
     # address
     Mistake("port that is no number", ("127.0.0.1:http", "HOST:PORT"), "127.0.0.1:http"),
-    Mistake("name that is unknown", ("nobody.invalid", "unknown", "check the address"),
-            "nobody.invalid:9100"),
+    Mistake(
+        "name that is unknown",
+        ("nobody.invalid", "unknown", "check the address"),
+        "nobody.invalid:9100",
+    ),
     # port
     Mistake("port that does not exist", ("99999", "65535"), "127.0.0.1:99999"),
-    Mistake("port on which nothing listens", ("{address}", "start it, or correct the port"),
-            "127.0.0.1:{free}"),
+    Mistake(
+        "port on which nothing listens",
+        ("{address}", "start it, or correct the port"),
+        "127.0.0.1:{free}",
+    ),
     Mistake("port of the admin", ("{address}", "HTTP", "9100"), "127.0.0.1:{admin}"),
     # TLS
-    Mistake("client without TLS, listener with TLS", ("{address} uses TLS", "use tls://{address}"),
-            "localhost:{tls}",
-            other=dict.fromkeys(("python", "asyncio", "command"),
-                                ("{address} uses TLS", "use phpmqs://{address}"))),
-    Mistake("client with TLS, listener without", ("{address}", "TLS handshake", "tls_cert"),
-            is_tls=True),
-    Mistake("client with TLS, address that may not connect",
-            ("{address}", "TLS handshake", "tcp.allow"), "localhost:{tls_not_allowed}",
-            is_tls=True),
-    Mistake("client with TLS, address whose connections are reset",
-            ("{address}", "TLS handshake", "tcp.allow"), "localhost:{resets}", is_tls=True),
-    Mistake("client with TLS, port of the admin", ("{address}", "not use TLS", "tls_cert"),
-            "127.0.0.1:{admin}", is_tls=True),
-    Mistake("certificate that is not trusted", ("{address}", "not trusted", "--tls-ca FILE"),
-            "localhost:{tls}", is_tls=True, trusts="{other_ca}",
-            other={
-                "php": ("{address}", "certificate verify failed", "'cafile' => FILE"),
-                "node": ("{address}", "not trusted", "NODE_EXTRA_CA_CERTS=FILE"),
-                "go": ("{address}", "not trusted", "SSL_CERT_FILE=FILE"),
-            }),
-    Mistake("certificate for another name", ("{address}", "name of the certificate"),
-            "127.0.0.2:{tls}", is_tls=True,
-            other=dict.fromkeys(("node", "go"), ("{address}", "connect with one of its names"))),
-    Mistake("client certificate that is missing", NO_ANSWER, "localhost:{client_ca}", is_tls=True),
-    http("http:// on a listener with TLS",
-         ("http://localhost:{tls_admin} uses TLS", "use https://localhost:{tls_admin}"),
-         "queue", "list", "--url", "http://localhost:{tls_admin}"),
-    http("https:// on a listener without TLS",
-         ("https://127.0.0.1:{admin}", "does not use TLS", "use http://127.0.0.1:{admin}"),
-         "queue", "list", "--url", "https://127.0.0.1:{admin}"),
+    Mistake(
+        "client without TLS, listener with TLS",
+        ("{address} uses TLS", "use tls://{address}"),
+        "localhost:{tls}",
+        other=dict.fromkeys(("python", "asyncio", "command"), PHPMQS),
+    ),
+    tls(
+        "client with TLS, listener without",
+        ("{address}", "TLS handshake", "tls_cert"),
+        Mistake.address,
+    ),
+    tls("client with TLS, address that may not connect", HANDSHAKE, "localhost:{tls_not_allowed}"),
+    tls("client with TLS, address whose connections are reset", HANDSHAKE, "localhost:{resets}"),
+    tls(
+        "client with TLS, port of the admin",
+        ("{address}", "not use TLS", "tls_cert"),
+        "127.0.0.1:{admin}",
+    ),
+    tls(
+        "certificate that is not trusted",
+        ("{address}", "not trusted", "--tls-ca FILE"),
+        "localhost:{tls}",
+        trusts="{other_ca}",
+        other={
+            "php": ("{address}", "certificate verify failed", "'cafile' => FILE"),
+            "node": ("{address}", "not trusted", "NODE_EXTRA_CA_CERTS=FILE"),
+            "go": ("{address}", "not trusted", "SSL_CERT_FILE=FILE"),
+        },
+    ),
+    tls(
+        "certificate for another name",
+        ("{address}", "name of the certificate"),
+        "127.0.0.2:{tls}",
+        other=dict.fromkeys(("node", "go"), OTHER_NAME),
+    ),
+    tls("client certificate that is missing", NO_ANSWER, "localhost:{client_ca}"),
+    http(
+        "http:// on a listener with TLS",
+        ("http://localhost:{tls_admin} uses TLS", "use https://localhost:{tls_admin}"),
+        *LIST,
+        "http://localhost:{tls_admin}",
+    ),
+    http(
+        "https:// on a listener without TLS",
+        ("https://127.0.0.1:{admin}", "does not use TLS", f"use {ADMIN}"),
+        *LIST,
+        "https://127.0.0.1:{admin}",
+    ),
     # token
-    http("token that is missing", ("requires a login", "--token-file FILE", "token create"),
-         "queue", "list", "--url", "http://127.0.0.1:{admin}"),
-    http("token that is unknown", ("token is unknown", "`phpmq-lite token create NAME`"),
-         "queue", "list", "--url", "http://127.0.0.1:{admin}", "--token-file", "{wrong_token}"),
+    http(
+        "token that is missing",
+        ("requires a login", "--token-file FILE", "token create"),
+        *LIST,
+        ADMIN,
+    ),
+    http(
+        "token that is unknown",
+        ("token is unknown", "`phpmq-lite token create NAME`"),
+        *LIST,
+        ADMIN,
+        "--token-file",
+        "{wrong_token}",
+    ),
     # size
-    Mistake("message above the client's limit", ("9000", "8388608", "limits.max_content"),
-            size=9_000_000),
-    Mistake("message above the broker's limit", ("{address}", "2000", "limits.max_content"),
-            size=2_000_000),
+    Mistake(
+        "message above the client's limit",
+        ("9000", "8388608", "limits.max_content"),
+        size=9_000_000,
+    ),
+    Mistake(
+        "message above the broker's limit",
+        ("{address}", "2000", "limits.max_content"),
+        size=2_000_000,
+    ),
     # name
-    Mistake("queue name that is too long", ("queue name", "255", "300"), queue=LONG),
+    Mistake("queue name that is too long", ("queue name", "255", "300"), queue="q" * 300),
     # rights
-    http("token without the right", ("operator", "viewer"),
-         "queue", "purge", "orders", "--yes", "--url", "http://127.0.0.1:{admin}",
-         "--token-file", "{viewer_token}"),
+    http(
+        "token without the right",
+        ("operator", "viewer"),
+        *("queue", "purge", "orders", "--yes", "--url", ADMIN, "--token-file", "{viewer_token}"),
+    ),
     Mistake("address that may not connect", NO_ANSWER, "127.0.0.1:{not_allowed}"),
-]  # fmt: skip
+]
 
 
 # -- the programs

@@ -143,13 +143,15 @@ ONLY: Final[dict[str, dict[str, list[Any]]]] = {
 ENGINES_DIFFER: Final = {"pages", "schema", "search_ends", "next_seq", "next_offset", "few_traced"}
 TIES: Final = {"since"}  # in no order where they are equal
 OTHERS: Final = {"insert_start", "trim_starts", "overdue_messages"}  # not read through a pool
+FILES: Final = (
+    "messages search activity audit consumers accounts rollups database_size startup arrow"
+)
 STATEMENTS: Final = [
     (file, name)
-    for file in ("messages", "search", "activity", "audit", "consumers", "accounts", "rollups",
-                 "database_size", "startup", "arrow")
+    for file in FILES.split()
     for name in load(file, "postgres")
     if name not in OTHERS | ENGINES_DIFFER
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("file", "name"), STATEMENTS)
@@ -229,10 +231,16 @@ async def _message_pages(reader: MessageReader) -> list[Any]:
 async def _bodies(reader: MessageReader, seqs: list[int]) -> list[Any]:
     rows = await reader.rows(seqs)
     return [
-        [await reader.body(row), await reader.body_part(row, 7, 90), await reader.sha256(row),
-         await reader.whole_body(row), await reader.events(row.seq), await reader.links([row.seq])]
+        [
+            await reader.body(row),
+            await reader.body_part(row, 7, 90),
+            await reader.sha256(row),
+            await reader.whole_body(row),
+            await reader.events(row.seq),
+            await reader.links([row.seq]),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 async def _history_pages(reader: MessageReader) -> list[Any]:
@@ -287,12 +295,12 @@ async def search_everywhere(search: Search, query: SearchQuery, **given: Any) ->
     return [found, frozen]
 
 
-MORE_TEXTS: Final = [
-    "data.n:1e3", "data.n:10.*", "data.big:1.2*", "data.big:1*", "data.x:*", "data.s:?u",
-    "data.s:*%*", 'data.s:"_u"', "data.t:*", "urn:*[y]", "urn:*_*", "client:10.0.0.7:*",
-    "verdict:poison", "attempts:>0", "meta:x*", "reason:*", "trace:7b*", "queue:Orders",
-    "queue:a_b%", "queue:größe", r"data.s:e\*", 'x\0y', "data.n:>1000 data.n:<1043", "\U0001f600",
-]  # fmt: skip
+_TEXTS: Final = r"""
+data.n:1e3 data.n:10.* data.big:1.2* data.big:1* data.x:* data.s:?u data.s:*%* data.s:"_u"
+data.t:* urn:*[y] urn:*_* client:10.0.0.7:* verdict:poison attempts:>0 meta:x* reason:* trace:7b*
+queue:Orders queue:a_b% queue:größe data.s:e\*
+"""
+MORE_TEXTS: Final = [*_TEXTS.split(), "x\0y", "data.n:>1000 data.n:<1043", "\U0001f600"]
 
 
 @pytest.mark.parametrize("text", [*TEXTS, *MORE_TEXTS])
@@ -331,16 +339,24 @@ async def test_neighbours_and_matches_are_the_same(
     assert theirs == ours
 
 
+_VALUES: Final = r"""
+"qq\u0000y","b":1 "\\u0000" 1,"a":2 1e400 -1e400 1e3 -0 9223372036854775807 9223372036854775808
+0.1 1e-5 123456789012345.678 1e999999999 true "true" {"b":1} [1,{"b":"x"}] null 01 "größe"
+"\ud800x" "\ud83d\ude00"
+"""
 BODIES: Final = [
-    b'{"a":"\\ud800x"}', b'{"a":"qq\\u0000y","b":1}', b'{"b":"\\u0000","a":"x"}',
-    b'{"a":"\\\\u0000"}',
-    b'{"a":"\xff"}', b'{"\xff":1,"a":"x"}', b'{"a":1,"a":2}', b'{"a":1e400}', b'{"a":-1e400}',
-    b'{"a":1e3}', b'{"a":-0}', b'{"a":9223372036854775807}', b'{"a":9223372036854775808}',
-    b'{"a":0.1}', b'{"a":1e-5}', b'{"a":123456789012345.678}', b'{"a":1e999999999}', b'{"a":true}',
-    b'{"a":"true"}', b'{"a":{"b":1}}', b'{"a":[1,{"b":"x"}]}', b'{"a":null}', b' \n\t[{"a":1}]',
-    b'\xef\xbb\xbf{"a":1}', b'{"a":1}x', b'{"a":01}', b'{"a":"\x01"}', b"[" * 100_000, b'{"a" :1}',
-    b'{"A":"x"}', b'{"a":"\\ud83d\\ude00"}', '{"a":"größe"}'.encode(),
-]  # fmt: skip
+    *(b'{"a":%s}' % value.encode() for value in _VALUES.split()),
+    b'{"b":"\\u0000","a":"x"}',
+    b'{"a":"\xff"}',
+    b'{"\xff":1,"a":"x"}',
+    b' \n\t[{"a":1}]',
+    b'\xef\xbb\xbf{"a":1}',
+    b'{"a":1}x',
+    b'{"a":"\x01"}',
+    b"[" * 100_000,
+    b'{"a" :1}',
+    b'{"A":"x"}',
+]
 
 
 async def test_hostile_bodies_are_found_as_in_sqlite(
@@ -354,12 +370,9 @@ async def test_hostile_bodies_are_found_as_in_sqlite(
     database.connection.close()
     copy_rows(database.path, postgres_database)
     readers = SqliteReaders(database.path), PostgresReaders(lambda: postgres_database)
-    terms = [
-        *(f"$.a:{text}" for text in ("*", "x", "*x*", "1", "0", "1.*", "1000.0", "Inf", "-Inf",
-                                     "0.1", "922337203685477580?", "9.*", "true", "null", ">0",
-                                     "<=1", "gr??e", "?", "1.0e-05")),
-        "$.a.b:1", "$.a.1.b:x", "$.0.a:1", "$.b:*",
-    ]  # fmt: skip
+    values = "* x *x* 1 0 1.* 1000.0 Inf -Inf 0.1 922337203685477580? 9.* true null >0 <=1 gr??e ?"
+    terms = [f"$.a:{value}" for value in values.split()]
+    terms += ["$.a:1.0e-05", "$.a.b:1", "$.a.1.b:x", "$.0.a:1", "$.b:*"]
     for text in terms:
         for query in (parse_search(text), parse_search(f"-{text}")):
             ours, theirs = [

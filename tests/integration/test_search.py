@@ -66,30 +66,29 @@ async def search(
     await readers.close()
 
 
-TEXTS = [
-    "", "queue:orders", "queue:orders*", "queue:*r*", "queue:nothing", "-queue:mail",
-    "queue:orders queue:mail", "queue:orders* -queue:*.dlq", r'queue:"od[d] \"q\" \*"',
-    "state:ready", "state:dispatched", "state:ready state:dispatched", "state:acked",
-    "state:dead state:deleted", "-state:acked", "-state:ready", "state:ready state:dead",
-    "state:ready -state:ready", "queue:mail state:ready", "queue:mail state:dispatched",
-    "queue:mail state:dead", "queue:mail state:ready state:acked", "queue:orders* state:expired",
-    "urn:*", "-urn:*", "urn:orders:*", "urn:urn:test:[y]", "-urn:test:*", "urn:orders:x urn:test:*",
-    "trace:7b3f*", "trace:7b3f-1", "-trace:7b3f-1",
-    "trace:*-1", "trace:7b3f-1 trace:7b3f-2 state:dead", "queue:mail trace:7b* state:ready",
-    "trace:7b3f-1 trace:*-2 state:acked", "queue:mail trace:7b3f-2 state:dispatched",
-    "reason:crc", "-reason:crc", "reason:c*", "reason:missing_urn", "-reason:missing_*",
-    "reason:missing_urn state:ready", "queue:mail reason:missing_urn state:dead", "reason:poison",
-    "origin:orders", "-origin:*", "client:10.0.0.7", "client:10.0.*", "-client:8", "client:0",
-    "client:admin", "deliveries:>3", "deliveries:0", "-deliveries:<=2", "size:0", "size:>100",
-    "size:>1k", "age:>1h", "age:<=30m", "ttl:<60s", "ttl:never", "-ttl:never", "-ttl:<60s",
-    "id:#12", "id:000000000000000*", "id:#12 id:#13", "-id:#12", "id:0000000000000014*",
-    "1042", "-1042", '"data"', "café", "a/b", "-café", "[[[", "DROP", '"\\u0065"',
-    "data.n:1042", "-data.n:1042", "data.n:104?", "data.n:>1000", "data.n:<0", "data.n:10.5",
-    "data.n:>=10", "data.s:eu", "data.s:*-1", "data.t:true", "data.z:null", "data.z:*",
-    "data.big:123456789012345678901234567890", "data.a.0.k:v", "data.n:*", "$.n:1042",
-    "meta.lang:php", 'dead_letter.error:"Key * of *"', 'data.s:""',
-    "queue:orders state:ready data.n:1042 -urn:*", "state:acked queue:orders* 1042 age:>10m",
-]  # fmt: skip
+SEARCHES = r"""
+queue:orders | queue:orders* | queue:*r* | queue:nothing | -queue:mail | queue:orders queue:mail
+queue:orders* -queue:*.dlq | queue:"od[d] \"q\" \*" | state:ready | state:dispatched
+state:ready state:dispatched | state:acked | state:dead state:deleted | -state:acked
+-state:ready | state:ready state:dead | state:ready -state:ready | queue:mail state:ready
+queue:mail state:dispatched | queue:mail state:dead | queue:mail state:ready state:acked
+queue:orders* state:expired | urn:* | -urn:* | urn:orders:* | urn:urn:test:[y] | -urn:test:*
+urn:orders:x urn:test:* | trace:7b3f* | trace:7b3f-1 | -trace:7b3f-1 | trace:*-1
+trace:7b3f-1 trace:7b3f-2 state:dead | queue:mail trace:7b* state:ready
+trace:7b3f-1 trace:*-2 state:acked | queue:mail trace:7b3f-2 state:dispatched | reason:crc
+-reason:crc | reason:c* | reason:missing_urn | -reason:missing_* | reason:missing_urn state:ready
+queue:mail reason:missing_urn state:dead | reason:poison | origin:orders | -origin:*
+client:10.0.0.7 | client:10.0.* | -client:8 | client:0 | client:admin | deliveries:>3
+deliveries:0 | -deliveries:<=2 | size:0 | size:>100 | size:>1k | age:>1h | age:<=30m | ttl:<60s
+ttl:never | -ttl:never | -ttl:<60s | id:#12 | id:000000000000000* | id:#12 id:#13 | -id:#12
+id:0000000000000014* | 1042 | -1042 | "data" | café | a/b | -café | [[[ | DROP | "\u0065"
+data.n:1042 | -data.n:1042 | data.n:104? | data.n:>1000 | data.n:<0 | data.n:10.5 | data.n:>=10
+data.s:eu | data.s:*-1 | data.t:true | data.z:null | data.z:*
+data.big:123456789012345678901234567890 | data.a.0.k:v | data.n:* | $.n:1042 | meta.lang:php
+dead_letter.error:"Key * of *" | data.s:"" | queue:orders state:ready data.n:1042 -urn:*
+state:acked queue:orders* 1042 age:>10m
+"""
+TEXTS = ["", *re.split(r" \| |\n", SEARCHES.strip())]
 
 
 @pytest.mark.parametrize("text", TEXTS)
