@@ -38,7 +38,6 @@ class Suite:
         return found
 
     def fixture(self, name: str) -> bytes:
-        """Return the bytes of a fixture that a case names."""
         return (self.folder / name).read_bytes()
 
 

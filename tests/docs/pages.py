@@ -87,7 +87,6 @@ def blocks(page: str) -> tuple[Block, ...]:
 
 
 def parse_blocks(page: str, text: str) -> list[Block]:
-    """Return the blocks of a text, like ``blocks``."""
     found: list[Block] = []
     section = before = ""
     is_behind = False  # only a paragraph with "prints" may be in between
@@ -163,7 +162,6 @@ def anchors(page: str) -> frozenset[str]:
 
 
 def links(page: str) -> Iterator[str]:
-    """Yield the targets of the links and pictures of a page."""
     for token in _parsed(text_of(page)):
         for part in token.children or ():
             leads_to = part.attrGet("href" if part.type == "link_open" else "src")

@@ -100,7 +100,6 @@ def _model(name: str, schemas: dict[str, Any], models: Container[str]) -> str:
 
 
 def _linked(words: str, models: Container[str]) -> str:
-    """Link each word that is the name of a model."""
     return " ".join(
         f"[{word}](#{word.lower()})" if word in models else word for word in words.split()
     )

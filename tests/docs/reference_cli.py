@@ -58,7 +58,6 @@ def page() -> str:
 
 
 def every_command() -> Iterator[tuple[str, click.Context]]:
-    """Yield each command path with a context."""
     return _commands("phpmq-lite", root_command, None)
 
 
@@ -73,7 +72,6 @@ def _index(contexts: Iterable[click.Context]) -> str:
 def _commands(
     path: str, command: click.Command, parent: click.Context | None
 ) -> Iterator[tuple[str, click.Context]]:
-    """Yield each command with its context: a group, then its commands."""
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
     yield path, context
     if isinstance(command, click.Group):
@@ -131,7 +129,6 @@ def _table(options: list[Option]) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a text as a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -13,7 +13,6 @@ END: Final = "<!-- end -->\n"
 
 
 def page() -> str:
-    """Return the page with the reasons and their tests."""
     lines = []
     for reason in dict.fromkeys(SKIPPED.values()):
         tests = [f"`{name}`" for name, why in SKIPPED.items() if why == reason]

@@ -17,7 +17,6 @@ _TABLE: Final = "| setting | default | description |\n|---|---|---|"
 
 
 def page() -> str:
-    """Return the page, which describes all settings."""
     lines = [_HEAD]
     for section, group in settings.settings_by_section().items():
         if section:

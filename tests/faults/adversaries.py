@@ -54,7 +54,6 @@ class Target:
         return made
 
     def connect(self) -> socket.socket:
-        """Connect to the admin."""
         return socket.create_connection(self.address, 60, (self.source, 0))
 
     @property
@@ -64,7 +63,6 @@ class Target:
         return parts.hostname or "127.0.0.1", parts.port or 80
 
     def head(self, method: str, path: str, **headers: str) -> bytes:
-        """Return the head of a request."""
         given = {"Host": "{}:{}".format(*self.address)} | self._headers(headers)
         lines = [f"{method} {path} HTTP/1.1", *map(": ".join, given.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()

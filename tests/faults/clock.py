@@ -138,7 +138,6 @@ class Trial:
 
     @property
     def faults(self) -> int:
-        """Number of errors."""
         return self.early + self.stuck + self.again + self.wrong_ttl
 
     def figures(self, seconds: float) -> Iterator[str]:

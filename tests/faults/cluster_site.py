@@ -148,7 +148,6 @@ class Site:
         self.late_receipts += bool(self.last_early) and key > self.last_early
 
     def count_down(self) -> None:
-        """Count a receipt."""
         now = time.monotonic()
         self.gap_s = max(self.gap_s, now - max(self.last_receipt_at, self._watched_at))
         self.last_receipt_at = now
@@ -187,7 +186,6 @@ class Publisher(Client):
         super().connection_lost(exc)
 
     def publish(self) -> None:
-        """Publish a new message."""
         rng, key = self.ledger.rng, self.ledger.new_key()
         body = key + b"c" * rng.randrange(300)
         self.confirm(rng.choice(QUEUES), key, body, rng.choice((0, 0, 0, 0, 3_600, 1)))

@@ -226,7 +226,6 @@ _TAKEN: Final[dict[Kind, Callable[[Disk, Record], None]]] = {
 def _chooser(
     policy: Policy, cut: int, rng: random.Random
 ) -> Callable[[list[_Change]], Iterator[_Change]]:
-    """Return the function that chooses the changes of a file that are on the disk."""
     if policy is Policy.DROPPED:
         return lambda pending: (change for change in pending if change.is_synced)
     if policy is Policy.KEPT:

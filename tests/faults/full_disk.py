@@ -47,7 +47,6 @@ class Tmpfs:
         self._fill = folder / "foreign"
 
     def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
-        """Return a broker on this disk; ``mutant`` names one with a defect."""
         return mutant_process(self.data, mutant, *flags)
 
     def fill(self) -> None:
@@ -62,7 +61,6 @@ class Tmpfs:
                     step //= 2
 
     def grow(self) -> None:
-        """Enlarge the disk."""
         self._fill.unlink(missing_ok=True)
         _mount("-o", f"remount,size={2 * SIZE}", self._folder)
 
@@ -77,7 +75,6 @@ class Quota:
         self.data = self.shim.data
 
     def broker(self, *flags: str, mutant: str = "") -> BrokerProcess:
-        """Return a broker on this disk; ``mutant`` names one with a defect."""
         return shimmed_broker(self.shim, *flags, mutant=mutant, is_second=self.is_second)
 
     def fill(self) -> None:
@@ -85,7 +82,6 @@ class Quota:
         self.shim.quota_bytes = self.shim.used_bytes
 
     def grow(self) -> None:
-        """Enlarge the disk."""
         self.shim.quota_bytes = 2 * max(SIZE, self.shim.quota_bytes or 0)
 
 
@@ -268,7 +264,6 @@ class Story:
 def story_on(
     disk: Disk, *settings: str, mutant: str = "", silence_s: float = WAIT_S
 ) -> Iterator[Story]:
-    """Run a broker on a disk."""
     flags = ["--admin", "127.0.0.1:0", "--set", f"storage.ballast_bytes={32 << 20}"]
     for each in settings:
         flags += ["--set", each]

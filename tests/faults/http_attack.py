@@ -217,7 +217,6 @@ class Result:
         return found
 
     def lines(self) -> Iterator[str]:
-        """Return the report as text."""
         slowest = max(self.confirms_s, default=0.0)
         yield f"{self.where}; attacked for {self.seconds:.0f} s"
         yield f"alive: {self.is_alive}; most resident memory {self.most_bytes / 1e6:.0f} MB"
@@ -336,7 +335,6 @@ def _prepare(broker: BrokerProcess) -> tuple[str, str, str]:
 
 
 async def besiege(folder: Path, loads: int, seconds: float, only: str = "") -> Result:
-    """Attack a new broker, and return the result."""
     result = Result()
     flags = ("--admin", "127.0.0.1:0", "--set", "audit.rows=10000")
     with broker_process(folder / "data", *flags) as broker, cage(broker.pid) as where:

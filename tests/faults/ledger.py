@@ -60,7 +60,6 @@ class Ledger:
         return b"%0*d" % (KEY_BYTES, next(self._numbers))
 
     def note_dispatch(self, dispatch: Dispatch) -> None:
-        """Compare a dispatch with the ledger."""
         key, message_id = dispatch.content[:KEY_BYTES], dispatch.message_id
         self.dispatched += 1
         self.times[message_id] += 1
@@ -361,7 +360,6 @@ class Crowd:
             await client.ended
 
     async def join(self, kind: type["Client"]) -> None:
-        """Add a client."""
         self.clients.append(await self._connect(kind))
 
     def leave(self) -> None:

@@ -56,7 +56,6 @@ class Losses:
     promoted_s: list[float] = field(default_factory=list)
 
     def figures(self) -> str:
-        """Return the report."""
         lags = [lag.lag_messages for lag in self.lags]
         return (
             f"{len(self.missing)} losses of the machine, seed {self.seed}: {self.confirmed:,} "
@@ -68,7 +67,6 @@ class Losses:
 
 
 async def lose(folder: Path, seed: int, times: int) -> Losses:
-    """Lose the machine ``times`` times."""
     losses, rng, keys = Losses(seed), random.Random(seed), count(1)
     target, data = folder / "target", folder / "data"
     flags = "--set", "history.bytes=1TiB"  # retention must not remove what is counted
@@ -149,7 +147,6 @@ class Loaded:
     offences: list[str]
 
     def figures(self) -> str:
-        """Return the report."""
         sizes = sorted(sample.wal_bytes for sample in self.samples)
         lags = sorted(sample.state.lag_s for sample in self.samples)
         problems = sum(bool(sample.state.problem) for sample in self.samples)

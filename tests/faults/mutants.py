@@ -60,7 +60,6 @@ class Defective(Engine):
         setattr(self._writer, "commit", self.commit)  # noqa: B010 - a method is not assigned to
 
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
-        """Store a batch."""
         return self._store(batch)
 
 
@@ -137,7 +136,6 @@ class CountsGapsTwice(Clock):
     _last_ms = 1 << 62
 
     def now(self) -> ClockReading:
-        """Read the clock."""
         now = super().now()
         gap_ms = now.wall_ms - self._last_ms
         self._last_ms = now.wall_ms

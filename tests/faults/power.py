@@ -103,7 +103,6 @@ class Taker(Client):
         self.transport.write(self.side.consume(LONE, 1))
 
     def take(self, dispatch: Dispatch) -> None:
-        """Acknowledge it."""
         self.ledger.note_dispatch(dispatch)
         self.transport.write(self.side.acknowledge(dispatch.queue, dispatch.message_id))
 

@@ -125,7 +125,6 @@ class Shim:
         self._layout.log_serial = self._serial
 
     def stop_recording(self) -> None:
-        """Stop logging."""
         self._layout.log_serial = 0
 
     def mark(self, text: str) -> None:

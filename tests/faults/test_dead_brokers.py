@@ -121,7 +121,6 @@ def port_of(broker: BrokerProcess) -> int:
 
 
 def command(language: str, script: str, folder: Path, address: str) -> list[str]:
-    """Return the command that runs a script of a language with its client."""
     if shutil.which(language) is None:
         pytest.skip(f"missing: {language}")
     folder.mkdir()

@@ -51,7 +51,6 @@ class _Folder:
         return fd, self.handles
 
     def do(self, what: str, *given: object) -> None:
-        """Do a step in both."""
         if what == "sync names":
             self.handles += 1
             self.log(Kind.OPENED, self.handles)

@@ -30,7 +30,6 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 def check_body(content: bytes) -> str:
-    """Check one body."""
     found = validation.validate(content)
     assert indexed_fields.read_indexed(content) == indexed_fields._read_unusual(content), (
         "two ways of indexing differ"

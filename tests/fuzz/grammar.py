@@ -96,7 +96,6 @@ class _Reader:
         return made(values)
 
     def packet(self, due: set[bytes]) -> tuple[bytes, Any]:
-        """Read one of the packets that are due."""
         if self.take(1) != b"P" or (kind := self.take(2)) not in due:
             raise _WrongError
         size = self.number(self.take(29))

@@ -30,7 +30,6 @@ class Target:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the corpus."""
         return CORPUS / self.name
 
     def kept(self) -> dict[str, bytes]:

@@ -40,7 +40,6 @@ _TYPES: Final[tuple[Callable[[], Any], ...]] = (
 
 
 def check_upload(data: bytes) -> str:
-    """Check one stream."""
     try:
         found = staging.read_rows(data, CONTENT_MAX, lambda name: None)
     except Problem as problem:

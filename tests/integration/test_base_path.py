@@ -44,7 +44,6 @@ def strays(text: str) -> list[str]:
 
 
 def texts(data: Any) -> Iterator[str]:
-    """Yield every string in a document."""
     if isinstance(data, dict):
         for value in data.values():
             yield from texts(value)

@@ -26,7 +26,6 @@ SHORT = ("bench", "--seconds", "0.1", "--size", "32")
 
 
 def run_benchmark(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of ``benchmarks/`` with its data in ``folder``."""
     return subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), *options, "--data", str(folder)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -28,7 +28,6 @@ def run(broker: BrokerProcess) -> Run:
 
 
 def listed(run: Run, queue: str) -> dict[str, object]:
-    """Return the row of a queue."""
     rows = [json.loads(line) for line in run("queue", "list", "-o", "jsonl").stdout.splitlines()]
     return next(row for row in rows if row["name"] == queue)
 

@@ -32,7 +32,6 @@ VALUES = {
 def leaves(
     command: click.Command, path: tuple[str, ...] = (), parent: click.Context | None = None
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield every command that is not a group, with its path."""
     context = click.Context(command, info_name="x", parent=parent)
     if not isinstance(command, click.Group):
         yield path, command

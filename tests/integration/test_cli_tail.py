@@ -31,7 +31,6 @@ class Tail:
         self._stderr = stderr
 
     async def next_id(self) -> str:
-        """Return the message id of the next row."""
         assert self.process.stdout is not None
         return str(json.loads(await asyncio.to_thread(self.process.stdout.readline))["message"])
 

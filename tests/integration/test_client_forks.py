@@ -65,7 +65,6 @@ def in_child(work: Callable[[], object]) -> str:
 
 
 def stored_in(queue: str, broker: BrokerProcess) -> int:
-    """Return the number of messages in a queue."""
     with connect_blocking("127.0.0.1", broker.port) as client:
         client.publish_confirmed(queue, b"the last one")
         for number, delivery in enumerate(client.consume(queue, credit=1_000)):

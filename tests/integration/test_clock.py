@@ -53,7 +53,6 @@ async def in_doubt(data: Path) -> AsyncIterator[BrokerFixture]:
 
 
 async def ready(home: BrokerFixture) -> list[str]:
-    """Return the ready messages as text."""
     found = await home.control("GET", "/messages?q=state:ready")
     return [item["preview"] for item in reversed(found["items"])]
 

@@ -34,7 +34,6 @@ def record(content: str, **changes: Any) -> str:
 
 
 async def require(site: HttpSite, queue: str, **settings: Any) -> None:
-    """Create a queue that accepts only envelopes."""
     await site.create_queue(queue, payload_policy="envelope", **settings)
 
 

@@ -51,7 +51,6 @@ UNCOMPARED = {  # tables that the broker updates by itself, or whenever a user i
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def filled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FullBroker]:
-    """Run a broker for all tests that only read."""
     async with full_broker(tmp_path_factory.mktemp("filled") / "data") as filled:
         yield filled
 

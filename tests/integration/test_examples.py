@@ -94,7 +94,6 @@ class Netcat:
         self._stdin.flush()
 
     def shows(self, number: int) -> bytes:
-        """Return the next ``number`` bytes that it shows."""
         return self._stdout.read(number)
 
     def end(self) -> bytes:
@@ -249,7 +248,6 @@ def test_netcat_shows_nothing_after_garbage(broker: BrokerProcess) -> None:
 
 
 def php(script: str | Path, *arguments: str) -> str:
-    """Run a script of ``examples/php`` and return its output."""
     path = ROOT / "examples" / "php" / script
     done = subprocess.run(
         ["php", str(path), *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -367,7 +365,6 @@ def test_plain_python_worker_acknowledges_tries_again_and_puts_aside(
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
     ends_at = monotonic() + 30
     while not is_so():
         assert monotonic() < ends_at

@@ -72,7 +72,6 @@ def large_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def large_copy(large_data: Path, tmp_path: Path) -> Path:
-    """Return a data folder of ``ROWS`` rows for one test."""
     data = shutil.copytree(large_data, tmp_path / "data")
     move_to_engine(data)
     return data

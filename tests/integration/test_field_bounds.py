@@ -61,7 +61,6 @@ def body_schema(document: Any, operation: Any) -> Any:
 
 
 def fields_of(document: Any) -> Iterator[TextField]:
-    """Yield all text fields of all operations."""
     for path, item in document["paths"].items():
         for method, operation in item.items():
             if path in SKIPPED or method not in ("get", "post", "put", "patch", "delete"):

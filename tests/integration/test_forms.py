@@ -120,7 +120,6 @@ class Reader(HTMLParser):
 
 
 def route_of(method: str, address: str) -> Route | None:
-    """Return the route of an address, or None if it is not one of ours."""
     path = address.partition("?")[0].partition("#")[0]
     for route in ROUTES:
         pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(route.path))

@@ -167,7 +167,6 @@ def send_without_reading(home: BrokerFixture, request: bytes) -> socket.socket:
 
 
 async def publish(user: HttpUser, body: object) -> HttpReply:
-    """Publish over HTTP."""
     kind = {"Content-Type": "application/json"}
     sent = io.BytesIO(json.dumps(body).encode())
     return await user.request("POST", "/api/v1/queues/mine/messages", kind, data=sent)

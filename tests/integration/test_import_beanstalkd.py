@@ -71,7 +71,6 @@ def assert_all_arrived(broker: BrokerProcess, queue: str) -> None:
 
 
 def states(source: BeanstalkdServer) -> dict[str, int]:
-    """Return the number of jobs in beanstalkd by state."""
     stats = source.server.ask([b"stats"])[0].body.decode()
     lines = [line.partition(": ") for line in stats.splitlines()]
     found = {name.removeprefix("current-jobs-"): int(n) for name, _, n in lines if "-jobs-" in name}

@@ -20,7 +20,6 @@ def now_ms() -> int:
 
 
 def text_of(page: str) -> str:
-    """Return the text of a page."""
     main = page.partition("<main")[2].partition("</main>")[0]
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", main)))
 

@@ -149,7 +149,6 @@ async def test_fifth_stream_of_a_session_is_refused_and_polls(
 
 
 async def wait_for_streams(broker: RunningBroker, count: int) -> None:
-    """Wait until the broker counts this number of open streams."""
     async with pages(broker) as other:
         await poll_until(
             lambda: other.get("/metrics"),

@@ -89,7 +89,6 @@ async def test_scheduled_backups_replace_the_oldest(tmp_path: Path) -> None:
 
 
 async def run_until(backups: BackupSchedule, is_done: Callable[[], bool]) -> None:
-    """Run the schedule until the condition holds."""
     running = asyncio.create_task(backups.run())
     await asyncio.wait_for(wait_until(is_done), WAIT_S)
     running.cancel()

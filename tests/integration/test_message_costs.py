@@ -120,7 +120,6 @@ class Meter:
         self._consumer.send([self._consumer.side.consume(queue, 1_000) for queue in self._queues])
 
     async def repeated_step(self, operation: str, messages: int) -> Cost:
-        """Return the cost of a step that repeats earlier ones."""
         for _ in range(WARM_STEPS):
             await self._step(operation, messages)
         return await self._step(operation, messages)

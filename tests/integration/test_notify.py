@@ -47,7 +47,6 @@ class Manager:
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
     def hear_until(self, name: str, value: str = "1") -> list[dict[str, str]]:
-        """Return the messages up to the first one in which ``name`` has this value."""
         heard = [self.hear()]
         while heard[-1].get(name) != value:
             heard.append(self.hear())

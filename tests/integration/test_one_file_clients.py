@@ -78,7 +78,6 @@ def queue() -> str:
 
 
 def wait_until_acked(broker: BrokerProcess, queue: str) -> None:
-    """Wait until an acknowledgement in the queue is stored."""
     asked = "/api/v1/messages?q=" + quote(f'queue:"{queue}" state:acked')
     ends_at = monotonic() + 30
     while not AdminApi(broker.admin[0]).get(asked)["items"]:

@@ -149,7 +149,6 @@ def within(**fields: Any) -> Callable[[Any], Any]:
 
 
 def reader(**fields: Any) -> Change:
-    """List one reader of the history."""
     row = ReaderView(
         reader="archive",
         offset=3,
@@ -528,7 +527,6 @@ class ChangedTemplate:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def filled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FullBroker]:
-    """Run a broker with one resource of each kind for all tests."""
     async with full_broker(tmp_path_factory.mktemp("states") / "data") as filled:
         filled.places |= dict(
             zip(("ready", "held", "settled", "dead"), filled.message_ids, strict=True)

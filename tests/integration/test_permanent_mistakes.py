@@ -345,7 +345,6 @@ class Places:
         return text.format(**self.names, address=address)
 
     def command(self, mistake: Mistake, language: str) -> list[str]:
-        """Return the command line of the mistake in a language."""
         address, ca = self.fill(mistake, "{address}"), ""
         if mistake.is_tls:
             ca = self.fill(mistake, mistake.trusts)

@@ -53,7 +53,6 @@ def stream(*rows: tuple[str, str, int | None]) -> bytes:
 
 @asynccontextmanager
 async def program(home: BrokerFixture, role: str, *queues: str) -> AsyncIterator[HttpUser]:
-    """Return a program with a token of the role."""
     secret = await home.token(f"{role}-{len(queues)}", role, *queues)
     async with HttpUser(home.url, secret) as made:
         yield made

@@ -67,7 +67,6 @@ def is_ready(url: str) -> bool:
 
 
 def send_signal(broker: testing.BrokerProcess, number: signal.Signals = signal.SIGTERM) -> None:
-    """Send a signal, and wait until the broker drains."""
     assert broker.process is not None
     broker.process.send_signal(number)
     while is_ready(broker.admin[0]):
@@ -75,7 +74,6 @@ def send_signal(broker: testing.BrokerProcess, number: signal.Signals = signal.S
 
 
 def exit_code(broker: testing.BrokerProcess) -> int:
-    """Return the exit code of a process that is stopping."""
     assert broker.process is not None
     broker.process.communicate(timeout=20)
     code = int(broker.process.returncode)

@@ -117,7 +117,6 @@ def test_next_page_needs_no_sorting(connection: sqlite3.Connection) -> None:
 
 
 def states_allowed(connection: sqlite3.Connection, table: str, column: str) -> set[State]:
-    """Return the states that a CHECK allows."""
     [(sql,)] = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,))
     check = re.search(
         rf"{column} INTEGER NOT NULL\s+(?:--.*\s+)?(CHECK \((?:[^()]|\([^()]*\))*\))", sql

@@ -64,7 +64,6 @@ async def test_settings_are_shown_with_their_source(tmp_path: Path) -> None:
 
 @pytest.fixture
 def configured(log_stream: io.StringIO) -> None:
-    """Configure the log as the command does."""
     logs.configure(stream=log_stream)
 
 

@@ -48,7 +48,6 @@ async def home(tmp_path: Path, engine_store: dict[str, Any]) -> AsyncIterator[Br
 
 
 async def newest_target(home: BrokerFixture) -> str:
-    """Return the target of the newest audit row."""
     found = await home.control("GET", "/audit?limit=1")
     return str(found["items"][0]["target"])
 

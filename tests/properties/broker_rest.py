@@ -17,7 +17,6 @@ FROM history JOIN queue USING (queue_id) ORDER BY "offset" """
 
 
 def assert_rows_agree(model: Model, driver: Driver) -> None:
-    """Compare every row on disk with the model."""
     rows = {row[0]: row[1:] for row in driver.rows(ALIVE)}
     assert rows.keys() == model.alive.keys()
     for m in model.alive.values():

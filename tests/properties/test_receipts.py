@@ -34,7 +34,6 @@ class ReceiptsAgainstLists(RuleBasedStateMachine):
         self.now_ms = 0
 
     def seq_of(self, queue_id: int, key: bytes) -> int | None:
-        """Return the seq of a remembered key."""
         return next((seq for name, seq, _ in self.known[queue_id] if name == key), None)
 
     def add(self, rows: list[KeyRun]) -> None:

@@ -73,7 +73,6 @@ class SoakBroker:
 
     @property
     def data(self) -> Path:
-        """The data folder."""
         return self.shim.data
 
     @property

@@ -43,7 +43,6 @@ class SoakLedger:
         self.problems: list[str] = []
 
     def new(self, *, has_long_ttl: bool = False) -> int:
-        """Return the next number."""
         self._flags.append(LONG if has_long_ttl else 0)
         self._seqs.append(0)
         self._published_at.append(monotonic())

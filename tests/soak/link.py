@@ -39,7 +39,6 @@ class Link:
         self._is_open.set()
 
     def reset(self) -> None:
-        """Reset all connections."""
         for writer in self._writers:
             reset(writer)
 

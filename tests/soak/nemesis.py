@@ -149,7 +149,6 @@ class Nemesis:
         self.broker.link.delay_s = 0.0
 
     async def reset(self) -> None:
-        """Reset all connections."""
         self.broker.link.reset()
 
     async def flood(self) -> None:
@@ -170,7 +169,6 @@ class Nemesis:
     # -- the admin interface
 
     async def backup(self) -> None:
-        """Start a backup."""
         await self.broker.request("/api/v1/backups", "POST")
 
     async def scrub(self) -> None:

@@ -46,7 +46,6 @@ def readings(soak: Soak) -> str:
 
 
 def report(soak: Soak) -> str:
-    """Return the report as Markdown."""
     ledger, broker, counts = soak.ledger, soak.broker, soak.ledger.counts
     per_1000 = 1_000 * counts["duplicates"] / max(1, counts["dispatched"])
     rows = [

@@ -441,11 +441,9 @@ class Driver:
         return rows_of(self.store.execute(sql, parameters))
 
     def tables(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Return the rows of all tables."""
         return read_tables(self.rows)
 
     def set_body(self, seq: int, content: bytes) -> None:
-        """Damage a stored body."""
         self.rows("UPDATE body SET content = ? WHERE seq = ?", content, seq)
 
     def states(self) -> list[tuple[Any, ...]]:

@@ -228,7 +228,6 @@ class CoreRig:
 
 
 def sent_messages(batch: Batch, connection: Connection) -> list[Message]:
-    """Return what a batch dispatches to a connection."""
     return batch.sends.get(connection, ([], []))[0]
 
 

@@ -23,7 +23,6 @@ def engine_store(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 def query(store: dict[str, Any], text: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a query on the database of a PostgreSQL store."""
     with psycopg.connect(store["url"], autocommit=True) as connection:
         cursor = connection.execute(text.encode())
         return cursor.fetchall() if cursor.description else []

@@ -322,7 +322,6 @@ PIECES: Final = (
 
 
 def record_of(case: Case, block: bytes) -> bytes:
-    """Return the expected record with this block."""
     content = case.content
     if case.record == "keep":
         return content

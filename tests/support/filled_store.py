@@ -60,7 +60,6 @@ FROM history AS h LEFT JOIN body AS b ON b.seq = h.seq ORDER BY h."offset\"""",
 
 
 def filled_folder(data: Path, *, live: int, settled: int) -> Path:
-    """Create the data folder of a stopped broker; return its path."""
     with closing(DataFolder.open(data)) as folder:
         folder.database.write_bytes(empty_database())
         with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:

@@ -171,7 +171,6 @@ class HttpSite:
         return found
 
     async def ready(self, queue: str) -> int:
-        """Return the number of ready messages."""
         status, data = await self.api("GET", f"/queues/{encode_name(queue)}")
         return int(data["ready"]) if status == 200 else 0
 
@@ -234,6 +233,5 @@ async def running_site(data: Path, **sections: Any) -> AsyncIterator[HttpSite]:
 
 
 def note_of(text: str) -> str:
-    """Return the text of the note on a page."""
     found = re.search(r'<div class="note".*?<p>(.*?)</p>', text, flags=re.S)
     return unescape(found[1]) if found else ""

@@ -122,7 +122,6 @@ class HttpUser:
         return await self.post("/login", name=name, password=password, **fields)
 
     def cookies(self) -> dict[str, str]:
-        """Return the cookies by name."""
         return {cookie.key: cookie.value for cookie in self._session.cookie_jar}
 
 
@@ -157,7 +156,6 @@ class BrokerFixture:
         await self.control("POST", "/users", user)
 
     async def token(self, name: str, role: str, *queues: str, **more: Any) -> str:
-        """Create a token and return its secret."""
         asked = {"name": name, "role": role, "queues": list(queues)} | more
         return str((await self.control("POST", "/tokens", asked))["token"])
 
@@ -166,7 +164,6 @@ class BrokerFixture:
         return stored_rows(self.data, text, *values)
 
     def tables(self, excluded: Collection[str] = ()) -> dict[str, list[tuple[Any, ...]]]:
-        """Return all rows of all tables but those in ``excluded``."""
         return stored_tables(self.data, excluded)
 
     def audit(self) -> list[tuple[Any, ...]]:
@@ -176,7 +173,6 @@ class BrokerFixture:
 
 @asynccontextmanager
 async def broker_fixture(data: Path, **sections: Any) -> AsyncIterator[BrokerFixture]:
-    """Run a broker."""
     async with prepared_service(data, **sections) as broker:
         yield BrokerFixture(broker)
 

@@ -20,7 +20,6 @@ SOON_S: Final = 20.0  # only a defect takes that long
 
 
 async def poll_until(ask: Callable[[], Awaitable[T]], is_good: Callable[[T], object] = bool) -> T:
-    """Call ``ask`` until ``is_good`` accepts its result, and return that."""
     async with asyncio.timeout(SOON_S):
         while True:
             answer = await ask()
@@ -94,7 +93,6 @@ class LivePages:
     async def events(
         self, topic: str, query: str = "", **headers: str
     ) -> AsyncIterator[EventStream]:
-        """Open a stream of events."""
         url = self.url(f"/api/v1/events?topic={topic}{query}")
         none = aiohttp.ClientTimeout(total=None)
         async with self.session.get(url, headers=headers, timeout=none) as response:
@@ -110,14 +108,12 @@ async def pages(broker: RunningBroker) -> AsyncIterator[LivePages]:
 
 
 async def taps(broker: RunningBroker) -> int:
-    """Return the number of taps on the engine."""
     engine = broker.service.handle.engine
     assert engine is not None
     return len(engine.taps)
 
 
 async def streams(broker: RunningBroker) -> int:
-    """Return the number of open streams."""
     context = broker.service.pages.context
     assert context is not None
     return context.live.streams

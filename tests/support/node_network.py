@@ -106,7 +106,6 @@ class NodeNetwork(TemporaryServers):
         return ("ip", "netns", "exec", self._name(node))
 
     def pids(self, node: int) -> list[int]:
-        """Return the processes of a node."""
         return [int(word) for word in ip("netns", "pids", self._name(node)).split()]
 
     def kill(self, node: int) -> None:

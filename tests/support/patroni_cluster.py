@@ -179,7 +179,6 @@ class PatroniCluster(TemporaryServers):
             os.kill(pid, signal.SIGCONT)
 
     def cut_off(self, node: int, *, from_clients: bool = True) -> None:
-        """Cut a machine off from the others, and from the clients or not."""
         (self.network.cut_off if from_clients else self.network.separate)(node)
 
     def heal(self, node: int) -> None:

@@ -118,13 +118,11 @@ class ReplicatedPostgres(TemporaryServers):
         return self._processes[node].poll() is not None
 
     def log(self, node: int) -> str:
-        """Return what a node has logged."""
         return (self.folder / f"n{node + 1}.log").read_text(encoding="utf-8", errors="replace")
 
     # -- faults
 
     def kill(self, node: int) -> None:
-        """Kill a node with all its processes."""
         kill_all(lambda: self._freeze(node))
         if process := self._processes.pop(node, None):
             process.wait()

@@ -50,7 +50,6 @@ class Relaying:
         self._relay = relay
 
     def accept(self, own: Any, admission: Any, kind: Any, protocol: Any, *name_of: Any) -> Any:
-        """Relay a connection."""
         return self._relay.accept(admission, kind, protocol, own, *name_of)
 
     def __getattr__(self, name: str) -> Any:
@@ -66,7 +65,6 @@ async def relayed_brokers(
     active: dict[str, Any] | None = None,
     standby: dict[str, Any] | None = None,
 ) -> AsyncIterator[RelayedBrokers]:
-    """Run both brokers with these settings."""
     async with (
         prepared_service(folder / "active", **(active or {})) as first,
         prepared_service(folder / "standby", **(standby or {})) as second,

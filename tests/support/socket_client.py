@@ -106,7 +106,6 @@ class SocketClient:
             assert self.take(), "the broker closed the connection"
 
     def dispatches(self, number: int) -> list[Dispatch]:
-        """Wait for the next ``number`` dispatches."""
         self._wait(lambda: len(self.got) >= number)
         return [self.got.popleft() for _ in range(number)]
 
@@ -115,7 +114,6 @@ class SocketClient:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
 
     def acknowledge_until(self, message_id: bytes) -> None:
-        """Acknowledge all messages up to this one."""
         seen: set[bytes] = set()
         while message_id not in seen:
             (dispatch,) = self.dispatches(1)

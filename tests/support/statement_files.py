@@ -15,12 +15,10 @@ FOLDER: Final = Path(statements.__file__).parent / "sql"
 
 
 def files(engine: str) -> set[str]:
-    """Return the names of the files from which an engine has statements."""
     return {path.stem for folder in (FOLDER, FOLDER / engine) for path in folder.glob("*.sql")}
 
 
 def comments(file: str, engine: str) -> dict[str, str]:
-    """Return the comment of each statement, by name."""
     by_name = {}
     for path in (FOLDER / f"{file}.sql", FOLDER / engine / f"{file}.sql"):
         pieces = re.split(

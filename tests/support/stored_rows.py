@@ -17,7 +17,6 @@ def stored_rows(data: Path, text: str, *values: Any) -> Rows:
 
 
 def stored_tables(data: Path, excluded: Collection[str] = ()) -> dict[str, Rows]:
-    """Return all rows of all tables but those in ``excluded``."""
     with _connected(data) as read:
         tables = read_tables(read)
     return {name: rows for name, rows in tables.items() if name not in excluded}

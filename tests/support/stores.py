@@ -243,12 +243,10 @@ def shared_server() -> "PostgresServer":
 
 
 def stop_server() -> None:
-    """Stop the server, if it runs."""
     _servers.close()
 
 
 def take_database() -> str:
-    """Return the name of an empty database."""
     for folder in _wal:
         for segment in folder.glob("*/*[0-9A-F]"):  # complete, so no longer written
             segment.unlink()

@@ -73,7 +73,6 @@ def save() -> None:
 
 
 def all_branches(folder: Path) -> Iterator[tuple[Place, bool]]:
-    """Yield both outcomes of each condition of the templates in a folder."""
     environment = jinja2.Environment(autoescape=True)
     for path in sorted(folder.rglob("*.html")):
         name = path.relative_to(folder).as_posix()

@@ -8,7 +8,6 @@ from tests.support.socket_client import WAIT_S
 
 
 def until(reached: Callable[[], Any]) -> Any:
-    """Wait for a condition and return its value."""
     ends_s = time.monotonic() + WAIT_S
     while not (value := reached()):
         assert time.monotonic() < ends_s, "the condition was not reached"

@@ -12,7 +12,6 @@ from phpmq_lite import logs
 
 @pytest.fixture
 def stream(log_stream: io.StringIO) -> io.StringIO:
-    """Return the stream of the configured log."""
     logs.configure(stream=log_stream)
     return log_stream
 

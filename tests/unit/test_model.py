@@ -389,7 +389,6 @@ def test_queues_take_turns_at_the_limit_of_held_messages() -> None:
 
 
 def acknowledged(rig: CoreRig, worker: Connection, name: str, held: list[Message]) -> Batch:
-    """Acknowledge messages in one batch."""
     return rig.run(
         *(partial(commands.acknowledge_late, rig.core, worker, name, m.message_id) for m in held)
     )

@@ -70,7 +70,6 @@ def client_status(client: int = 7, **changes: Any) -> ClientStatus:
 
 
 def broker_status(*queues: QueueStatus, **changes: Any) -> BrokerStatus:
-    """Return the status of a running broker."""
     commits = CommitCounters()
     commits.last_ms = 1.2
     made = BrokerStatus(

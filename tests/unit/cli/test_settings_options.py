@@ -17,7 +17,6 @@ from phpmq_lite.cli.settings_options import (
 
 
 def given_by(*arguments: str) -> SettingsArguments:
-    """Return the parsed arguments of a command that has every option."""
     got: list[SettingsArguments] = []
 
     @click.command()

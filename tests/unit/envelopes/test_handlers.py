@@ -37,7 +37,6 @@ def run(
 def handle(
     handler: Any, link: FakeLink, recorded: RecordedEvents | None = None, **options: Any
 ) -> App:
-    """Run an app with this handler until the link is empty."""
     app = app_on(link, recorded, **options)
     app.register(URN, handler)
     run(app)

@@ -72,7 +72,6 @@ class Rig:
 
     @property
     def detail(self) -> str:
-        """Return the details of the shortage."""
         return "" if self.space.shortage is None else self.space.shortage.detail
 
     def has_ballast(self) -> bool:

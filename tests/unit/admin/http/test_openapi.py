@@ -102,7 +102,6 @@ def document_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 async def no_handler(request: web.Request) -> web.StreamResponse:
-    """Return a thing."""
     raise NotImplementedError(request)
 
 

@@ -22,7 +22,6 @@ def entry(actor: str = "anna") -> AuditEntry:
 
 
 def new_id(seq: int) -> str:
-    """Return the id given to the message that replaces message ``seq``."""
     return f"{seq + 1_000:016x}{0:016x}"
 
 

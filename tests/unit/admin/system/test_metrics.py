@@ -49,7 +49,6 @@ def labels_of(queues: Sequence[QueueStatus]) -> MetricLabels:
 
 
 def context_with(http: HttpCounters, standby: StandbyState | None = None) -> Any:
-    """Return what the metrics read from the context of the admin."""
     services = SimpleNamespace(refused_logins=SimpleNamespace(total=1))
     return SimpleNamespace(
         app={HTTP_COUNTERS: http, SERVICES: services},

@@ -24,7 +24,6 @@ BYTES = 1 << 20
 
 @pytest.fixture
 def rig() -> CoreRig:
-    """Return a core with a queue."""
     rig = CoreRig()
     rig.begin()
     rig.core.registry.get_or_create("orders")
@@ -37,13 +36,11 @@ def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
 
 
 def load_page(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
-    """Load the page that a batch requested."""
     [page] = batch.pages
     return rig.run(loaded=LoadedRows(pages=[(page.on_rows, list(rows), is_last)]))
 
 
 def held(seq: int) -> Message:
-    """Return the row of a dispatched message."""
     row = message(seq)
     row.state, row.deliveries, row.last_dispatched_at = State.DISPATCHED, 1, 0
     return row

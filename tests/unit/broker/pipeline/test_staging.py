@@ -21,7 +21,6 @@ def stage(rig: CoreRig, token: str, *bodies: bytes, ttl_s: int | None = None) ->
 
 
 def writes(batch: Batch, of_type: type[Any]) -> list[Any]:
-    """Return the writes of that type in a batch."""
     return [write for write in batch.writes if isinstance(write, of_type)]
 
 
