@@ -36,6 +36,7 @@ OURS: Final[dict[str, set[str]]] = {
     "installation": set(),
     "lazy_imports": set(),
     "forks": set(),
+    "http_client": {"sockets"},
     "sockets": set(),
     "histogram": set(),
     "durations": set(),
@@ -165,9 +166,9 @@ OURS: Final[dict[str, set[str]]] = {
         "insights_document",
         "storage.arrow",
         "envelopes.dead_letter_record",
+        "http_client",
         "installation",
         "lazy_imports",
-        "sockets",
         "errors",
         "__init__",  # the version
     },

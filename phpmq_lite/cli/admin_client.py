@@ -1,19 +1,14 @@
 """The HTTP client for the admin API, which uses the control socket or a URL."""
 
-import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from functools import wraps
-from io import BytesIO
+from http.client import HTTPException, HTTPResponse, IncompleteRead, InvalidURL, RemoteDisconnected
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-from urllib.parse import urlencode
+from typing import Any, Final, NamedTuple, NoReturn
 
-import aiohttp
 import click
-from yarl import URL
 
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.contexts import BrokerContext
@@ -23,9 +18,9 @@ from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, ca_o
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.client.tls_errors import tls_reason
 from phpmq_lite.errors import os_reason
+from phpmq_lite.http_client import HttpClient, HttpRequest, NotConnectedError
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
-from phpmq_lite.sockets import open_socket
 from phpmq_lite.text_files import NotUtf8Error, TextFileError, has_mark, read_secret
 
 API: Final = "/api/v1"
@@ -39,6 +34,7 @@ _HAS_USERS: Final = (
 _NO_ADMIN: Final = "HTTP {} without an explanation; --url may not be a broker's admin address"
 _PAGE: Final = 200  # maximum number of items per page in the API
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - not bound here
+_PIECE_BYTES: Final = 1 << 16
 _TIMEOUT_S: Final = 600.0  # purging millions of messages can take minutes
 
 
@@ -103,109 +99,107 @@ class AdminClient(NamedTuple):
         timeout_s: float = _TIMEOUT_S,
     ) -> Any:
         """Send a request and return the document in the response, or None if there is none."""
+        with self.open(method, path, body, query, timeout_s) as response:
+            return self.read(response)
 
-        async def send() -> Any:
-            async with self.open(method, path, body, query, timeout_s) as response:
-                return read_response(response.status, await response.read())
-
-        return asyncio.run(send())
-
-    @asynccontextmanager
-    async def open(
+    def open(
         self,
         method: str,
         path: str,
         body: Any = None,
         query: dict[str, Any] | None = None,
         timeout_s: float | None = _TIMEOUT_S,
-        headers: dict[str, str] | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the response, so that the caller can read its body in chunks.
+        since: str | None = None,
+    ) -> HTTPResponse:
+        """Send a request and return the response, to be read in pieces and closed by the caller.
 
-        ``body`` is encoded as JSON, unless it is bytes that already contain JSON.
+        ``body`` is encoded as JSON, unless it is bytes that already contain JSON. ``since`` is the
+        id of the last event that was received.
         """
         base = self.url.rstrip("/")
-        pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
-        url = f"{base}{API}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
-        # aiohttp sends a file object in chunks, but bytes in one piece.
-        content = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
-        plain = f"http{base[5:]}" if base.startswith("https:") else None
-        tls = tls_for(self.tls_ca) if plain else True
-        connector: aiohttp.BaseConnector = (
-            aiohttp.UnixConnector(path=str(self.socket))
-            if self.socket
-            else aiohttp.TCPConnector(socket_factory=open_socket, ssl=tls)
-        )
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        pairs = [(key, str(value)) for key, value in (query or {}).items() if value is not None]
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        elif content is not None:
+            headers["Origin"] = base
+        if since is not None:
+            headers["Last-Event-ID"] = since
+        tls = tls_for(self.tls_ca) if base.startswith("https:") else None
         try:
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-                session.request(
-                    method,
-                    URL(url, encoded=True),
-                    headers=self._headers(base, body) | (headers or {}),
-                    **content,
-                ) as response,
-            ):
-                await self._check_scheme(response)
-                yield response
-        except TimeoutError:
+            client = HttpClient(base, headers, path=self.socket, tls=tls, timeout_s=timeout_s)
+            response = client.send(HttpRequest(method, API + path, pairs, content))
+        except (OSError, HTTPException, ValueError) as error:
+            self._raise_for(error, timeout_s)
+        self._check_scheme(response)
+        return response
+
+    def read(self, response: HTTPResponse) -> Any:
+        """Return the document of a response, or None if it has none."""
+        return read_response(response.status, b"".join(self._pieces(response)))
+
+    def pieces(self, response: HTTPResponse) -> Iterator[bytes]:
+        """Yield the content of a response as it arrives, if its status is 200."""
+        if response.status != 200:
+            self.read(response)
+        yield from self._pieces(response)
+
+    def _pieces(self, response: HTTPResponse) -> Iterator[bytes]:
+        while True:
+            try:
+                piece = response.read1(_PIECE_BYTES)
+            except (OSError, HTTPException) as error:
+                self._raise_for(error, None)
+            if not piece:
+                return
+            yield piece
+
+    def _raise_for(self, error: Exception, timeout_s: float | None) -> NoReturn:
+        """Raise CommandError for a response that is missing, or not one of a broker's admin."""
+        address = self.socket or self.url
+        reason = error.reason if isinstance(error, NotConnectedError) else error
+        if isinstance(reason, TimeoutError) and reason.errno is None:
             raise BrokerUnavailableError(
-                f"{self.socket or self.url} did not answer within {timeout_s:.0f} s", TIMED_OUT
+                f"{address} did not answer within {timeout_s:.0f} s", TIMED_OUT
             ) from None
-        except aiohttp.ClientConnectorError as error:
-            if isinstance(error.os_error, PermissionError):
-                raise CommandError(
-                    f"{self.socket} belongs to another account: run the command as that account "
-                    "(`sudo -u ACCOUNT`), or use --url http://HOST:9101",
-                    REFUSED,
-                ) from None
-            if reason := tls_reason(error.os_error, plain):
-                raise CommandError(f"cannot connect to {base}: {reason}") from None
+        if isinstance(reason, PermissionError):
+            raise CommandError(
+                f"{address} belongs to another account: run the command as that account "
+                "(`sudo -u ACCOUNT`), or use --url http://HOST:9101",
+                REFUSED,
+            ) from None
+        if isinstance(error, NotConnectedError):
+            base = self.url.rstrip("/")
+            plain = f"http{base[5:]}" if base.startswith("https:") else None
+            if text := tls_reason(error.reason, plain):
+                raise CommandError(f"cannot connect to {base}: {text}") from None
             raise BrokerUnavailableError(
-                f"no broker answers on {self.socket or self.url}: {os_reason(error.os_error)}. "
+                f"no broker answers on {address}: {os_reason(error.reason)}. "
                 "Start one with `phpmq-lite serve`, or select another with --url or --data"
             ) from None
-        except (aiohttp.ClientError, ValueError) as error:
-            raise self._explain(error) from None
+        kind, text = next(entry[1:] for entry in _REASONS if isinstance(error, entry[0]))
+        raise kind(
+            f"{address} does not appear to be a broker's admin address ({text}); "
+            "for PHPMQ, use phpmq://HOST:9100"
+        ) from None
 
-    def _explain(self, error: Exception) -> CommandError:
-        """Return the error for a response that is not one of a broker's admin."""
-        kind = ConnectionEndedError if isinstance(error, _ENDS) else CommandError
-        return kind(
-            f"{self.socket or self.url} does not appear to be a broker's admin address "
-            f"({_REASONS.get(type(error), str(error))}); for PHPMQ, use phpmq://HOST:9100"
-        )
-
-    async def _check_scheme(self, response: aiohttp.ClientResponse) -> None:
+    def _check_scheme(self, response: HTTPResponse) -> None:
         """Raise CommandError for the answer of a listener with TLS, or of a proxy, to HTTP."""
-        is_text = response.status == 400 and response.content_type.startswith("text/")
-        if (
-            is_text
-            and b"https" in (await response.read()).lower()
-            and response.url.scheme == "http"
-        ):
-            url = self.url.rstrip("/")
+        url = self.url.rstrip("/")
+        is_text = response.status == 400 and response.headers.get_content_maintype() == "text"
+        if is_text and url.startswith("http:") and b"https" in response.read().lower():
             raise CommandError(f"{url} uses TLS, and http:// does not; use https{url[4:]}")
 
-    def _headers(self, base: str, body: Any) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
-        if self.token is not None:
-            return headers | {"Authorization": f"Bearer {self.token}"}
-        return headers | ({"Origin": base} if body is not None else {})
 
-
-_ENDS: Final = (
-    aiohttp.ServerDisconnectedError,
-    aiohttp.ClientOSError,
-    aiohttp.ClientPayloadError,
+_REASONS: Final[tuple[tuple[type[Exception], type[CommandError], str], ...]] = (
+    (RemoteDisconnected, ConnectionEndedError, "the server closed the connection"),
+    (OSError, ConnectionEndedError, "the connection broke"),
+    (IncompleteRead, ConnectionEndedError, "the connection broke"),
+    (InvalidURL, CommandError, "the address is invalid"),
+    (HTTPException, CommandError, "the response is not HTTP"),
+    (ValueError, CommandError, "the address is invalid"),
 )
-_REASONS: Final[dict[type[Exception], str]] = {  # texts shown instead of aiohttp's messages
-    aiohttp.ServerDisconnectedError: "the server closed the connection",
-    aiohttp.ClientOSError: "the connection broke",
-    aiohttp.ClientResponseError: "the response is not HTTP",
-    aiohttp.InvalidURL: "the address is invalid",
-}
 
 
 def read_response(status: int, content: bytes) -> Any:
@@ -232,15 +226,9 @@ def read_response(status: int, content: bytes) -> Any:
     raise kind(escape(text), code)
 
 
-async def check_response(response: aiohttp.ClientResponse) -> None:
-    """Raise CommandError if the status is not 200; call this before reading the body."""
-    if response.status != 200:
-        read_response(response.status, await response.read())
-
-
 def _append_bound(text: str, field: object, bound: object) -> str:
     """Append the field's name and its bound to an error text that does not contain them."""
-    parts = [str(one) for one in (field, bound) if one]
+    parts = [str(part) for part in (field, bound) if part]
     if field and text.startswith((f"{field}: ", f"{field} ")):
         del parts[0]
         if bound and str(bound).split()[-1] in text:  # a bound such as "less than or equal to 20"

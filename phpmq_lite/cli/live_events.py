@@ -1,14 +1,13 @@
 """The commands ``queue tail`` and ``message wait``, which follow events as they happen."""
 
-import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPResponse
 from typing import Any, Final
 
-import aiohttp
 import click
 
 from phpmq_lite.cli.admin_client import (
@@ -16,8 +15,6 @@ from phpmq_lite.cli.admin_client import (
     BrokerUnavailableError,
     ConnectionEndedError,
     admin_client_options,
-    check_response,
-    read_response,
 )
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
@@ -41,10 +38,9 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
     Each event is a JSON line. Ctrl-C ends the command. If the broker stops, the command continues
     when it is back. The command fails if the queue is deleted.
     """
-
-    async def print_events() -> None:
-        left = limit
-        async for update in topic_updates(admin, f"tail:{queue}"):
+    remaining = limit
+    with suppress(KeyboardInterrupt):
+        for update in topic_updates(admin, f"tail:{queue}"):
             if update.get("missed"):
                 print_message(f"{update['missed']:,} events were skipped")
             if update.get("gap"):
@@ -54,15 +50,12 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
                     continue
                 click.echo(json.dumps(row))
                 sys.stdout.flush()
-                left = None if left is None else left - 1
-                if left == 0:
+                remaining = None if remaining is None else remaining - 1
+                if remaining == 0:
                     return
 
-    with suppress(KeyboardInterrupt):
-        asyncio.run(print_events())
 
-
-async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[str, Any]]:
+def topic_updates(admin: AdminClient, topic: str) -> Iterator[dict[str, Any]]:
     """Yield each update of a topic exactly once, in the same form as for the web pages.
 
     After the broker has stopped, this continues when it is back.
@@ -74,7 +67,7 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
     is_away = False
     while True:
         try:
-            async for update in stream.updates():
+            for update in stream.updates():
                 if is_away:
                     print_message("connected to the broker again")
                 is_away = False
@@ -85,7 +78,7 @@ async def topic_updates(admin: AdminClient, topic: str) -> AsyncIterator[dict[st
             if not is_away:
                 print_message(f"{error}; trying again")
             is_away = True
-        await asyncio.sleep(_POLL_S)
+        time.sleep(_POLL_S)
 
 
 class TopicStream:
@@ -101,60 +94,50 @@ class TopicStream:
         self._topic = topic
         self._polls: int | None = None  # left until a stream is requested; None: none was refused
 
-    async def updates(self) -> AsyncIterator[dict[str, Any]]:
+    def updates(self) -> Iterator[dict[str, Any]]:
         """Yield the next updates, until a stream ends or after a poll."""
-        admin, topic, seen = self._admin, self._topic, self.newest_id
+        admin, topic, last_id = self._admin, self._topic, self.newest_id
         # Make this request first, because a stream that has begun cannot report a problem.
-        async with admin.open("GET", "/live", query={"topic": topic, "after": seen}) as response:
-            update = read_response(response.status, await response.read())
+        update = admin.get("/live", topic=topic, after=last_id)
         newest = self.newest_id = str(update.pop("id"))
-        if seen and seen.partition("-")[0] != newest.partition("-")[0]:
+        if last_id and last_id.partition("-")[0] != newest.partition("-")[0]:
             print_message(
                 "the broker no longer knows which events were shown; some may be lost or repeated"
             )
         yield update
         if not self._polls:
-            since = {"Last-Event-ID": newest}
-            async with admin.open(
-                "GET", "/events", query={"topic": topic}, timeout_s=None, headers=since
-            ) as response:
-                if response.status == 204:
+            query = {"topic": topic}
+            with admin.open("GET", "/events", None, query, timeout_s=None, since=newest) as stream:
+                if stream.status == 204:
                     if self._polls is None:
                         print_message("the broker has too many open streams; polling once a second")
                     self._polls = _POLLS
                 else:
-                    async for event in _events(response):
+                    for event in _events(admin, stream):
                         self.newest_id = event.get("id", self.newest_id)
                         yield json.loads(event["data"])
         self._polls = self._polls and self._polls - 1
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, str]]:
+def _events(admin: AdminClient, response: HTTPResponse) -> Iterator[dict[str, str]]:
     """Yield each event as a mapping of its fields, until the broker ends the stream."""
-    await check_response(response)
     event: dict[str, str] = {}
-    async for line in _lines(response):
-        if line:
-            name, _, value = line.partition(":")  # comment lines have an empty name
-            event[name] = value.removeprefix(" ")
-            continue
-        if event.get("event") == "bye":
-            if json.loads(event["data"])["reason"] == "stopping":
-                raise BrokerUnavailableError("the broker is stopping")
-            return
-        if "data" in event:
-            yield event
-        event = {}
-    raise ConnectionEndedError("the broker closed the connection")
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """Yield the complete lines of a response, which may be of any length."""
     incomplete = b""
-    async for piece in response.content.iter_any():
+    for piece in admin.pieces(response):
         *lines, incomplete = (incomplete + piece).split(b"\n")
         for line in lines:
-            yield line.decode("utf-8", "replace").rstrip("\r")
+            if text := line.decode("utf-8", "replace").rstrip("\r"):
+                name, _, value = text.partition(":")  # comments have an empty name
+                event[name] = value.removeprefix(" ")
+                continue
+            if event.get("event") == "bye":
+                if json.loads(event["data"])["reason"] == "stopping":
+                    raise BrokerUnavailableError("the broker is stopping")
+                return
+            if "data" in event:
+                yield event
+            event = {}
+    raise ConnectionEndedError("the broker closed the connection")
 
 
 _REQUEST_S: Final = 60  # maximum number of seconds that a single request waits
@@ -196,26 +179,24 @@ def wait(
     Without --after, only future events count.
     """
     if cursor:
-        _, now = asyncio.run(_wait(admin, {"until": until, "timeout": 0}, 0))
-        click.echo(now)
+        click.echo(_wait(admin, {"until": until, "timeout": 0}, 0)[1])
         return
     ends_s = time.monotonic() + timeout_s
     text = f"{queue_search(queue)} {query}".strip()  # with wildcards in the queue's name escaped
-    while (left_s := ends_s - time.monotonic()) > 0:
-        wait_s = min(_REQUEST_S, max(1, round(left_s)))
+    while (remaining_s := ends_s - time.monotonic()) > 0:
+        wait_s = min(_REQUEST_S, max(1, round(remaining_s)))
         wait_query: dict[str, Any] = {"q": text, "until": until, "after": after, "timeout": wait_s}
-        message, after = asyncio.run(_wait(admin, wait_query, wait_s))
+        message, after = _wait(admin, wait_query, wait_s)
         if message is not None:
             click.echo(json.dumps(message))
             return
     raise CommandError(f"no message matched within {timeout_s} s", TIMED_OUT)
 
 
-async def _wait(
+def _wait(
     admin: AdminClient, wait_query: dict[str, Any], wait_s: int
 ) -> tuple[object | None, str | None]:
-    async with admin.open("GET", "/wait", query=wait_query, timeout_s=wait_s + 30) as response:
-        content = await response.read()
+    with admin.open("GET", "/wait", query=wait_query, timeout_s=wait_s + 30) as response:
         if response.status == 204:
             return None, response.headers.get("X-Cursor")
-        return read_response(response.status, content), None
+        return admin.read(response), None

@@ -1,6 +1,5 @@
 """The ``message`` command group, the ``trace`` command, and bulk jobs."""
 
-import asyncio
 import sys
 import time
 from typing import Any, Final
@@ -9,7 +8,7 @@ from urllib.parse import quote
 import click
 
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, check_response
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.live_events import wait
 from phpmq_lite.cli.output import (
@@ -273,20 +272,15 @@ def list_(
 @output_option
 def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
     """Show a message by its id or its number, or print its body."""
-    if body:
-        asyncio.run(_copy_body(admin, f"{_path(id)}/body"))
-    else:
+    if not body:
         write_record(admin.get(_path(id)), output_format(output, "json"))
-
-
-async def _copy_body(admin: AdminClient, path: str) -> None:
-    async with admin.open("GET", path, query={"download": 1}) as response:
-        await check_response(response)
-        async for piece in response.content.iter_any():
+        return
+    with admin.open("GET", f"{_path(id)}/body", query={"download": 1}) as response:
+        for piece in admin.pieces(response):
             sys.stdout.buffer.write(piece)
-        disposition = response.content_disposition
+        file_name = response.headers.get_filename("")
     sys.stdout.buffer.flush()
-    if disposition is not None and (disposition.filename or "").endswith(".damaged"):
+    if file_name.endswith(".damaged"):
         print_message("the body is damaged: its checksum does not match")
 
 

@@ -1,6 +1,5 @@
 """The commands ``message export`` (JSON lines or CSV) and ``message import`` (JSON lines)."""
 
-import asyncio
 import json
 import sys
 from base64 import b64encode
@@ -14,12 +13,7 @@ from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import click
 
-from phpmq_lite.cli.admin_client import (
-    AdminClient,
-    admin_client_options,
-    check_response,
-    read_response,
-)
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.progress import progress_bar
@@ -48,28 +42,22 @@ def export(admin: AdminClient, query: str, style: str) -> None:
 
     A JSONL export ends with the line `{"complete": true}`; an export without it is incomplete.
     """
-    lines = asyncio.run(_copy_export(admin, query, style))
-    messages = max(0, lines - 1)  # do not count the CSV header or the end marker of a JSONL export
-    print_message(f"{format_message_count(messages)} exported")
-
-
-async def _copy_export(admin: AdminClient, query: str, style: str) -> int:
-    lines, last = 0, b""
+    lines, end = 0, b""
     parameters = {"q": query, "format": style}
-    async with admin.open("GET", "/export", query=parameters, timeout_s=None) as response:
-        await check_response(response)
+    with admin.open("GET", "/export", query=parameters, timeout_s=None) as response:
         total = int(response.headers.get("X-Total-Count", 0)) or None
         with progress_bar("export", total) as advance:
-            async for piece in response.content.iter_any():
+            for piece in admin.pieces(response):
                 sys.stdout.buffer.write(piece)
                 count = piece.count(b"\n")
                 lines += count
                 advance(count)
-                last = (last + piece)[-200:]
+                end = (end + piece)[-200:]
     sys.stdout.buffer.flush()
-    if style == "jsonl" and b'"complete": true' not in last.replace(b'":t', b'": t'):
+    if style == "jsonl" and b'"complete": true' not in end.replace(b'":t', b'": t'):
         raise CommandError('the export is incomplete: its last line is not {"complete": true}')
-    return lines
+    messages = max(0, lines - 1)  # do not count the CSV header or the end marker of a JSONL export
+    print_message(f"{format_message_count(messages)} exported")
 
 
 @click.command("import")
@@ -130,7 +118,7 @@ def _store(admin: AdminClient, part: list[NumberedLine], before: int) -> int:
     were stored; a message says where to continue.
     """
     try:
-        count, refusal = asyncio.run(_send(admin, [line for _, line in part]))
+        count, refusal = _send(admin, [line for _, line in part])
     except CommandError:
         print_message(
             f"{format_message_count(before)} stored; the next {len(part):,}, from line "
@@ -146,20 +134,20 @@ def _store(admin: AdminClient, part: list[NumberedLine], before: int) -> int:
     return count
 
 
-async def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
+def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
     """Store messages in order; return the number stored, and the error that stopped the import.
 
     Raises CommandError if the broker did not report how many were stored.
     """
-    async with admin.open("POST", "/import", _request_body(part)) as response:
-        status, content = response.status, await response.read()
+    with admin.open("POST", "/import", _request_body(part)) as response:
         stored = response.headers.get("X-Stored-Count")
-    try:
-        return int(read_response(status, content)["stored"]), None
-    except CommandError as error:
-        if stored is None and 500 <= status <= 504:  # some of the messages may have been stored
-            raise
-        return int(stored or 0), error
+        try:
+            return int(admin.read(response)["stored"]), None
+        except CommandError as error:
+            # If the connection breaks or the server fails, some of them may have been stored.
+            if stored is None and (response.status == 200 or 500 <= response.status <= 504):
+                raise
+            return int(stored or 0), error
 
 
 def _batches(messages: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[list[NumberedLine]]:

@@ -2,18 +2,22 @@
 
 import io
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from ssl import SSLCertVerificationError
+from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote
 
-from phpmq_lite.sockets import Dialer, prepare
+from phpmq_lite.http_client import (
+    BUSY_TIMEOUT_S,
+    RETRY_DELAYS_S,
+    HttpClient,
+    HttpRequest,
+    NotConnectedError,
+    RetryRule,
+)
 from phpmq_lite.spark.errors import (
     BrokenStreamError,
     BrokerError,
@@ -31,25 +35,10 @@ BASE: Final = "/api/v1/pipeline"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final[Mapping[str, str]] = {"Content-Type": "application/json"}
 TIMEOUT_S: Final = 120  # maximum time to wait for more bytes of a response
-BUSY_TIMEOUT_S: Final = 600  # maximum wait for a busy broker, which runs only two exports at a time
-RETRY_DELAYS_S: Final = (0.5, 1, 2, 4, 8)  # a restarting broker is back within seconds
-_WAIT_MAX_S: Final = 30
 _BUFFER_BYTES: Final = 1 << 20
 _TEXT_MAX: Final = 500
 
 Query = Sequence[tuple[str, str | int]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """An HTTP request; unless repeatable, it is sent again only if the broker never received it."""
-
-    method: str
-    path: str
-    query: Query = ()
-    content: bytes | None = None
-    head: Mapping[str, str] = field(default_factory=dict)
-    is_repeatable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +92,10 @@ class PipelineClient:
     ) -> None:
         if connection.url is None:
             raise OptionError(f"this operation requires a broker; {Remedy.SET_OPTION_URL}")
-        parts = urlsplit(connection.url)
+        headers = {"Authorization": f"Bearer {connection.token}"} if connection.token else {}
+        rule = RetryRule(RETRY_DELAYS_S, BUSY_TIMEOUT_S, sleep)
         self._url = connection.url
-        self._is_tls = parts.scheme == "https"
-        self._host, self._port = parts.hostname or "", parts.port
-        self._dialer = Dialer(self._host, parts.port or (443 if self._is_tls else 80))
-        self._prefix = parts.path.rstrip("/")
-        self._headers = {"Accept": "*/*"}
-        if connection.token:
-            self._headers["Authorization"] = f"Bearer {connection.token}"
-        self._sleep = sleep
+        self._http = HttpClient(connection.url, headers, timeout_s=TIMEOUT_S, rule=rule)
 
     # -- history
 
@@ -219,7 +202,7 @@ class PipelineClient:
         """
         head = {"Content-Type": ARROW, "X-Row-Count": str(rows)}
         query = [("token", token)]
-        request = _Request("POST", f"{BASE}/stage", query, stream, head, is_repeatable=False)
+        request = HttpRequest("POST", f"{BASE}/stage", query, stream, head, is_repeatable=False)
         return int(self._json(request)["rows"])
 
     def publish(
@@ -242,17 +225,19 @@ class PipelineClient:
 
     def put_insights(self, summary: bytes) -> None:
         """Send the insights document (JSON, up to 2 MiB) to the broker."""
-        self._text(_Request("PUT", f"{BASE}/insights", content=summary, head=JSON))
+        self._text(HttpRequest("PUT", f"{BASE}/insights", content=summary, headers=JSON))
 
     # -- requests
 
     def _get(self, path: str, query: Query = ()) -> dict[str, Any]:
-        return self._json(_Request("GET", path, query))
+        return self._json(HttpRequest("GET", path, query))
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._json(_Request("POST", path, content=json.dumps(body).encode(), head=JSON))
+        return self._json(
+            HttpRequest("POST", path, content=json.dumps(body).encode(), headers=JSON)
+        )
 
-    def _json(self, request: _Request) -> dict[str, Any]:
+    def _json(self, request: HttpRequest) -> dict[str, Any]:
         text = self._text(request)
         try:
             answer = json.loads(text)
@@ -262,60 +247,28 @@ class PipelineClient:
             raise BrokerError(f"{self._url} sent an unexpected response: {text[:_TEXT_MAX]!r}")
         return answer
 
-    def _text(self, request: _Request) -> bytes:
-        for wait_s in (*RETRY_DELAYS_S, None):
-            connection, response = self._send(request)
-            with closing(connection):
+    def _text(self, request: HttpRequest) -> bytes:
+        attempts = self._http.rule.attempts()
+        while True:
+            with self._send(request) as response:
                 try:
                     return response.read()
                 except (OSError, HTTPException) as error:
-                    if wait_s is None or not request.is_repeatable:
+                    if not request.is_repeatable or not attempts.pause():
                         raise BrokerError(
                             f"the response from {self._url} ended early: {error!r}"
                         ) from error
-                    self._sleep(wait_s)
-        raise AssertionError  # the last attempt returns or raises
 
-    def _send(self, request: _Request) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send the request, repeating it while the broker is busy; return once headers arrive."""
-        query = "?" + urlencode(request.query) if request.query else ""
-        target, headers = self._prefix + request.path + query, {**self._headers, **request.head}
-        waited_s = 0.0
-        delays = iter(RETRY_DELAYS_S)
-        while True:
-            connection = self._connection()
-            try:
-                connection.request(request.method, target, request.content, headers)
-                response = connection.getresponse()
-            except (OSError, HTTPException) as error:
-                connection.close()
-                wait_s = None if isinstance(error, SSLCertVerificationError) else next(delays, None)
-                is_unsent = isinstance(error, ConnectionRefusedError | socket.gaierror)
-                if wait_s is None or not (request.is_repeatable or is_unsent):
-                    raise BrokerError(f"{self._url} did not respond: {error!r}") from error
-                self._sleep(wait_s)
-                continue
-            if response.status < 300:
-                return connection, response
-            with closing(connection):
-                busy_s = _retry_after_s(response)
-                if busy_s is None or waited_s + busy_s > BUSY_TIMEOUT_S:
-                    raise self._error_of(response)
-            waited_s += busy_s
-            self._sleep(busy_s)
-
-    def _connection(self) -> HTTPConnection:
-        kind = HTTPSConnection if self._is_tls else HTTPConnection
-        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
-        connection._create_connection = self._dial  # type: ignore[attr-defined]
-        return connection
-
-    def _dial(self, _address: object, timeout_s: float, _source: object) -> socket.socket:
-        """Connect for ``http.client``, within one time limit for all addresses of the host."""
-        connected = self._dialer.connect(timeout_s)
-        connected.settimeout(timeout_s)
-        prepare(connected)
-        return connected
+    def _send(self, request: HttpRequest) -> HTTPResponse:
+        try:
+            response = self._http.send(request)
+        except (OSError, HTTPException) as error:
+            cause = error.reason if isinstance(error, NotConnectedError) else error
+            raise BrokerError(f"{self._url} did not respond: {cause!r}") from error
+        if response.status < 300:
+            return response
+        with response:
+            raise self._error_of(response)
 
     def _error_of(self, response: HTTPResponse) -> Exception:
         """Return the exception for an error response, with the broker's message."""
@@ -342,21 +295,20 @@ class PipelineClient:
         check: Callable[[HTTPResponse], None] = lambda _: None,
     ) -> Iterator["pa.RecordBatch"]:
         """Yield the rows after ``lo`` in ``query``, in the order of the column ``number``."""
-        is_begun, delays = False, iter(RETRY_DELAYS_S)
+        is_begun, attempts = False, self._http.rule.attempts()
         while True:
-            request = _Request("GET", path, query, head={"Accept": ARROW})
+            request = HttpRequest("GET", path, query, headers={"Accept": ARROW})
             try:
                 for batch in self._stream(request, check):
                     is_begun = True
                     if batch.num_rows:
-                        last_number, delays = batch.column(number)[-1].as_py(), iter(RETRY_DELAYS_S)
+                        attempts.reset()
+                        last_number = batch.column(number)[-1].as_py()
                         query = [item for item in query if item[0] != "lo"] + [("lo", last_number)]
                     yield batch
             except BrokenStreamError:
-                wait_s = next(delays, None)
-                if wait_s is None:
+                if not attempts.pause():
                     raise
-                self._sleep(wait_s)
             except DataLossError as error:
                 if is_begun:  # the rows before it have been passed on
                     raise ShortReadError(f"{self._url} was interrupted, then: {error}") from error
@@ -365,11 +317,10 @@ class PipelineClient:
                 return
 
     def _stream(
-        self, request: _Request, check: Callable[[HTTPResponse], None]
+        self, request: HttpRequest, check: Callable[[HTTPResponse], None]
     ) -> Iterator["pa.RecordBatch"]:
-        connection, response = self._send(request)
         source = f"{self._url}{request.path}"
-        with closing(connection):
+        with self._send(request) as response:
             announced = response.getheader("X-Row-Count")
             if announced is None:
                 raise ShortReadError(f"{source} did not declare the number of rows")
@@ -438,11 +389,3 @@ def _decode_stream(response: HTTPResponse, source: str) -> Iterator["pa.RecordBa
                 raise ShortReadError(f"{source} sent more than one Arrow stream")
     except (OSError, HTTPException, pa.ArrowInvalid) as error:
         raise BrokenStreamError(f"{source} ended early: {error!r}") from error
-
-
-def _retry_after_s(response: HTTPResponse) -> float | None:
-    """Return how many seconds to wait for a busy broker, or None if the broker is not busy."""
-    retry_after = response.getheader("Retry-After", "")
-    if response.status != 503 or not retry_after.isdigit():
-        return None
-    return min(max(float(retry_after), 0.1), _WAIT_MAX_S)

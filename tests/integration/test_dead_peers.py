@@ -284,8 +284,5 @@ def publish_blocking(port: int) -> None:
 def test_spark_uses_the_second_address(two_addresses: list[str], tmp_path: Path) -> None:
     with broker_process(tmp_path / "spark", "--admin", "127.0.0.1:0") as running:
         url = running.admin[0].rstrip("/").replace("127.0.0.1", "brokers.test")
-        connection = PipelineClient(SourceConnection(url=url))._connection()
-        connection.timeout = 5
-        connection.connect()
-        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        connection.close()
+        with PipelineClient(SourceConnection(url=url))._http._connect() as connection:
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -109,7 +109,7 @@ def import_file(
     """Run ``message import`` with a broker that stores some messages; return its messages."""
     stored: list[bytes] = []
 
-    async def send(_admin: object, part: list[bytes]) -> tuple[int, CommandError | None]:
+    def send(_admin: object, part: list[bytes]) -> tuple[int, CommandError | None]:
         room = refused_from - len(stored)
         stored.extend(part[:room])
         return min(len(part), room), CommandError("full") if room < len(part) else None
@@ -126,7 +126,7 @@ def test_import_does_not_keep_its_file_in_memory(
     (tmp_path / "file").write_text("\ufeff" + line * 4_000, encoding="utf-8")
     sizes: list[int] = []
 
-    async def send(_admin: object, part: list[bytes]) -> tuple[int, None]:
+    def send(_admin: object, part: list[bytes]) -> tuple[int, None]:
         sizes.append(len(part))
         return len(part), None
 
