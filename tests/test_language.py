@@ -63,9 +63,6 @@ NOT_YET_CLEAN: Final = frozenset(
         admin/queues admin/serving.py admin/system admin/trends.py
         broker client documentation.py envelopes operator_actions.py protocol queue_settings.py
         server
-        cli/admin_client.py cli/broker_connection.py cli/dead_letters.py cli/docs.py cli/doctor
-        cli/live_events.py cli/progress.py cli/queues.py cli/standby.py cli/store.py
-        cli/transfer.py
         storage/arrow.py storage/copying.py storage/data_folder.py storage/database_check.py
         storage/disk_space.py storage/postgres storage/read storage/retention.py storage/search
         storage/sqlite

@@ -247,7 +247,7 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
     return url_options(data_option(config_option(run)))
 
 
-def url_options(command: Command, what: str = "Admin address, http://HOST:9101") -> Command:
+def url_options(command: Command, description: str = "Admin address, http://HOST:9101") -> Command:
     """Add ``--url``, ``--token-file`` and ``--tls-ca``, which select a broker by its URL."""
     return add_options(
         command,
@@ -257,7 +257,7 @@ def url_options(command: Command, what: str = "Admin address, http://HOST:9101")
             "--url",
             type=broker_url,
             metavar="URL",
-            help=f"{what}.  [default: the context in use, --config or ./config.toml, "
+            help=f"{description}.  [default: the context in use, --config or ./config.toml, "
             "./phpmq-data, then http://127.0.0.1:9101]",
         ),
     )
@@ -339,8 +339,8 @@ def read_token(path: Path) -> str:
     try:
         return read_secret(path).strip()
     except NotUtf8Error as error:
-        what = f"this is {error.encoding}: {path}" if error.encoding else path
-        raise CommandError(f"{what} is not valid UTF-8; tokens must be plain text") from None
+        file = f"this is {error.encoding}: {path}" if error.encoding else path
+        raise CommandError(f"{file} is not valid UTF-8; tokens must be plain text") from None
     except TextFileError as error:
         raise CommandError(f"the token in {path} {error}") from None
 

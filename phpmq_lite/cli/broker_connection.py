@@ -57,17 +57,17 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
             raise click.UsageError(f"--data: the folder {settings_args.data} does not exist{hint}")
 
         def client(*, is_patient: bool = False, queue: str | None = None) -> BlockingClient:
-            kept = context_in_use(settings_args, url) or BrokerContext("")
-            ca = tls_ca or kept.tls_ca
+            context = context_in_use(settings_args, url) or BrokerContext("")
+            ca = tls_ca or context.tls_ca
             admin_of = partial(find_admin_client, settings_args, url, token_file, ca)
-            found, content_bytes = _find_listener(
-                settings_args, url or kept.connect, admin_of, is_patient=is_patient, queue=queue
+            listener, content_bytes = _find_listener(
+                settings_args, url or context.connect, admin_of, is_patient=is_patient, queue=queue
             )
             tls = None
-            if tls_ca or tls_cert or found.startswith("phpmqs:"):
-                tls = tls_for(ca, tls_cert or kept.tls_cert, tls_key or kept.tls_key)
+            if tls_ca or tls_cert or listener.startswith("phpmqs:"):
+                tls = tls_for(ca, tls_cert or context.tls_cert, tls_key or context.tls_key)
             return client_from_url(
-                found,
+                listener,
                 ssl=tls,
                 timeout_s=_TIMEOUT_S,
                 reconnect=reconnect,
@@ -76,8 +76,8 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
 
         command(client=client, **others)
 
-    what = "Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
-    return url_options(cert_options(data_option(config_option(run))), what)
+    description = "Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100"
+    return url_options(cert_options(data_option(config_option(run))), description)
 
 
 def _find_listener(
@@ -112,7 +112,7 @@ def _fetch_listeners(admin: AdminClient, *, is_patient: bool) -> dict[str, Any]:
     is_reported = False
     while True:
         try:
-            found: dict[str, Any] = admin.get("/listeners")
+            listeners: dict[str, Any] = admin.get("/listeners")
         except CommandError as error:
             if not is_patient or error.code != ERROR:
                 raise
@@ -121,7 +121,7 @@ def _fetch_listeners(admin: AdminClient, *, is_patient: bool) -> dict[str, Any]:
             is_reported = True
             time.sleep(_RETRY_S)
         else:
-            return found
+            return listeners
 
 
 def _host_of(admin: AdminClient) -> str:
@@ -139,25 +139,25 @@ def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
         CommandError: no listener is reachable.
     """
     is_here = _is_loopback(f"{host}:1")
-    seen = []
-    for one in listeners:
-        address = one["address"]
-        seen.append(address)
-        if not one["has_ttl"]:
+    addresses = []
+    for listener in listeners:
+        address = listener["address"]
+        addresses.append(address)
+        if not listener["has_ttl"]:
             continue
-        if one["transport"] == "unix":
+        if listener["transport"] == "unix":
             if is_here:
                 return str(address)
             continue
         name, _, port = address.rpartition(":")
         if name in WILDCARDS:
-            name = WILDCARDS[name] if is_here and one["transport"] == "tcp" else host
+            name = WILDCARDS[name] if is_here and listener["transport"] == "tcp" else host
         elif _is_loopback(address) and not is_here:
             continue
-        return f"phpmq{'s' if one['transport'] == 'tls' else ''}://{name}:{port}"
+        return f"phpmq{'s' if listener['transport'] == 'tls' else ''}://{name}:{port}"
     raise CommandError(
         "no PHPMQ listener with TTL is reachable from this machine (listeners: "
-        f"{', '.join(seen) or 'none'}); specify one with --url phpmq://HOST:PORT"
+        f"{', '.join(addresses) or 'none'}); specify one with --url phpmq://HOST:PORT"
     )
 
 

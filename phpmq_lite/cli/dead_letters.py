@@ -186,10 +186,10 @@ def _narrow_to_dead_letters(q: str) -> str:
 
 
 def _plan_rows(plan: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
-    for member, what in (
+    for member, effect in (
         ("targets", "published to"),
         ("quarantined", "of these, quarantined again:"),
         ("skipped", "skipped:"),
     ):
         for name, count in plan[member].items():
-            yield {"what": what, "name": name, "count": count}
+            yield {"what": effect, "name": name, "count": count}

@@ -56,7 +56,7 @@ def docs(
         return
     target = pages.find(name)
     if target is None:
-        close = get_close_matches(name, [each.rpartition("/")[2] for each in pages.outlines], 1)
+        close = get_close_matches(name, [path.rpartition("/")[2] for path in pages.outlines], 1)
         hint = f"Did you mean {close[0]}?" if close else "Find one with: docs --search WORDS"
         raise CommandError(f"there is no page {name!r}. {hint}", NOT_FOUND)
     is_bare = "SSH_CONNECTION" in os.environ or (sys.platform == "linux" and sys.stdout.isatty())

@@ -31,15 +31,15 @@ class JobProgress:
         self._lock = threading.Lock()
         self._written_s = -EVERY_S
 
-    def __call__(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Report the current phase, the number of rows or offsets done, and the total if known."""
+    def __call__(self, phase: str, count: int = 0, total: int | None = None) -> None:
+        """Report the phase, the number of rows or offsets so far, and the total if known."""
         with self._lock:
             task = self._bars.tasks[0]
             is_new = phase != task.description
-            if is_new or done < task.completed:  # a new phase or round has begun
-                self._bars.reset(self._id, description=phase, completed=done)
-            elif done > task.completed:
-                self._bars.update(self._id, completed=done)
+            if is_new or count < task.completed:  # a new phase or round has begun
+                self._bars.reset(self._id, description=phase, completed=count)
+            elif count > task.completed:
+                self._bars.update(self._id, completed=count)
             task.total = total  # set directly, because update() would reset the rate
             self._write_line(task, is_due=is_new)
 

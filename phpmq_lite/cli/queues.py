@@ -174,8 +174,8 @@ def delete(
     """
     if is_all != (name is None):
         raise click.UsageError("specify either a queue name or --all")
-    what = "all queues that are not pinned" if name is None else f"the queue {name}"
-    confirm(f"Delete {what}{' and all messages' if with_messages else ''}?", is_yes=yes)
+    subject = "all queues that are not pinned" if name is None else f"the queue {name}"
+    confirm(f"Delete {subject}{' and all messages' if with_messages else ''}?", is_yes=yes)
     if name is not None:
         _delete(admin, name, with_messages=with_messages)
         return

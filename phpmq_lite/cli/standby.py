@@ -159,8 +159,8 @@ def promote(
         print_message(f"restoring {source}")
         litestream.run_litestream("restore", *options, data=place, timeout_s=_RESTORE_S)
         with naming(source):
-            done = restore_database(database, settings, output, keep_tokens=keep_tokens)
-    new = litestream.replica_of(source, done.history_id)
+            result = restore_database(database, settings, output, keep_tokens=keep_tokens)
+    new = litestream.replica_of(source, result.history_id)
     with closing(DataFolder.open(settings.data, allow_network_fs=True)) as folder:
         litestream.write_config(folder.path, new, settings.storage.wal_bytes)
         folder.seal(None)
@@ -174,8 +174,9 @@ def promote(
 def _find_replica(target: str) -> str:
     """Return the replica that a target names, or the only one in a folder."""
     base, history_id = litestream.parse_target(target)
-    found = [path.name for path in Path(base).glob("?" * 32)] if "://" not in base else []
-    if not history_id and len(found) != 1:
-        names = "".join(f"\n  {litestream.replica_of(base, one)}" for one in sorted(found))
-        raise CommandError(f"name one of the replicas in {base}, with its id{names}", NOT_FOUND)
-    return litestream.replica_of(base, history_id or found[0])
+    ids = [path.name for path in Path(base).glob("?" * 32)] if "://" not in base else []
+    if not history_id and len(ids) != 1:
+        replicas = [f"\n  {litestream.replica_of(base, replica_id)}" for replica_id in sorted(ids)]
+        hint = f"name one of the replicas in {base}, with its id{''.join(replicas)}"
+        raise CommandError(hint, NOT_FOUND)
+    return litestream.replica_of(base, history_id or ids[0])

@@ -54,9 +54,10 @@ def copy(
         _open(target, settings, is_target=True) as theirs,
         show_progress(sys.stderr) as progress,
     ):
-        done = copy_store(ours, theirs, progress, replace=replace)
+        report = copy_store(ours, theirs, progress, replace=replace)
     rows = [
-        {"table": name} | {key: one[key] for key in _FIGURES} for name, one in done.tables.items()
+        {"table": name} | {key: counts[key] for key in _FIGURES}
+        for name, counts in report.tables.items()
     ]
     write_rows(rows, _COLUMNS, output, "there is no table")
     for row in rows:

@@ -156,13 +156,13 @@ def _batches(messages: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[list[Nu
 
 
 def in_batches(
-    items: Iterable[T], size_of: Callable[[T], int], most: int, most_bytes: int
+    items: Iterable[T], size_of: Callable[[T], int], limit: int, limit_bytes: int
 ) -> Iterator[list[T]]:
-    """Yield batches of up to ``most`` items and ``most_bytes``, or of a single larger item."""
+    """Yield batches of up to ``limit`` items and ``limit_bytes``, or of a single larger item."""
     part: list[T] = []
     size = 0
     for item in items:
-        if part and (len(part) == most or size + size_of(item) > most_bytes):
+        if part and (len(part) == limit or size + size_of(item) > limit_bytes):
             yield part
             part, size = [], 0
         part.append(item)
@@ -178,7 +178,7 @@ def _encode(message: dict[str, Any]) -> bytes:
     if message.get("encoding") != "base64" and len(text.encode()) > len(content) * 4 // 3:
         in_base64 = message | {"content": b64encode(content).decode(), "encoding": "base64"}
         texts = text, json.dumps(in_base64, ensure_ascii=False)
-        text = min(texts, key=lambda each: len(each.encode()))
+        text = min(texts, key=lambda line: len(line.encode()))
     return text.encode()
 
 

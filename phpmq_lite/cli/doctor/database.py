@@ -82,26 +82,26 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
     return ok(name, f"{text}, ready")
 
 
-def stopped_database_finding(seen: StoppedDatabase, max_bytes: int) -> Finding:
+def stopped_database_finding(files: StoppedDatabase, max_bytes: int) -> Finding:
     """Return a finding about the database files of a stopped broker."""
     name, verify = "database", "`phpmq-lite database verify`"
-    if seen.problems:
+    if files.problems:
         hint = f"inspect it with {verify}, or replace it with `phpmq-lite backup restore`"
-        return bad(name, "; ".join(seen.problems), hint)
-    if seen.refusal:
-        return bad(name, seen.refusal, "until then, the broker refuses to start (exit code 1)")
-    if seen.is_new:
+        return bad(name, "; ".join(files.problems), hint)
+    if files.refusal:
+        return bad(name, files.refusal, "until then, the broker refuses to start (exit code 1)")
+    if files.is_new:
         return ok(name, "none yet", "the broker creates it at startup")
-    text = f"schema {seen.schema}, {formats.format_size(seen.used_bytes)} in use"
-    if 0 < max_bytes <= seen.used_bytes:
+    text = f"schema {files.schema}, {formats.format_size(files.used_bytes)} in use"
+    if 0 < max_bytes <= files.used_bytes:
         text += f": publishing stops above storage.max_bytes ({formats.format_size(max_bytes)})"
         return bad(name, text, "raise storage.max_bytes, or lower history.days and history.bytes")
-    if not seen.was_clean:
+    if not files.was_clean:
         text += "; the broker did not stop cleanly"
-        text += f": {seen.last_error}" if seen.last_error else ""
-        return warn(name, text, f"the next startup replays the write-ahead log: {seen.log}")
-    if seen.waiting:
-        pending = count_of(len(seen.waiting), "migration is pending", "migrations are pending")
+        text += f": {files.last_error}" if files.last_error else ""
+        return warn(name, text, f"the next startup replays the write-ahead log: {files.log}")
+    if files.waiting:
+        pending = count_of(len(files.waiting), "migration is pending", "migrations are pending")
         hint = "the next startup copies the database and applies them"
         return ok(name, f"{text}; {pending}", hint)
     return ok(name, f"{text}, closed cleanly", f"{verify} checks everything")
@@ -199,8 +199,10 @@ def server_findings(server: "ServerProbe") -> Iterator[Finding]:
     if facts.version < _OLDEST:
         yield bad(SERVER, f"{text} is older than 13", "upgrade the server")
     elif not facts.can_create or facts.can_write is False:
-        what = "create tables" if facts.can_write is not False else "write the tables"
-        yield bad(SERVER, f"{text}: the role may not {what}", "let it own the database and tables")
+        action = "create tables" if facts.can_write is not False else "write the tables"
+        yield bad(
+            SERVER, f"{text}: the role may not {action}", "let it own the database and tables"
+        )
     else:
         yield ok(SERVER, f"{text}, writable")
     if server.pooler == "transaction":

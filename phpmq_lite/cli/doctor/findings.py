@@ -20,7 +20,7 @@ from phpmq_lite.cli.output import (
 from phpmq_lite.errors import PhpmqError
 
 OK, WARN, BAD = Level.OK, Level.WARN, Level.BAD
-COLUMNS: Final = columns("check", "state", "found", "hint")
+MEMBERS: Final = ("check", "state", "found", "hint")
 _STYLES: Final = {OK: "green", WARN: "yellow", BAD: "bold red"}
 
 
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
     check: str
     state: Level
-    found: str
+    text: str
     hint: str = ""  # advice on what the user can do
 
 
@@ -38,29 +38,29 @@ def as_root(command: str) -> str:
     return command if os.geteuid() == 0 else f"ask root to run: {command}"
 
 
-def ok(check: str, found: str, hint: str = "") -> Finding:
+def ok(check: str, text: str, hint: str = "") -> Finding:
     """Return a finding about something that has no problems."""
-    return Finding(check, OK, found, hint)
+    return Finding(check, OK, text, hint)
 
 
-def warn(check: str, found: str, hint: str) -> Finding:
+def warn(check: str, text: str, hint: str) -> Finding:
     """Return a finding about something that works but requires attention."""
-    return Finding(check, WARN, found, hint)
+    return Finding(check, WARN, text, hint)
 
 
-def bad(check: str, found: str, hint: str) -> Finding:
+def bad(check: str, text: str, hint: str) -> Finding:
     """Return a finding about something that does not work."""
-    return Finding(check, BAD, found, hint)
+    return Finding(check, BAD, text, hint)
 
 
-def ok_if(is_good: bool, check: str, found: str, hint: str, otherwise: Level = WARN) -> Finding:
+def ok_if(is_good: bool, check: str, text: str, hint: str, otherwise: Level = WARN) -> Finding:
     """Return a finding that is ok or, with a hint, has the state ``otherwise``."""
-    return at_level(OK if is_good else otherwise, check, found, hint)
+    return at_level(OK if is_good else otherwise, check, text, hint)
 
 
-def at_level(level: Level, check: str, found: str, hint: str) -> Finding:
+def at_level(level: Level, check: str, text: str, hint: str) -> Finding:
     """Return a finding with this state, and with the hint if it is not ok."""
-    return Finding(check, level, found, "" if level is OK else hint)
+    return Finding(check, level, text, "" if level is OK else hint)
 
 
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
@@ -71,7 +71,8 @@ def report_findings(findings: Sequence[Finding], output: str | None) -> None:
     if output_format(output) == "table":
         _write_table(findings)
     else:
-        write_rows([finding._asdict() for finding in findings], COLUMNS, output, "")
+        rows = [dict(zip(MEMBERS, finding, strict=True)) for finding in findings]
+        write_rows(rows, columns(*MEMBERS), output, "")
     if any(finding.state is BAD for finding in findings):
         click.get_current_context().exit(ERROR)
 
@@ -82,7 +83,7 @@ def _write_table(findings: Sequence[Finding]) -> None:
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
-        text = Text(format_cell(finding.found))
+        text = Text(format_cell(finding.text))
         if finding.hint:
             text.append(f"\n→ {format_cell(finding.hint)}", style="italic")
         state = Text(finding.state, style=_STYLES[finding.state])

@@ -36,14 +36,18 @@ def requirements(extra: str = "") -> list[Requirement]:
     The list is empty if this package is not installed.
     """
     try:
-        all_of = [Requirement(text) for text in requires(DISTRIBUTION) or []]
+        declared = [Requirement(text) for text in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         return []
 
     def applies(requirement: Requirement, extra: str) -> bool:
         return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
-    return [each for each in all_of if applies(each, extra) and not (extra and applies(each, ""))]
+    return [
+        requirement
+        for requirement in declared
+        if applies(requirement, extra) and not (extra and applies(requirement, ""))
+    ]
 
 
 def reinstall_command(*extras: str, flags: str = "") -> str:
@@ -84,7 +88,7 @@ def package_finding(needed: Requirement, installed: str | None, install: str) ->
         return bad(name, "not installed", install)
     if needed.specifier.contains(installed, prereleases=True):
         return ok(name, installed)
-    minimums = [str(each) for each in needed.specifier if each.operator in _LEAST]
+    minimums = [str(part) for part in needed.specifier if part.operator in _LEAST]
     oldest = SpecifierSet(",".join(minimums))
     if not oldest or not oldest.contains(installed, prereleases=True):
         return bad(name, installed, f"{needed.specifier} is required: {install}")
@@ -130,7 +134,7 @@ def package_findings(
     """
     name, own = "packages", f"phpmq-lite {__version__} ({installation.build_kind()})"
     upgrade = reinstall_command(flags="--upgrade")
-    findings = [package_finding(each, find(each.name), upgrade) for each in needed]
+    findings = [package_finding(package, find(package.name), upgrade) for package in needed]
     problems = [finding for finding in findings if finding.state != OK]
     yield from problems
     if problem:

@@ -39,7 +39,7 @@ STATS: dict[str, Any] = {
 )
 def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: str) -> None:
     found = database.running_finding(STATS | changed, "7", Settings())
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
     assert bool(found.hint) == (state != OK)
 
 
@@ -66,7 +66,7 @@ def test_running_broker_is_judged(changed: dict[str, Any], state: str, words: st
 )
 def test_stopped_database_is_judged(seen: StoppedDatabase, state: str, words: str) -> None:
     found = database.stopped_database_finding(seen, 1 << 30)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
     assert found.hint
 
 
@@ -80,9 +80,9 @@ def test_leftover_files_are_listed_and_damage_is_a_warning(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(bytes(size))
     damaged, replaced = database.leftover_findings(tmp_path)
     assert damaged.state == WARN
-    assert damaged.found == "copies of damaged files, 3 KiB: damaged-1, damaged-2"
+    assert damaged.text == "copies of damaged files, 3 KiB: damaged-1, damaged-2"
     text = "files that a restore replaced, 1 KiB: replaced-1"
-    assert (replaced.state, replaced.found) == (OK, text)
+    assert (replaced.state, replaced.text) == (OK, text)
 
 
 HOUR_MS = 3_600_000
@@ -101,7 +101,7 @@ FOLDER = Path("/backups")
 )
 def test_last_backup_is_judged(age_ms: int | None, every_h: float, state: str, words: str) -> None:
     found = database.backup_finding(FOLDER, age_ms, every_h, is_same=False)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
     assert bool(found.hint) == (state == WARN)
 
 
@@ -120,5 +120,5 @@ def test_only_a_broker_that_can_be_one_is_called_a_standby(
     monkeypatch.setattr(AdminClient, "call", refuse)
     settings = Settings(data=tmp_path, store={"url": store})  # type: ignore[arg-type]
     (found,) = database.check_database(settings, "7")
-    assert (found.state, "The broker is starting." in found.found) == (WARN, True)
+    assert (found.state, "The broker is starting." in found.text) == (WARN, True)
     assert ("standby" in found.hint) == bool(store)

@@ -35,13 +35,13 @@ PATH = Path("/srv/mq")
 )
 def test_rights_are_judged(rights: FolderAccess, state: str, words: str) -> None:
     found = host.folder_access_finding(rights, None)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
     assert bool(found.hint) or state == OK
 
 
 def test_running_broker_is_named() -> None:
     found = host.folder_access_finding(FolderAccess(PATH, NOBODY, NOBODY), "4711")
-    assert found.found == "/srv/mq, in use by pid 4711"
+    assert found.text == "/srv/mq, in use by pid 4711"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_running_broker_is_named() -> None:
 def test_filesystem_is_judged(kind: str | None, refusal: str, is_allowed: bool, state: str) -> None:
     found = host.file_system_finding(kind, refusal, is_allowed=is_allowed)
     assert found.state == state
-    assert (kind or "unknown") in found.found
+    assert (kind or "unknown") in found.text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_filesystem_is_judged(kind: str | None, refusal: str, is_allowed: bool, 
 )
 def test_disk_is_judged_by_how_long_it_takes(took_ms: float, state: str, words: str) -> None:
     found = host.sync_finding(took_ms)
-    assert (found.state, found.found) == (state, f"writes and syncs 4 KiB in {words}")
+    assert (found.state, found.text) == (state, f"writes and syncs 4 KiB in {words}")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_disk_is_judged_by_how_long_it_takes(took_ms: float, state: str, words: 
 )
 def test_room_is_judged(free: int, least: int, shortage: str, state: str, words: str) -> None:
     found = host.disk_space_finding(free, least, shortage)
-    assert (found.state, words in found.found) == (state, True)
+    assert (found.state, words in found.text) == (state, True)
 
 
 NOW_MS = 1_800_000_000_000
@@ -99,7 +99,7 @@ GIB = 1 << 30
 )
 def test_open_files_are_judged(files: int | None, state: str, words: str) -> None:
     found = host.open_files_finding(Settings(), files)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
     assert ("LimitNOFILE=664" in found.hint) == (state == WARN)
 
 
@@ -114,7 +114,7 @@ def test_open_files_are_judged(files: int | None, state: str, words: str) -> Non
 )
 def test_memory_is_judged(bound: int, of_machine: int, state: str, words: str) -> None:
     found = host.memory_finding(GIB, bound, of_machine)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_memory_is_judged(bound: int, of_machine: int, state: str, words: str) -
 )
 def test_clock_state(now_ms: int, made_ms: int, kept: bool | None, state: str, words: str) -> None:
     found = host.clock_finding(now_ms, made_ms, kept)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
 
 
 def test_kernel_is_asked_for_the_clock() -> None:

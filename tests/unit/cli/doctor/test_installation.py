@@ -16,12 +16,12 @@ def test_suitable_packages_are_one_line() -> None:
     versions = {"click": "8.2", "uvloop": "0.21"}
     (found,) = installation.package_findings(NEEDED, versions.get, "")
     assert found.state == OK
-    assert found.found.endswith("and the 2 required packages")
+    assert found.text.endswith("and the 2 required packages")
 
 
 def test_unsuitable_packages_are_named() -> None:
     found = list(installation.package_findings(NEEDED, {"click": "7.0"}.get, ""))
-    assert [(one.check, one.state, one.found) for one in found] == [
+    assert [(one.check, one.state, one.text) for one in found] == [
         ("click", BAD, "7.0"),
         ("uvloop", BAD, "not installed"),
     ]
@@ -30,7 +30,7 @@ def test_unsuitable_packages_are_named() -> None:
 
 def test_package_that_cannot_be_imported_is_bad() -> None:
     (found,) = installation.package_findings([], lambda name: "1", "no module named aiohttp")
-    assert (found.state, found.found) == (BAD, "no module named aiohttp")
+    assert (found.state, found.text) == (BAD, "no module named aiohttp")
 
 
 def test_program_that_is_not_installed_is_only_a_warning() -> None:
@@ -51,7 +51,7 @@ def test_sqlite_is_judged(
     version: tuple[int, ...], threads: int, problem: str, state: str, words: str
 ) -> None:
     found = installation.sqlite_finding(version, threads, problem)
-    assert (found.state, words in found.found) == (state, True)
+    assert (found.state, words in found.text) == (state, True)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_sqlite_is_judged(
 )
 def test_pipeline_check(spark: str | None, java: str, problem: str, state: str, words: str) -> None:
     found = installation.pipeline_finding(spark, java, problem)
-    assert (found.state, words in found.found) == (state, True)
+    assert (found.state, words in found.text) == (state, True)
 
 
 def test_pages_that_are_looked_for_have_all_that_they_share() -> None:

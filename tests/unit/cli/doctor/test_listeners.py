@@ -40,14 +40,14 @@ DAY_MS = 86_400_000
 )
 def test_port_is_judged(port: ListenerProbe, pid: str | None, state: str, words: str) -> None:
     (found,) = listeners.port_findings([port], pid)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
     assert bool(found.hint) == (state != OK)
 
 
 def test_free_ones_are_one_line() -> None:
     ports = [ListenerProbe("tcp.listen", HERE), ListenerProbe("admin.listen", WIDE)]
     (found,) = listeners.port_findings(ports, None)
-    assert found.found == "127.0.0.1:9100, 10.0.0.1:9100: free"
+    assert found.text == "127.0.0.1:9100, 10.0.0.1:9100: free"
 
 
 def test_low_port_needs_a_right() -> None:
@@ -70,12 +70,12 @@ def test_access_is_judged(
     sections: dict[str, Any], wanted: list[tuple[str, ListenAddress]], state: str, words: str
 ) -> None:
     found = listeners.access_finding(Settings(**sections), "", wanted)
-    assert (found.state, words in found.found) == (state, True), found
+    assert (found.state, words in found.text) == (state, True), found
 
 
 def test_access_that_refuses_the_start_is_bad() -> None:
     found = listeners.access_finding(Settings(), "reaches beyond", [("tcp.listen", WIDE)])
-    assert (found.state, found.found) == (BAD, "reaches beyond")
+    assert (found.state, found.text) == (BAD, "reaches beyond")
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_access_that_refuses_the_start_is_bad() -> None:
 def test_certificate_is_judged_by_the_days_left(days: int, state: str, words: str) -> None:
     one = Certificate("admin", "/c.pem", names=("mq.example",), expires_at=days * DAY_MS + 5)
     found = listeners.certificate_finding(one, 0)
-    assert (found.state, found.found[-len(words) :]) == (state, words)
+    assert (found.state, found.text[-len(words) :]) == (state, words)
 
 
 def test_certificate_of_which_nothing_is_known_is_bad() -> None:
     found = listeners.certificate_finding(Certificate("tcp", "/c.pem", error="no start line"), 0)
-    assert (found.state, "no start line" in found.found) == (BAD, True)
+    assert (found.state, "no start line" in found.text) == (BAD, True)
 
 
 def test_process_of_another_account_is_not_to_be_stopped() -> None:

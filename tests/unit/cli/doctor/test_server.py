@@ -30,7 +30,7 @@ def findings(is_allowed: bool = False, **changes: Any) -> dict[str, tuple[str, s
         *database.replication_findings(probe, is_allowed=is_allowed),
         *database.database_findings(probe),
     ]
-    return {one.check: (one.state, one.found) for one in found}
+    return {one.check: (one.state, one.text) for one in found}
 
 
 def test_good_server_has_no_problem() -> None:

@@ -29,7 +29,7 @@ def test_defaults_go_well_together() -> None:
 def test_settings_that_clash_are_named(sections: dict[str, Any], named: list[str]) -> None:
     (found,) = setting_checks.conflicting_settings(Settings(**sections))
     assert found.state == WARN
-    assert [name for name in named if name not in found.found] == []
+    assert [name for name in named if name not in found.text] == []
     assert found.hint
 
 
@@ -46,5 +46,5 @@ def test_file_is_named_or_init_suggested(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "mq.toml"
     file.write_text("[limits]\ncredit = 5\n")
-    assert read({}, file)[0].found == f"{file}, 1 set, all others at their defaults"
+    assert read({}, file)[0].text == f"{file}, 1 set, all others at their defaults"
     assert "phpmq-lite config init" in read({})[0].hint
