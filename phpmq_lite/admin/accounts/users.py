@@ -282,7 +282,7 @@ async def remove_user(call: Call, user: NamedUser, body: ActionInput) -> Done[Us
     """Remove a user. All of the user's sessions end."""
     check_may_manage(call)
     services, is_opening = services_of(call), call.identity is CONTROL
-    entry = call.audit(target=user.name, reason=body.reason)
+    entry = call.audit(target=user.name)
     # Who can read the data folder may remove even the only user: then nobody needs a login again.
     await services.accounts.remove_user(entry, user, is_opening=is_opening)
     if not services.accounts.users:

@@ -9,7 +9,7 @@ from phpmq_lite.admin.http.forms import Form
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.settings import Settings
 
-FormField = tuple[str, tuple[Any, ...]]  # name and arguments of a macro in action_fields.html
+FormField = tuple[str, tuple[Any, ...]]  # name and arguments of a macro in actions.html
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

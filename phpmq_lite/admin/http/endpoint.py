@@ -37,6 +37,7 @@ from phpmq_lite.roles import Role
 V = TypeVar("V")
 H = TypeVar("H", bound=Callable[..., Awaitable[Any]])
 PREFIX: Final = "/api/v1"
+_REASON_CHARACTERS: Final = 1_000  # of a reason whose model has no bound
 
 
 @dataclass(slots=True, frozen=True)
@@ -135,6 +136,8 @@ class Endpoints:
                 call = Call.of(request)
                 objects = await signature.find(call)
                 data = await signature.read(call, method)
+                if audit is not None and data:
+                    call.audit(reason=getattr(data[0], "reason", "")[:_REASON_CHARACTERS])
                 result = await handler(call, *objects, *data)
                 format_ = getattr(data[0], "format", "json") if data else "json"
                 return respond(result.view if isinstance(result, Done) else result, format_, status)
@@ -195,12 +198,12 @@ class Endpoints:
         takes: Any = None,
         **more: Any,
     ) -> Callable[[H], H]:
-        """Declare a change: its form at ``path``, and its call if ``api`` is a method or a call.
+        """Declare a change: the route ``name``, to which the form at ``path`` is posted.
 
-        ``ask`` returns the confirmation page, which is also what a submitted form must satisfy.
-        ``typed`` returns the text to type for a form that another page contains.  ``again`` shows
-        a refused form with its error.  ``more`` are fields of the call's ``Route``; limits on the
-        body hold for the form, too.
+        ``ask`` returns the confirmation page (route ``NAME-form``, a GET of ``path``), and what a
+        form must satisfy.  ``typed`` returns the text to type into another page's form.  ``again``
+        shows a refused form with its error.  ``api``, a method with or without a path, declares the
+        call ``api-NAME``; ``more`` are fields of its ``Route``, the body's limits the form's, too.
         """
 
         def declare(handler: H) -> H:

@@ -17,7 +17,7 @@ REFUSED: Final = web.RequestKey("refused", tuple[Mapping[str, str], Problem])
 THEMES: Final = ("light", "dark")
 _THEME_COOKIE: Final = "phpmq-theme"  # set by choices.js; read here to avoid a flash of colour
 
-# Route, title, and the key to press after ``g``.
+# Route, title, and the key to press after ``g``.  icons.html must have an icon of the route's name.
 NAVIGATION: Final = (
     ("overview", "Overview", "o"),
     ("queues", "Queues", "q"),
@@ -175,7 +175,7 @@ def layout_values(call: Call) -> dict[str, Any]:
         "version": context.version,
         "broker": call.status,
         "who": viewer_of(call),
-        "note": context.sessions.take_message(request),
+        "flash": context.sessions.take_message(request),
         "csrf": lambda: context.sessions.token(request),
         # for the next field of the layout's forms
         "back_to": call.own_path if request.method in ("GET", "HEAD") else "",

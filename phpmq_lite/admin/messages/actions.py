@@ -125,7 +125,7 @@ async def apply_action(
 ) -> ActionResult:
     """Apply an action to a few messages in one transaction; ``target`` is for the audit log."""
     options = options_of(call, action, form)
-    call.audit(target, form.reason)
+    call.audit(target)
     outcome = await call.run(act_on_messages, action, seqs, options)
     undo = make_undo(action, call.actor, target)
     if undo is not None:

@@ -159,7 +159,7 @@ async def begin_job(
     """
     options = replace(options_of(call, action, form), delete_reason=delete_reason)
     detail = _detail(action, form, len(seqs))
-    entry = call.audit(target or description[:TARGET_MAX], form.reason, detail)
+    entry = call.audit(target or description[:TARGET_MAX], detail=detail)
     entry.action = audit or entry.action
     return await _start(call, BulkWork(action, options, seqs, description, form.rate, token=token))
 

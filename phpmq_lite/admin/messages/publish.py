@@ -207,7 +207,7 @@ async def edit_message(call: Call, row: Message, edited: EditInput) -> ActionRes
     call.check_queue(name)
     body = edited.body()
     check_size(call, body, "content")
-    call.audit(row.message_id, edited.reason)
+    call.audit(row.message_id)
     contents = [(body, edited.ttl_s)]
     ids = await call.run(publishing.publish, name, contents, source=(row.seq, "edit"))
     return ActionResultView(
