@@ -46,7 +46,7 @@ def failures() -> list[Fatal]:
 async def opened(folder: DataFolder, failures: list[Fatal]) -> AsyncIterator[Writer]:
     """A writer without its process."""
     one = Writer(make_database(folder.path), on_fatal=failures.append, folder=folder)
-    one._folder = folder  # even on one processor
+    one._may_start_process = True  # even on one processor
     await one.open(1 << 20)
     yield one
     await one.close()
@@ -515,7 +515,7 @@ async def test_close_ends_the_process_before_the_last_checkpoint(
     folder: DataFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Writer(make_database(folder.path), folder=folder)
-    one._folder = folder
+    one._may_start_process = True
     await one.open(1 << 20)
     await start(one)
     pid = process_of(one).pid

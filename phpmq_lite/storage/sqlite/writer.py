@@ -60,6 +60,13 @@ class Writer(StoreWriter):
 
     A write that is known to have failed is retried (``DiskSpace.wait_after``).  ``on_fatal`` is
     called, in any thread, once nothing more can be written, and should end the process.
+
+    The writer process has one of three states, and work in the thread waits for its end:
+
+    - free: the work starts at once;
+    - it stores a batch, ``_in_process``: the work waits in ``_after_process``;
+    - it removes old rows, ``_removal``: the work waits in ``_after_removal``.  The next batch does
+      not have to wait for a removal: the process stores it afterwards.
     """
 
     def __init__(
@@ -70,7 +77,8 @@ class Writer(StoreWriter):
         folder: DataFolder | None = None,
     ) -> None:
         self.path = path
-        self._folder = folder if _has_processors() else None
+        self._folder = folder
+        self._may_start_process = folder is not None and _has_processors()
         self.space = space or DiskSpace(path.parent)
         self.files = OpenedFiles(path)
         self.checkpoint_right = CheckpointRight(path.parent)
@@ -230,7 +238,7 @@ class Writer(StoreWriter):
             raise StorageError("the writer is not open")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._last = done
-        start = partial(self._connection.hop, partial(self._checked, work), self._store, done)
+        start = partial(self._connection.hop, partial(self._run_checked, work), self._store, done)
         if self._in_process is not None:
             self._after_process.append(start)
         elif self._removal is not None:
@@ -239,7 +247,7 @@ class Writer(StoreWriter):
             start()
         return done
 
-    def _checked(self, work: Callable[[SqliteStore], T], store: SqliteStore) -> T:
+    def _run_checked(self, work: Callable[[SqliteStore], T], store: SqliteStore) -> T:
         if self._failed is not None:
             raise self._failed
         try:
@@ -276,9 +284,10 @@ class Writer(StoreWriter):
         return done
 
     def _start_process(self) -> None:
-        folder, self._folder = self._folder, None  # try only once
-        if folder is None:
+        folder = self._folder
+        if folder is None or not self._may_start_process:
             return
+        self._may_start_process = False  # unless it succeeds
         try:
             process = WriterProcess(self.path, self._cache_bytes, folder.lock)
         except (OSError, MemoryError) as error:
@@ -286,7 +295,7 @@ class Writer(StoreWriter):
             return
         folder.record_writer(process.pid)
         asyncio.get_running_loop().add_reader(process.socket, self._on_message)
-        self._folder, self._process = folder, process
+        self._may_start_process, self._process = True, process
 
     def _send(self, request: "_InProcess") -> None:
         if self._process is None or self._store is None or self._failed is not None:
@@ -322,7 +331,7 @@ class Writer(StoreWriter):
             asyncio.get_running_loop().remove_reader(process.socket)
             end = f"the writer process (pid {process.pid}) ended with {process.wait()}"
             if not was_ready:
-                self._process = self._folder = None
+                self._process, self._may_start_process = None, False
                 process.close()
                 _log.warning("writer_process_not_started", reason=end)
                 return
@@ -367,7 +376,7 @@ class Writer(StoreWriter):
             return
         if reply.outcome is Outcome.NOT_STORED:
             retry = partial(self._store_with_retry, steps=steps, batch=batch)
-            connection.hop(partial(self._checked, retry), store, done)
+            connection.hop(partial(self._run_checked, retry), store, done)
             return
         if self._removes:
             self._removal = asyncio.get_running_loop().create_future()
@@ -376,7 +385,7 @@ class Writer(StoreWriter):
         store.count(batch, reply.commit_s, reply.index_bytes)
         self.space.note_stored()
         if batch.loads:
-            connection.hop(partial(self._checked, lambda store: store.load(batch)), store, done)
+            connection.hop(partial(self._run_checked, lambda store: store.load(batch)), store, done)
             return
         try:
             self.files.check()
