@@ -8,10 +8,12 @@ import gc
 import io
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -48,6 +50,16 @@ settings.register_profile("brief", settings.get_profile("quick"), max_examples=1
 settings.register_profile("long", COMMON, max_examples=2_000, stateful_step_count=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+
+# What ``-m slow`` runs, although each test takes seconds: together they would double the run.
+SLOW: Final = (
+    "tests/faults/", "tests/spark/", "tests/docs/test_three_machines.py",
+    "tests/browser/test_clocks.py", "tests/browser/test_numbers.py", "tests/browser/test_pages.py",
+    "tests/browser/test_reach.py", "tests/integration/test_postgres_writer.py",
+)  # fmt: skip
+
+IN_MEMORY: Final = Path("/dev/shm")
+MEMORY_BYTES: Final = 4 << 30  # needed there; the folders of tests that have passed are removed
 
 # What takes longest, each line for the beginning of one worker: begun late, it would be the end of
 # the run with idle processors.  One worker runs all tests of Spark in one JVM: a second JVM would
@@ -88,8 +100,10 @@ def pytest_configure() -> None:
     """Restore SIGINT for the processes that tests start, if this run started in the background.
 
     A shell without job control makes its background commands ignore SIGINT, and so do their
-    children.
+    children.  Temporary folders are in memory if it has room: brokers sync files 40,000 times.
     """
+    if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free >= MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     template_branches.install()
@@ -114,7 +128,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Mark cases outside the sample of their test as slow, before -m selects; then set the order.
+    """Mark ``SLOW`` files, and cases outside the sample of their test, as slow; set the order.
 
     Workers take long runs of the list, so the files are shuffled reproducibly: else one worker
     would get all browser tests.  The tests of a file stay together and in order.
@@ -123,7 +137,8 @@ def pytest_collection_modifyitems(
         _leave_out(items, config)
     for item in items:
         sample = item.get_closest_marker("sample")
-        if sample is not None and item.name.partition("[")[2].removesuffix("]") not in sample.args:
+        case = item.name.partition("[")[2].removesuffix("]")
+        if item.nodeid.startswith(SLOW) or (sample is not None and case not in sample.args):
             item.add_marker("slow")
 
     yield

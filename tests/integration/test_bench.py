@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -23,6 +24,13 @@ from tests.support.postgres_nodes import needs_postgres
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("bench", "--seconds", "0.1", "--size", "32")
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Return a folder on a disk: ``bench`` refuses one in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def run_benchmark(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
