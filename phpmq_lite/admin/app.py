@@ -57,7 +57,7 @@ from phpmq_lite.admin.system.health import (
     is_relaying,
     is_started,
 )
-from phpmq_lite.admin.system.series import HTTP_COUNTERS, LABELS, HttpCounters, MetricLabels
+from phpmq_lite.admin.system.metrics import HTTP_COUNTERS, LABELS, HttpCounters, MetricLabels
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.errors import StorageError
 from phpmq_lite.installation import templates_folder

@@ -11,7 +11,7 @@ from phpmq_lite.admin.http.page_layout import layout_values
 from phpmq_lite.admin.http.templates import make_environment
 from phpmq_lite.admin.messages import bodies
 from phpmq_lite.admin.messages.envelope_card import RowVerdicts, shorten
-from phpmq_lite.admin.system.page_warnings import list_access_warnings, list_broker_problems
+from phpmq_lite.admin.system.health import list_access_warnings, list_broker_problems
 from phpmq_lite.admin.trends import polyline
 from phpmq_lite.durations import FORM_UNITS
 from phpmq_lite.model import OUTCOMES

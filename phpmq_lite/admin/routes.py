@@ -29,15 +29,16 @@ from phpmq_lite.admin.messages import (
 )
 from phpmq_lite.admin.pipeline import claims, insights, staging
 from phpmq_lite.admin.queues import actions as queue_actions
-from phpmq_lite.admin.queues import dead_letters, definitions, queue, stats
+from phpmq_lite.admin.queues import dead_letters, queue, settings
 from phpmq_lite.admin.queues import list as queue_list
 from phpmq_lite.admin.system import (
     backups,
     clients,
+    connections,
     docs,
-    frames,
     health,
     live,
+    metrics,
     overview,
     system,
 )
@@ -45,13 +46,13 @@ from phpmq_lite.admin.system import (
 # If several routes match a path, the first of them handles the request.
 _MODULES: Final = (
     health,
+    metrics,
     overview,
     queue_list,
     queue,
     queue_actions,
     dead_letters,
-    definitions,
-    stats,
+    settings,
     search,
     listing,
     message,
@@ -68,7 +69,7 @@ _MODULES: Final = (
     wait,
     tail,
     clients,
-    frames,
+    connections,
     insights,
     claims,
     staging,

@@ -23,11 +23,12 @@ from phpmq_lite.admin.messages.envelope_card import JudgeOptions, make_card
 from phpmq_lite.admin.messages.jobs import BulkJobState
 from phpmq_lite.admin.messages.message_life import RelatedMessage
 from phpmq_lite.admin.messages.schemas import SchemaCheck, SchemaFieldView
-from phpmq_lite.admin.pipeline.readers import ReaderView, SubscriptionClaimsView
+from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView
+from phpmq_lite.admin.pipeline.insights import ReaderView
 from phpmq_lite.admin.system.attention import Notice
-from phpmq_lite.admin.system.frames import bad_byte_row
+from phpmq_lite.admin.system.connections import bad_byte_row
+from phpmq_lite.admin.system.facts import SystemFact, describe_restart
 from phpmq_lite.admin.system.system import ClockView
-from phpmq_lite.admin.system.view import SystemFact, describe_restart
 from phpmq_lite.checks import Check, Level
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange
 from phpmq_lite.envelopes.schema_registry import RegistryFault

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.queues.settings_form import (
+from phpmq_lite.admin.queues.settings import (
     BadFieldError,
     SettingField,
     changed_settings,

@@ -68,6 +68,19 @@ class SubscriptionView(ResponseModel):
     count: int = Field(description="number of claims that are neither acknowledged nor released")
 
 
+class SubscriptionClaimsView(BaseModel):
+    """A subscription and its open claims."""
+
+    subscription: str
+    queue: str | None
+    claims: int
+    bytes: int
+    oldest_at: int | None  # Unix ms
+    acked: int
+    hi: int
+    created_at: int
+
+
 class AckInput(_ClaimsInput):
     """The claims to settle: all up to and including ``upto``."""
 
@@ -153,6 +166,27 @@ async def find_subscription(call: Call, name: str) -> SubscriptionRow:
         raise Problem(404, "unknown_subscription", detail, field="subscription")
     _check_right(call, row)
     return row
+
+
+async def read_claims(call: Call) -> list[SubscriptionClaimsView]:
+    """Return the subscriptions visible to the caller, those with the oldest claims first."""
+    rows = await StoredPipeline(call.context.readers).subscriptions()
+    views = [
+        SubscriptionClaimsView(
+            subscription=row.name,
+            queue=row.queue,
+            claims=row.count,
+            bytes=row.bytes,
+            oldest_at=row.oldest_at_ms,
+            acked=row.acked_upto,
+            hi=row.hi,
+            created_at=row.created_at,
+        )
+        for row in rows
+        if call.may_use(row.queue or "")
+    ]
+    views.sort(key=lambda row: (row.oldest_at or 1 << 62, row.subscription))
+    return views
 
 
 async def _check_subscription(call: Call, name: str) -> None:

@@ -26,9 +26,9 @@ from phpmq_lite.admin.messages.listing import (
     read_messages_page,
 )
 from phpmq_lite.admin.messages.traces import read_failed_attempts
-from phpmq_lite.admin.pipeline.readers import read_claims
-from phpmq_lite.admin.queues import settings_form
-from phpmq_lite.admin.queues.settings_form import FIELDS, BadFieldError, SettingsInput, SettingsView
+from phpmq_lite.admin.pipeline.claims import read_claims
+from phpmq_lite.admin.queues import settings
+from phpmq_lite.admin.queues.settings import FIELDS, BadFieldError, SettingsInput, SettingsView
 from phpmq_lite.admin.queues.view import (
     QueueView,
     paused_sides,
@@ -163,7 +163,7 @@ def _fields(
     """Return the fields of the settings form, with the values entered and the error, if any."""
     defaults = call.context.settings.queues.model_dump()
     home = call.find_queue(home_of(queue.name))
-    return settings_form.form_fields_of(queue, defaults, typed, error, home=home)
+    return settings.form_fields_of(queue, defaults, typed, error, home=home)
 
 
 async def _listed(call: Call, query: QueuePageQuery, queue: QueueStatus) -> MessagePage:
@@ -243,7 +243,7 @@ async def submit_settings(call: Call, queue: Queue, form: Form) -> web.Response 
         changes: Mapping[str, Any] = (
             {reset: None}
             if reset in FIELDS
-            else settings_form.changed_settings(queue, defaults, form.raw, home=home)
+            else settings.changed_settings(queue, defaults, form.raw, home=home)
         )
         if changes:
             call.check_forward(changes.get("on_expire"))

@@ -13,10 +13,10 @@ from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.queues.view import paused_sides, retry_hint
-from phpmq_lite.admin.system import view
-from phpmq_lite.checks import CHECKS, RECENT_MS, Check, Level, problems
+from phpmq_lite.checks import CHECKS, RECENT_MS, Check, Level, asynchronous_text, problems
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
+from phpmq_lite.storage.backend import StoreStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
 from phpmq_lite.storage.search.language import verdict_search
@@ -26,6 +26,7 @@ EXPIRY_NOTICE_MS: Final = 600_000  # messages that expire within this time cause
 NOTICES_MAX: Final = 200
 _HELD_LONG_MS: Final = 3_600_000  # used for queues without an acknowledgement timeout
 _UNHANDLED: Final = (Check.QUARANTINED, Check.DEAD_LETTERS)  # before others of the same level
+Measurement = tuple[Check, float, str]  # a value, and the text of the notice if it is too high
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,7 +107,7 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
     measurements = chain(
         _measure_broker(status, seen),
         _measure_maintenance(seen),
-        view.measure_store(status.store),
+        measure_store(status.store),
         _measure_standby(seen.standby),
         _measure_clock(status),
     )
@@ -121,7 +122,7 @@ def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
         yield notice
 
 
-def _measure_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[view.Measurement]:
+def _measure_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Measurement]:
     yield Check.LAST_ERROR, bool(status.last_error), f"Last error: {status.last_error}"
     text = f"Nothing can be stored: {status.write_problem}"
     yield Check.STORING, bool(status.write_problem), text
@@ -135,7 +136,7 @@ def _measure_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[view
     yield Check.WAL, seen.wal_bytes / seen.wal_limit_bytes, text
 
 
-def _measure_maintenance(seen: AttentionFacts) -> Iterator[view.Measurement]:
+def _measure_maintenance(seen: AttentionFacts) -> Iterator[Measurement]:
     for text in seen.damage:
         yield Check.DAMAGE, 1, text
     if seen.backup_error is not None:
@@ -146,7 +147,7 @@ def _measure_maintenance(seen: AttentionFacts) -> Iterator[view.Measurement]:
         yield Check.BACKUP_AGE, seen.backup_age_ms / seen.backup_each_ms, text
 
 
-def _measure_standby(standby: StandbyState | None) -> Iterator[view.Measurement]:
+def _measure_standby(standby: StandbyState | None) -> Iterator[Measurement]:
     if standby is not None:
         lag = f"{standby.lag_s:.0f} s, {count_of(standby.lag_messages, 'message', 'messages')}"
         problem = standby.problem or "The target is slow"
@@ -154,7 +155,7 @@ def _measure_standby(standby: StandbyState | None) -> Iterator[view.Measurement]
         yield Check.STANDBY, inf if standby.problem else standby.lag_s, text
 
 
-def _measure_clock(status: BrokerStatus) -> Iterator[view.Measurement]:
+def _measure_clock(status: BrokerStatus) -> Iterator[Measurement]:
     if status.clock_doubt_ms:
         text = (
             f"The clock was {_duration(status.clock_doubt_ms)} ahead at startup; until an operator "
@@ -175,6 +176,42 @@ def _of_clients(status: BrokerStatus) -> Iterator[Notice]:
             text = f"{client.address} is not being read: {client.paused_reason}"
             notice = Notice.of(Check.READERS, Level.WARN, text)
             yield replace(notice, who=f"Client {client.client}")
+
+
+def measure_replication(store: StoreStatus) -> Iterator[Measurement]:
+    """Measure whether commits have a quorum, whether a replica may fail, and how far each lags."""
+    if store.asynchronous is not None:
+        yield Check.ASYNCHRONOUS, 1, asynchronous_text(store.asynchronous)
+    ready, required = store.replicas_ready, store.replicas_required
+    if store.server is None or ready is None or not required:
+        return
+    requirement = f"{count_of(required, 'replica', 'replicas')} must confirm each commit"
+    text = f"{requirement}, and only {ready} can: if one more fails, nothing can be stored"
+    if ready < required:
+        text = f"No quorum: {requirement}, and {ready or 'none'} can"
+    yield Check.QUORUM, ready - required, text
+    for replica in store.server.replicas:
+        lag_s = replica.lag_s or 0
+        yield Check.REPLICA_LAG, lag_s, f"Replica {replica.name} is {lag_s:.1f} s behind"
+
+
+def measure_store(store: StoreStatus) -> Iterator[Measurement]:
+    """Measure a PostgreSQL database, except whether anything can be stored."""
+    yield from measure_replication(store)
+    if store.problem is not None:
+        yield Check.DATABASE_STATE, 1, f"Its state cannot be read: {store.problem}"
+    if (server := store.server) is None:
+        return
+    age_s = server.oldest_transaction_s
+    text = f"{server.oldest_transaction}: open for {formats.format_duration(round(age_s * 1_000))}"
+    yield Check.TRANSACTION, age_s, f"{text}; until it ends, VACUUM cannot remove old rows"
+    text = f"{server.connections} of {server.max_connections} connections are in use"
+    share = server.connections / max(1, server.max_connections)
+    yield Check.CONNECTIONS, share, f"{text}; a broker may be unable to connect"
+    if server.disk_bytes:
+        text = f"{formats.format_size(server.disk_free)} free on the server's disk"
+        share = server.disk_free / server.disk_bytes
+        yield Check.SERVER_DISK, share, f"{text}; when it is full, nothing can be stored"
 
 
 # -- queues

@@ -29,7 +29,7 @@ from phpmq_lite.admin.http.live_feeds import FeedState
 from phpmq_lite.admin.http.output import ListPage, PerSecond, ResponseModel, respond
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.saved_items import store_item
-from phpmq_lite.admin.system import connections, frames
+from phpmq_lite.admin.system import connections
 from phpmq_lite.admin.system.connections import (
     Client,
     ClientNumber,
@@ -74,7 +74,7 @@ async def show_clients(call: Call, query: ClientsPageQuery) -> web.StreamRespons
         label=lambda address: connections.label_of(address, labels),
         closed=closed,
         next=next_,
-        errors=frames.list_protocol_errors(call),
+        errors=connections.list_protocol_errors(call),
         speaks=connections.describe_protocol,
     )
 
@@ -158,7 +158,7 @@ async def show_client(call: Call, row: Client, query: ClientPageQuery) -> web.Re
         asked=query.process is not None,
         process=process,
         frames=_frames(call, snapshot.recorder)[::-1],
-        errors=frames.list_protocol_errors(call, number),
+        errors=connections.list_protocol_errors(call, number),
         speaks=connections.describe_protocol,
     )
 
@@ -191,7 +191,7 @@ def _frames(call: Call, recorder: FrameRecorder | None, after: int = 0) -> list[
     """Return the recorded frames whose number is greater than ``after``."""
     if recorder is None:
         return []
-    row = partial(frames.frame_row, began_at=recorder.began_at, may_see=call.may_use)
+    row = partial(connections.frame_row, began_at=recorder.began_at, may_see=call.may_use)
     return [row(frame) for frame in recorder.frames if frame.number > after]
 
 

@@ -17,7 +17,7 @@ from phpmq_lite.admin.http.fields import JsonFormatQuery, QueryModel, StrictInpu
 from phpmq_lite.admin.http.forms import Form
 from phpmq_lite.admin.http.output import ListPage
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.system import limits, view
+from phpmq_lite.admin.system import facts
 from phpmq_lite.admin.system.health import run_checks
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
@@ -155,22 +155,22 @@ async def show_system(call: Call, query: SystemPageQuery) -> web.Response:
 async def _health(call: Call, _query: SystemPageQuery) -> dict[str, Any]:
     context, status = call.context, call.status
     stored, disk = await _measured(context)
-    usages = limits.list_limits(context, status)
+    usages = facts.list_limits(context, status)
     return {
         "clock": await _clock(call) if status.clock_doubt_ms else None,
         "may_decide": _is_for_all(call, Role.OPERATOR),
         "checks": await run_checks(context, status),
-        "times": view.process_facts(status),
-        "versions": view.version_facts(context.version, status.store),
-        "listeners": view.listener_facts(context.settings, status),
+        "times": facts.process_facts(status),
+        "versions": facts.version_facts(context.version, status.store),
+        "listeners": facts.listener_facts(context.settings, status),
         "certificates": await read_certificates(context.settings),
-        "storage": view.storage_facts(context.settings, disk, stored, context.settings.data)
+        "storage": facts.storage_facts(context.settings, disk, stored, context.settings.data)
         if status.store.has_file
-        else list(view.server_facts(status.store)),
-        "retention": view.retention_facts(context.settings, stored),
+        else list(facts.server_facts(status.store)),
+        "retention": facts.retention_facts(context.settings, stored),
         "limits": usages,
-        "waiting": view.waiting_facts(status, usages),
-        "refused": view.refusal_facts(status),
+        "waiting": facts.waiting_facts(status, usages),
+        "refused": facts.refusal_facts(status),
     }
 
 
@@ -198,7 +198,7 @@ async def _settings(call: Call, _query: SystemPageQuery) -> dict[str, Any]:
 
 async def _starts(call: Call, _query: SystemPageQuery) -> dict[str, Any]:
     starts = await StoredStarts(call.context.readers).newest(50)
-    return {"starts": [_visible_report(call, view.describe_restart(start)) for start in starts]}
+    return {"starts": [_visible_report(call, facts.describe_restart(start)) for start in starts]}
 
 
 async def _log(_call: Call, query: SystemPageQuery) -> dict[str, Any]:
@@ -213,7 +213,7 @@ _TABS: Final = {"health": _health, "settings": _settings, "starts": _starts, "lo
 # -- restart report
 
 
-async def read_restart_report(call: Call) -> view.RestartReport | None:
+async def read_restart_report(call: Call) -> facts.RestartReport | None:
     """Return the report on the most recent start, or None if the report has been dismissed.
 
     Also return None for the first start, and if the record of the start cannot be read.
@@ -224,10 +224,10 @@ async def read_restart_report(call: Call) -> view.RestartReport | None:
         return None
     if not starts or starts[0].is_first or starts[0].dismissed_by is not None:
         return None
-    return _visible_report(call, view.describe_restart(starts[0]))
+    return _visible_report(call, facts.describe_restart(starts[0]))
 
 
-def _visible_report(call: Call, report: view.RestartReport) -> view.RestartReport:
+def _visible_report(call: Call, report: facts.RestartReport) -> facts.RestartReport:
     """Return the report without the queues that the caller is not allowed to see."""
     return replace(report, expired=[row for row in report.expired if call.may_use(row[0])])
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from phpmq_lite.admin.pipeline.charts import draw_insights, queue_totals, steps_of
-from phpmq_lite.admin.pipeline.summary import read_summary
+from phpmq_lite.admin.pipeline.summary import draw_insights, queue_totals, read_summary, steps_of
 from phpmq_lite.insights_document import PipelineSummary
 from tests.unit.admin.pipeline.cases import HOUR_MS, MINUTE_MS, as_bytes, step, summary
 

@@ -25,7 +25,7 @@ from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import tail as tails
 from phpmq_lite.admin.messages.tail import QueueTail, TailEvent
 from phpmq_lite.admin.messages.wait import WaitPosition
-from phpmq_lite.admin.system import connections, frames
+from phpmq_lite.admin.system import connections
 from phpmq_lite.errors import StorageError
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
@@ -471,5 +471,5 @@ def test_label_belongs_to_an_address_or_network(text: str, name: str | None) -> 
 
 
 def test_bytes_are_shown_without_anything_hidden() -> None:
-    shown = frames.format_bytes("P01é\u202e".encode() + b"\xff\x00")
+    shown = connections.format_bytes("P01é\u202e".encode() + b"\xff\x00")
     assert shown == "P01é\\u202e\\xff\\x00"

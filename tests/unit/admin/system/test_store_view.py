@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.system.attention import AttentionFacts, find_notices
-from phpmq_lite.admin.system.view import (
+from phpmq_lite.admin.system.attention import (
+    AttentionFacts,
+    find_notices,
     measure_replication,
     measure_store,
-    server_facts,
 )
+from phpmq_lite.admin.system.facts import server_facts
 from phpmq_lite.checks import problems
 from phpmq_lite.storage.backend import Replica, StoreStatus
 from tests.unit.admin.cases import NOW_MS, broker_status, postgres_store

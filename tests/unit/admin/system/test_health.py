@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.system.page_warnings import disk_warning, unprotected_listeners
+from phpmq_lite.admin.system.health import disk_warning, unprotected_listeners
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.settings import Settings
 

@@ -9,7 +9,7 @@ from phpmq_lite.admin.http.live_feeds import LiveFeeds
 from phpmq_lite.admin.http.memory import HttpMemory
 from phpmq_lite.admin.messages.stores import STORES, MessageStores
 from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits
-from phpmq_lite.admin.system import limits, view
+from phpmq_lite.admin.system import facts
 from phpmq_lite.admin.system.health import start_percent
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.disk_space import DatabaseSize, DiskUsage
@@ -28,10 +28,10 @@ def start(report: StartReport | None = None, **changes: Any) -> Start:
 
 
 def test_report_says_how_long_and_how_the_broker_was_down() -> None:
-    report = view.describe_restart(start())
+    report = facts.describe_restart(start())
     assert report.title == "The broker was down for 1 min 5 s and restarted after an unclean stop"
     assert [fact.name for fact in report.facts] == ["Found", "Startup time"]
-    assert view.describe_restart(start(was_clean=True)).title.endswith("after a clean stop")
+    assert facts.describe_restart(start(was_clean=True)).title.endswith("after a clean stop")
 
 
 def test_report_has_all_that_was_found() -> None:
@@ -40,7 +40,7 @@ def test_report_has_all_that_was_found() -> None:
         expired_by_queue={"mail": 2, "orders": 5}, migrations=["0002_admin"], messages=9, queues=2,
         seconds=0.25, last_error="disk I/O error",
     )  # fmt: skip
-    described = view.describe_restart(start(report))
+    described = facts.describe_restart(start(report))
     assert {fact.name: fact.text for fact in described.facts} == {
         "Stopped because": "disk I/O error",
         "Lost": "2 commits",
@@ -60,7 +60,7 @@ def test_report_has_all_that_was_found() -> None:
 def test_first_start_was_down_for_no_time() -> None:
     first = start(down_from_ms=None, was_clean=True)
     assert (first.is_first, first.down_ms) == (True, 0)
-    assert view.describe_restart(first).title == "First startup"
+    assert facts.describe_restart(first).title == "First startup"
 
 
 def test_clock_that_was_set_back_makes_no_negative_time() -> None:
@@ -77,7 +77,7 @@ def test_limit_that_is_reached_stands_out() -> None:
         live=LiveFeeds(),
         app={LIMITS: ConnectionLimits.of(settings), STORES: MessageStores(lambda: NOW_MS)},
     )
-    gauges = {gauge.setting: gauge for gauge in limits.list_limits(context, status)}
+    gauges = {gauge.setting: gauge for gauge in facts.list_limits(context, status)}
     assert gauges["limits.held"].level == "bad"
     assert gauges["limits.connections"].level == "warn"
     assert gauges["limits.connections_per_address"].shown == "85"
@@ -90,7 +90,7 @@ def test_waiting_names_each_reason_with_its_setting() -> None:
         client_status(2, paused_reason="queue"),
         client_status(3),
     )
-    found = view.waiting_facts(broker_status(clients=clients))
+    found = facts.waiting_facts(broker_status(clients=clients))
     assert [fact.name for fact in found] == [
         "2 connections not being read",
         "1 connection not being read",
@@ -99,16 +99,16 @@ def test_waiting_names_each_reason_with_its_setting() -> None:
 
 
 def test_limit_that_is_reached_is_a_warning() -> None:
-    usage = limits.LimitUsage("held", "Held", 10, "no dispatches", 10, setting="limits.held")
-    [fact] = view.waiting_facts(broker_status(), [usage, replace(usage, used=9)])
+    usage = facts.LimitUsage("held", "Held", 10, "no dispatches", 10, setting="limits.held")
+    [fact] = facts.waiting_facts(broker_status(), [usage, replace(usage, used=9)])
     text = "10 of 10: no dispatches (limits.held)"
-    assert fact == view.SystemFact("Held", text, level="warn")
+    assert fact == facts.SystemFact("Held", text, level="warn")
 
 
 def test_storage_warns_of_a_disk_that_is_almost_full() -> None:
     disk = DiskUsage({"database": 10, "wal": 0, "shm": 0}, total=1_000, free=10)
-    facts = {fact.name: fact for fact in view.storage_facts(Settings(), disk, None, FOLDER)}
-    assert facts["Free disk space"].level == "bad"
+    rows = {fact.name: fact for fact in facts.storage_facts(Settings(), disk, None, FOLDER)}
+    assert rows["Free disk space"].level == "bad"
 
 
 def test_retention_shows_the_share_of_deleted_messages() -> None:
@@ -117,14 +117,14 @@ def test_retention_shows_the_share_of_deleted_messages() -> None:
         deleted_rows=10, deleted_bytes=1, history_oldest_at=None, history_offset=200, removed=0,
         audit_rows=0, audit_oldest_at=None, last_seen_ms=None,
     )  # fmt: skip
-    facts = {fact.name: fact for fact in view.retention_facts(Settings(), stored)}
-    assert facts["Deleted messages"].note == "5.0% of settled messages, at most 500,000"
+    rows = {fact.name: fact for fact in facts.retention_facts(Settings(), stored)}
+    assert rows["Deleted messages"].note == "5.0% of settled messages, at most 500,000"
 
 
 def test_page_without_a_database_still_has_its_other_parts() -> None:
-    [fact] = view.storage_facts(Settings(), None, None, FOLDER)
+    [fact] = facts.storage_facts(Settings(), None, None, FOLDER)
     assert fact.name == "Folder"
-    assert view.retention_facts(Settings(), None) == []
+    assert facts.retention_facts(Settings(), None) == []
 
 
 def test_startup_percentage_only_grows() -> None:
