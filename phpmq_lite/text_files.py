@@ -1,9 +1,13 @@
-"""Reads text files that people write: UTF-8, with or without a byte order mark."""
+"""Text files: UTF-8 that people write, with or without a byte order mark, and lines of CSV."""
 
 import codecs
+import csv
+import io
+import json
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from phpmq_lite.errors import PhpmqError
 
@@ -79,3 +83,24 @@ def decode_secret(data: bytes) -> str:
 def read_secret(path: Path) -> str:
     """Return the secret in a file; see ``decode_secret``."""
     return decode_secret(path.read_bytes())
+
+
+# Also the full-width signs, which spreadsheets with an Asian locale read like the others.
+_CSV_FORMULA: Final = (*"=+-@\t\r\n\uff1d\uff0b\uff0d\uff20",)
+
+
+def csv_line(values: Iterable[Any]) -> str:
+    """Return values as a line of CSV."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(map(csv_cell, values))
+    return line.getvalue()
+
+
+def csv_cell(value: Any) -> str:
+    """Return a value as a CSV cell that no spreadsheet will interpret as a formula."""
+    if value is None:
+        return ""
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"'{text}" if text.startswith(_CSV_FORMULA) else text

@@ -16,11 +16,11 @@ from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandE
 from phpmq_lite.cli.output import Command, add_options, print_message
 from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, ca_option, is_phpmq_url
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
-from phpmq_lite.client.tls_errors import tls_reason
 from phpmq_lite.errors import os_reason
 from phpmq_lite.http_client import HttpClient, HttpRequest, NotConnectedError
 from phpmq_lite.logs import escape
 from phpmq_lite.settings import Settings
+from phpmq_lite.sockets import tls_reason
 from phpmq_lite.text_files import NotUtf8Error, TextFileError, has_mark, read_secret
 
 API: Final = "/api/v1"

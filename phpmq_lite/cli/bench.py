@@ -26,7 +26,7 @@ from phpmq_lite.bench.workloads import (
 )
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, format_cell, number_columns, print_message, write_rows
-from phpmq_lite.client.address import parse_address
+from phpmq_lite.client.core import parse_address
 from phpmq_lite.storage.data_folder import file_system
 
 _NOTES: Final = {

@@ -26,9 +26,8 @@ from phpmq_lite.cli.output import (
 from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration, flag
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import in_batches
-from phpmq_lite.client.address import BrokerAddress, parse_address
-from phpmq_lite.client.blocking_client import BlockingClient
-from phpmq_lite.client.keyed_publishes import NoReplyError, publish_each
+from phpmq_lite.client.blocking_client import BlockingClient, NoReplyError, publish_each
+from phpmq_lite.client.core import BrokerAddress, parse_address
 from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
 from phpmq_lite.importers import beanstalkd, initphp

@@ -23,13 +23,17 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import EXISTING_FILE, duration, flag
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
-from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome, publish_each
+from phpmq_lite.client.blocking_client import (
+    STOP_S,
+    BlockingClient,
+    NoReplyError,
+    PublishOutcome,
+    publish_each,
+)
 from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes import outbox as tables
 from phpmq_lite.envelopes import sqlite_file
-from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
-from phpmq_lite.envelopes.outbox_relay import Relay, RelayPass
+from phpmq_lite.envelopes.outbox import OutboxRow, Relay, RelayPass, SqliteOutboxStore
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction
 from phpmq_lite.errors import ConnectionLostError
 from phpmq_lite.logs import escape

@@ -110,7 +110,7 @@ def write_rows(
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    from phpmq_lite.csv_lines import csv_line
+    from phpmq_lite.text_files import csv_line
 
     keys: list[Any] = [column.key for column in columns]
     for cells in (keys, *([row.get(key) for key in keys] for row in rows)):

@@ -217,8 +217,12 @@ def load_app(name: str) -> "BabelQueue":
 
 def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any]) -> None:
     """Set the app's transport; if ``connect()`` already set one, apply the flags to it."""
-    from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
-    from phpmq_lite.envelopes.transport import PhpmqTransport, log_event
+    from phpmq_lite.envelopes.transport import (
+        DEFAULT_DELAYS_S,
+        PhpmqTransport,
+        RetryDelays,
+        log_event,
+    )
     from phpmq_lite.envelopes.worker_connection import WorkerConnection
 
     transport = app.transport
@@ -253,8 +257,7 @@ def _write_both(hook: "EventHook", level: Any, event: str, context: Mapping[str,
 
 def _apply_options(app: "BabelQueue", options: Mapping[str, Any]) -> None:
     from phpmq_lite.envelopes.idempotency import SqliteIdempotencyStore
-    from phpmq_lite.envelopes.retry_delays import parse_delays
-    from phpmq_lite.envelopes.transport import PhpmqTransport
+    from phpmq_lite.envelopes.transport import PhpmqTransport, parse_delays
 
     transport = app.transport
     assert isinstance(transport, PhpmqTransport)  # noqa: S101 - _connect ensures it

@@ -9,10 +9,8 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Self, cast
 
-from phpmq_lite.client.address import parse_address
-from phpmq_lite.client.core import ClientCore, ConnectionOptions
+from phpmq_lite.client.core import Backoff, ClientCore, ConnectionOptions, parse_address
 from phpmq_lite.client.publishes import PROBE_S, PublishBatch, to_target
-from phpmq_lite.client.reconnection import Backoff
 from phpmq_lite.client.session import ConsumedQueue, Delivery
 from phpmq_lite.errors import ClientError
 from phpmq_lite.sockets import Dialer, prepare

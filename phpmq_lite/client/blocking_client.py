@@ -7,13 +7,12 @@ a lock protects the state, and is never held while a thread waits.
 import ssl as tls
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from phpmq_lite.client.address import parse_address
 from phpmq_lite.client.buffered_socket import (
     SIGNAL_S,
     BufferedSocket,
@@ -21,12 +20,16 @@ from phpmq_lite.client.buffered_socket import (
     open_stream,
     seconds_left,
 )
-from phpmq_lite.client.core import ClientCore, ConnectionOptions
+from phpmq_lite.client.core import Backoff, ClientCore, ConnectionOptions, parse_address
 from phpmq_lite.client.publishes import AnswerCallback, KeyedMessage, PublishBatch, to_target
-from phpmq_lite.client.reconnection import Backoff
 from phpmq_lite.client.session import ConsumedQueue, Delivery
 from phpmq_lite.errors import (
+    KEY_CONFLICT,
+    ClientError,
     ConnectionLostError,
+    LocalProtocolError,
+    PhpmqError,
+    PublishRefusedError,
 )
 from phpmq_lite.sockets import Dialer
 
@@ -605,3 +608,53 @@ def client_from_url(
     return connect_blocking(
         address, ssl=ssl, timeout_s=timeout_s, reconnect=reconnect, max_content=max_content
     )
+
+
+class NoReplyError(ClientError):
+    """The broker did not answer, so the message may be stored.  Repeat the publish with its key."""
+
+
+PublishOutcome = PhpmqError | None  # None if the message was stored
+Send = Callable[[Sequence[KeyedMessage]], list[PublishOutcome]]
+
+
+def publish_each(
+    client: BlockingClient, messages: Sequence[KeyedMessage], timeout_s: float | None = 30.0
+) -> list[PublishOutcome]:
+    """Publish all messages in order, without waiting for each answer; return each outcome.
+
+    ``PublishRefusedError``: the queue does not accept the message now.  ``LocalProtocolError``: the
+    message is invalid and was not sent.  ``ConnectionLostError``: several connections ended
+    without any answer, so the message may be the cause.  ``NoReplyError``: the outcome is unknown.
+    A message counts as stored if its key is known, even with another body.
+    """
+    outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
+    waiting: set[int] = set()
+
+    def answer_of(place: int) -> Callable[[ClientError | None], None]:
+        def answered(error: ClientError | None) -> None:
+            waiting.discard(place)
+            is_known = isinstance(error, PublishRefusedError) and error.reason == KEY_CONFLICT
+            outcomes[place] = None if is_known else error
+
+        return answered
+
+    try:
+        for place, message in enumerate(messages):
+            client.raise_if_ended()
+            waiting.add(place)
+            try:
+                client.confirm(message, answer_of(place))
+            except LocalProtocolError as error:
+                waiting.discard(place)
+                outcomes[place] = error
+        client.pump(lambda: not waiting, timeout_s)
+    except ConnectionLostError as error:  # all unanswered publish requests have failed
+        gone = NoReplyError(str(error))
+        for place, outcome in enumerate(outcomes):
+            if isinstance(outcome, ConnectionLostError | NoReplyError):
+                outcomes[place] = gone
+    finally:
+        for place in list(waiting):
+            client.session.pending.forget(messages[place].queue, messages[place].key)
+    return outcomes

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from phpmq_lite.client.address import BrokerAddress
+from phpmq_lite.client.core import BrokerAddress
 from phpmq_lite.client.publishes import PROBE_S
 from phpmq_lite.forks import reset_after_fork
 from phpmq_lite.sockets import Dialer, prepare

@@ -1,24 +1,125 @@
 """What the asyncio and the blocking client decide alike, without I/O.
 
-These are errors, the confirmations of publishes, and whether and when to connect again.
+These are addresses, errors, the confirmations of publishes, and whether and when to connect again.
 """
 
 import logging
 import os
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from errno import ECONNREFUSED
 from socket import gaierror
 from typing import TYPE_CHECKING, Final
 
-from phpmq_lite.client.address import BrokerAddress
-from phpmq_lite.client.reconnection import AwayLog, Backoff
 from phpmq_lite.client.session import ClientSession, ConsumedQueue, Delivery, Settler
-from phpmq_lite.client.tls_errors import tls_reason
 from phpmq_lite.errors import ConnectionLostError, os_reason
 from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.sockets import tls_reason
 
 if TYPE_CHECKING:
     from ssl import SSLContext  # ssl is slow to import
+
+DEFAULT_PORT: Final = 9100
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerAddress:
+    """The TCP address of a broker, or its Unix socket if ``path`` is set."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(
+    address: str, port: int | None = None, default: int = DEFAULT_PORT
+) -> BrokerAddress:
+    """Parse a broker address, using the default port if none is given.
+
+    Raises:
+        ValueError: the address or port is invalid.
+    """
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        if not path or port is not None:
+            raise ValueError(f"{address!r} is not a valid address; use unix:PATH, without a port")
+        return BrokerAddress(path=path)
+    host, included_port = _split(address)
+    if included_port and port is not None:
+        raise ValueError(f"{address!r} already has a port; remove port {port}")
+    if not host or (included_port and not (included_port.isascii() and included_port.isdigit())):
+        raise ValueError(f"{address!r} is not a valid address; use HOST:PORT or unix:PATH")
+    number = int(included_port) if included_port else port if port is not None else default
+    if not 0 < number < 65_536:
+        raise ValueError(f"{number} is not a valid port; use 1 to 65535")
+    return BrokerAddress(host, number)
+
+
+def _split(address: str) -> tuple[str, str]:
+    if address.startswith("["):
+        host, _, after = address[1:].partition("]")
+        return host, after.removeprefix(":")
+    if address.count(":") > 1:  # an IPv6 address without brackets
+        return address, ""
+    host, _, port = address.partition(":")
+    return host, port
+
+
+class Backoff:
+    """Delays that double from ``first_s`` to ``longest_s``, each randomly reduced by up to half.
+
+    The random part keeps many clients from reconnecting at the same moment.  ``roll`` returns a
+    number from 0 (inclusive) to 1 (exclusive).
+    """
+
+    def __init__(
+        self,
+        first_s: float = 0.1,
+        longest_s: float = 10.0,
+        roll: Callable[[], float] = random.random,
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._roll = roll
+        self._tries = 0
+
+    def next_s(self) -> float:
+        """Return the next delay in seconds."""
+        doubled = self._first_s * float(1 << min(self._tries, 30))
+        self._tries += 1
+        return min(doubled, self._longest_s) * (1 - self._roll() / 2)
+
+    def reset(self) -> None:
+        """Start again with the first delay after a successful connection."""
+        self._tries = 0
+
+
+class AwayLog:
+    """Logs once that a broker is away, and once that it is back."""
+
+    def __init__(self, target: BrokerAddress) -> None:
+        self._target = target
+        self._is_away = False
+
+    def lost(self, error: OSError | None = None) -> None:
+        """Log that a connection which worked was lost, unless it is known."""
+        if not self._is_away:
+            reason = "" if error is None else f" ({os_reason(error)})"
+            _log.warning("the connection to %s is lost%s; trying again", self._target, reason)
+        self._is_away = True
+
+    def connected(self) -> None:
+        """Log that the broker is back, if it was away."""
+        if self._is_away:
+            _log.warning("connected to %s again", self._target)
+        self._is_away = False
+
 
 _STABLE_S: Final = 10.0  # connections that last longer reset the reconnection delay
 _QUICK_S: Final = 0.5  # a server that refuses all connections ends them within this time

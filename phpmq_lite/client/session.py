@@ -7,12 +7,12 @@ from itertools import count
 from typing import Final, Protocol
 
 from phpmq_lite.client.publishes import AnswerCallback, PendingPublishes
-from phpmq_lite.client.tls_errors import ALERT, tls_needed
 from phpmq_lite.errors import (
     LocalProtocolError,
 )
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
+from phpmq_lite.sockets import ALERT, tls_needed
 
 _OPENING: Final = 8  # bytes that show which protocol a server speaks
 

@@ -11,7 +11,7 @@ import msgspec
 
 from phpmq_lite.envelopes import strict_json
 from phpmq_lite.envelopes.indexed_fields import INT64_MAX, INT64_MIN, INTEGER
-from phpmq_lite.envelopes.json_edit import JsonMember, edit_members, find_members
+from phpmq_lite.envelopes.strict_json import JsonMember, edit_members, find_members
 from phpmq_lite.envelopes.validation import UNSUPPORTED, validate
 
 _OMITTED: Final = (("detail", None), ("message_id", None))

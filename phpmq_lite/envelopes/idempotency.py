@@ -17,8 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
-from phpmq_lite.envelopes.process_locks import LOCKS
-from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
+from phpmq_lite.envelopes.sqlite_file import LOCKS, open_file, transaction, wall_ms
 from phpmq_lite.forks import reset_after_fork
 
 LEASE_S: Final = 300  # a claim expires after this time if its machine died

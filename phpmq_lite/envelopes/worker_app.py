@@ -11,8 +11,14 @@ from phpmq_lite.client.blocking_client import client_from_url
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.handlers import Handler, Middleware, wrap_handlers
 from phpmq_lite.envelopes.idempotency import IdempotencyStore
-from phpmq_lite.envelopes.retry_delays import DEFAULT_DELAYS_S, RetryDelays
-from phpmq_lite.envelopes.transport import RELEASE_S, EventHook, PhpmqTransport, log_event
+from phpmq_lite.envelopes.transport import (
+    DEFAULT_DELAYS_S,
+    RELEASE_S,
+    EventHook,
+    PhpmqTransport,
+    RetryDelays,
+    log_event,
+)
 from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.envelopes.worker_connection import WorkerConnection
 

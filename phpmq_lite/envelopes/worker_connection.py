@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Final
 
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
+from phpmq_lite.client.core import AwayLog, Backoff
 from phpmq_lite.client.publishes import storing_once
-from phpmq_lite.client.reconnection import AwayLog, Backoff
 from phpmq_lite.client.session import ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
 from phpmq_lite.forks import reset_after_fork

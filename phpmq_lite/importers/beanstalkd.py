@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import BinaryIO, Final, NamedTuple
 
-from phpmq_lite.client.address import BrokerAddress
+from phpmq_lite.client.core import BrokerAddress
 from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from phpmq_lite.errors import PhpmqError, os_reason

@@ -1,7 +1,14 @@
-"""A broker that decides: its engine runs, and it serves clients until it is drained."""
+"""A broker that decides: its engine runs, and it serves clients until it is drained.
+
+If the outcome of a commit is unknown or the engine fails, the process exits with code 74 and
+closes nothing.
+"""
 
 import asyncio
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -11,7 +18,7 @@ from phpmq_lite import __version__, logs
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.schema_registry import RegistryError
-from phpmq_lite.errors import BatchRefusedError
+from phpmq_lite.errors import BatchRefusedError, EpochEndedError, PhpmqError
 from phpmq_lite.model import Limits
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import WireLimits
@@ -30,13 +37,14 @@ from phpmq_lite.service.standby import Standby
 from phpmq_lite.service.starting import RecoveredDatabase
 from phpmq_lite.service.state import ServiceState, cancel, now_ms
 from phpmq_lite.settings import Settings
-from phpmq_lite.shutdown import run_engine
 from phpmq_lite.storage.backend import Backend, StoreMaintenance
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.store import Store, note_clock
 
 DRAIN_S: Final = 5.0  # seconds to wait for acknowledgements while draining
 CLOSE_S: Final = 2.0  # maximum number of seconds for sending pending data to sockets
+LOG_REASON_S: Final = 0.5  # maximum number of seconds that a fail-stop spends on logging its reason
+_LAST_WORDS: Final = b"stopped immediately: not enough memory to write the reason\n"
 _log = logs.get_logger(__name__)
 
 
@@ -273,3 +281,55 @@ def _log_schema_error(error: RegistryError | None) -> None:
         _log.info("schemas_read")
     else:
         _log.warning("schemas_not_read", reason=str(error))
+
+
+async def run_engine(engine: Engine, folder: DataFolder) -> None:
+    """Run the engine; if it fails, stop the process, whose in-memory state cannot be trusted.
+
+    A failure is a defect or a lack of memory.  No client has been notified of the open batch, and
+    the next start reads the database.
+    """
+    try:
+        await engine.run()
+    except Exception as error:
+        fail_stop(folder, error)
+
+
+def fail_stop(folder: DataFolder, error: BaseException) -> None:
+    """Exit immediately, without notifying clients, because nothing can be stored safely.
+
+    Callable from any thread.  The database stays open, because closing runs a checkpoint; the next
+    start reads what is stored.  The exit does not wait for a disk that cannot even store the
+    reason.
+    """
+    try:
+        limit = threading.Timer(LOG_REASON_S, _exit, (folder,), {"waits": False})
+        limit.daemon = True
+        limit.start()
+        if isinstance(error, EpochEndedError):  # not a problem: the next start reports nothing
+            _log.warning(
+                "another broker is active now; this one has stopped and will be started "
+                "again as a standby",
+                reason=str(error),
+            )
+        else:
+            trace = {} if isinstance(error, PhpmqError) else {"exc_info": error}  # to find the bug
+            reason = str(error) or type(error).__name__
+            _log.error("stopped immediately: nothing can be stored safely", reason=reason, **trace)
+            folder.write_last_error(error, time.time_ns() // 1_000_000)
+        sys.stderr.flush()
+    except MemoryError:
+        os.write(sys.stderr.fileno(), _LAST_WORDS)
+    finally:
+        _exit(folder)
+
+
+def _exit(folder: DataFolder, *, waits: bool = True) -> None:
+    """Exit after killing the writer process, which would keep the lock while it is stopped.
+
+    Its end would be another reason to fail, so the first one is written before.
+    """
+    try:
+        folder.kill_writer(waits=waits)
+    finally:
+        os._exit(os.EX_IOERR)

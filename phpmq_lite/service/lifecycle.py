@@ -20,7 +20,7 @@ from phpmq_lite.server.listeners import Kind, Listeners
 from phpmq_lite.server.maintenance import DiskSpaceMonitor
 from phpmq_lite.server.status import LATE_S
 from phpmq_lite.server.tls import TlsListener, reload_contexts
-from phpmq_lite.service.active import Active
+from phpmq_lite.service.active import Active, fail_stop
 from phpmq_lite.service.bounds import disk_space_bounds
 from phpmq_lite.service.pages import AdminPages
 from phpmq_lite.service.standby import Standby
@@ -35,7 +35,6 @@ from phpmq_lite.service.state import Phase, ServiceState, cancel, wait_for
 from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reload import reload_settings
-from phpmq_lite.shutdown import fail_stop
 from phpmq_lite.storage.backend import Backend, StoreStatus
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace

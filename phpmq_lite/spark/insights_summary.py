@@ -28,24 +28,24 @@ from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch
 from phpmq_lite.spark.columns import DAY_MS
 from phpmq_lite.spark.history import history_bounds
-from phpmq_lite.spark.jobs import archive_gaps
-from phpmq_lite.spark.jobs.archive_gaps import ArchiveGap
 from phpmq_lite.spark.jobs.compact import block_swaps
-from phpmq_lite.spark.jobs.metric_tables import (
+from phpmq_lite.spark.jobs.metrics import (
     BUCKET_BASE,
     COUNTS,
     SPAN_FIGURES,
     SPANS,
     period_figures,
+    rows_of_dates,
 )
-from phpmq_lite.spark.jobs.metrics import rows_of_dates
 from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import (
+    ArchiveGap,
     ResultsFolder,
     archive_dates,
     open_results,
     read_archive,
+    read_gaps,
 )
 from phpmq_lite.spark.session import fit_shuffles
 
@@ -146,7 +146,7 @@ def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) ->
     tables = MetricTables(spark, files, now_ms)
     summary: Item = {"version": 1, "finished_at": now_ms}
     if committed is not None or files.files(results_folder.ARCHIVE):
-        gaps = archive_gaps.read_gaps(files)
+        gaps = read_gaps(files)
         summary |= {
             "gaps": [asdict(gap) for gap in gaps[:MAX_GAPS]],
             "history_id": committed.history_id if committed else None,

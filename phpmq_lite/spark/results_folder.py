@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -344,3 +345,45 @@ def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":
             "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
         )
     return spark.read.schema(ARCHIVE_SCHEMA).parquet(files.url(ARCHIVE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveGap:
+    """An accepted gap: offsets ``(lo, hi]`` of a batch with rows removed before being archived.
+
+    Each batch has a file, ``gaps/<batch>.json``, written before Spark commits the batch; a repeated
+    batch replaces its own file. Files are never appended to, because object stores do not support
+    it.
+    """
+
+    at_ms: int  # time when the gap was accepted, in Unix ms
+    history_id: str
+    lo: int
+    hi: int
+    rows: int | None  # number of missing rows; None if the archive excludes queues or outcomes
+    batch: str
+
+    @property
+    def rows_at_most(self) -> int:
+        """Maximum number of missing rows."""
+        return self.hi - self.lo if self.rows is None else self.rows
+
+
+def store_gap(files: ResultsFolder, gap: ArchiveGap) -> None:
+    """Store a gap in the file of its batch."""
+    files.write(f"{GAPS}/{gap.batch}.json", json.dumps(asdict(gap)))
+
+
+def read_gaps(files: ResultsFolder) -> list[ArchiveGap]:
+    """Return all stored gaps, newest first."""
+    gaps = [ArchiveGap(**document) for document in read_json_files(files, GAPS)]
+    return sorted(gaps, key=lambda gap: (-gap.at_ms, -gap.lo))
+
+
+def gap_text(gap: ArchiveGap) -> str:
+    """Describe an accepted gap for the output of a run."""
+    rows = f"{'up to ' if gap.rows is None else ''}{gap.rows_at_most:,} rows"
+    return (
+        f"offsets {gap.lo + 1} to {gap.hi} lack {rows}, which retention removed; the gap was"
+        " accepted and recorded (phpmq-lite pipeline status --gaps)"
+    )

@@ -26,7 +26,7 @@ from phpmq_lite.envelopes.idempotency import (
     idempotency_key,
 )
 from phpmq_lite.envelopes.payload_schema import read_schema
-from phpmq_lite.envelopes.retry_delays import RetryDelays
+from phpmq_lite.envelopes.transport import RetryDelays
 from phpmq_lite.envelopes.validation import validate
 
 Refused = (errors.EnvelopeError, BabelQueueError)

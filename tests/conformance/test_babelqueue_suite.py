@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from phpmq_lite.envelopes.dead_letter_record import with_attempts
-from phpmq_lite.envelopes.json_edit import find_members
+from phpmq_lite.envelopes.strict_json import find_members
 from tests.conformance.babelqueue_sides import Ours, Package, Refused, Side, parsed, warned
 from tests.conformance.babelqueue_suite import Suite
 

@@ -18,7 +18,7 @@ import pytest
 
 from phpmq_lite.client.async_client import connect
 from phpmq_lite.client.blocking_client import connect_blocking
-from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.core import Backoff
 from tests.faults.ledger import read_only
 from tests.faults.links import BadLinks, Ending, Link
 from tests.faults.mutants import mutant_process

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from phpmq_lite.envelopes import dead_letter_record, indexed_fields, validation
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
-from phpmq_lite.envelopes.json_edit import find_members
+from phpmq_lite.envelopes.strict_json import find_members
 from phpmq_lite.model import DeadLetterCause, Indexed
 from phpmq_lite.queue_settings import QueueSettings
 from tests.fuzz.target import LONGEST, Target

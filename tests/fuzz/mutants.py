@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from phpmq_lite.envelopes import json_edit, strict_json, validation
+from phpmq_lite.envelopes import strict_json, validation
 from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.storage.search import language
@@ -111,7 +111,7 @@ def is_too_quick(patch: pytest.MonkeyPatch) -> None:
 
 def takes_characters_for_bytes(patch: pytest.MonkeyPatch) -> None:
     """Splices records at the wrong place if a text is not ASCII."""
-    patch.setattr(json_edit, "_in_bytes", lambda _text, found: found)
+    patch.setattr(strict_json, "_in_bytes", lambda _text, found: found)
 
 
 def passes_over_types(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.client import BlockingClient, Client, Delivery, connect, connect_blocking
-from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.core import Backoff
 from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
 from phpmq_lite.protocol.frames import (
     Acknowledge,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.client import connect, connect_blocking
-from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.core import Backoff
 from phpmq_lite.testing import RunningBroker, running_service
 
 

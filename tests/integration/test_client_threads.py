@@ -10,7 +10,7 @@ import pytest
 
 from phpmq_lite.client import BlockingClient, Delivery, connect, connect_blocking
 from phpmq_lite.client.blocking_client import client_from_url
-from phpmq_lite.client.reconnection import Backoff
+from phpmq_lite.client.core import Backoff
 from phpmq_lite.envelopes.producer import Producer
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, ConnectionLostError

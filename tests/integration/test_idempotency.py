@@ -212,7 +212,7 @@ def test_child_process_does_not_keep_the_claim_of_its_dead_parent(tmp_path: Path
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the holder is on another machine than this process."""
-    locks = importlib.import_module("phpmq_lite.envelopes.process_locks")
+    locks = importlib.import_module("phpmq_lite.envelopes.sqlite_file")
     monkeypatch.setattr(locks, "_machine", lambda: "another")
     monkeypatch.setattr(locks.LOCKS, "_held", {})
 
@@ -279,7 +279,7 @@ def claim_in_a_child(path: Path, key: str, results: "multiprocessing.queues.Queu
 def test_claims_are_leases_where_no_lock_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locks = importlib.import_module("phpmq_lite.envelopes.process_locks")
+    locks = importlib.import_module("phpmq_lite.envelopes.sqlite_file")
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from phpmq_lite.client import Client, connect, connect_blocking
-from phpmq_lite.client.blocking_client import client_from_url
-from phpmq_lite.client.keyed_publishes import NoReplyError, publish_each
+from phpmq_lite.client.blocking_client import NoReplyError, client_from_url, publish_each
+from phpmq_lite.client.core import Backoff
 from phpmq_lite.client.publishes import KeyedMessage
-from phpmq_lite.client.reconnection import Backoff
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection

@@ -22,11 +22,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome
+from phpmq_lite.client.blocking_client import NoReplyError, PublishOutcome
 from phpmq_lite.client.publishes import KeyedMessage
-from phpmq_lite.envelopes import outbox_relay as relays
-from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
-from phpmq_lite.envelopes.outbox_relay import Relay
+from phpmq_lite.envelopes import outbox as relays
+from phpmq_lite.envelopes.outbox import Outbox, Relay, SqliteOutboxStore, create_tables
 from phpmq_lite.errors import ConnectionLostError, LocalProtocolError, PublishRefusedError
 
 pytestmark = pytest.mark.timeout(1_800)  # the long profile takes its time

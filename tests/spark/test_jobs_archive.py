@@ -20,7 +20,6 @@ from phpmq_lite.spark.checkpoints import CommittedBatch
 from phpmq_lite.spark.columns import TIME_COLUMNS
 from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics
-from phpmq_lite.spark.jobs.archive_gaps import read_gaps
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
     CompactOptions,
@@ -29,7 +28,12 @@ from phpmq_lite.spark.jobs.options import (
     JobOptions,
     MetricsOptions,
 )
-from phpmq_lite.spark.results_folder import HadoopResultsFolder, LocalResultsFolder, read_archive
+from phpmq_lite.spark.results_folder import (
+    HadoopResultsFolder,
+    LocalResultsFolder,
+    read_archive,
+    read_gaps,
+)
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.history_rows import (

@@ -14,8 +14,8 @@ from pyspark.sql import functions as sf
 
 from phpmq_lite.spark.insights_summary import path_item
 from phpmq_lite.spark.jobs import archive as archive_job
-from phpmq_lite.spark.jobs.metric_tables import COUNTS
 from phpmq_lite.spark.jobs.metrics import (
+    COUNTS,
     TABLES,
     dates_touched_by_retries,
     rows_of_dates,

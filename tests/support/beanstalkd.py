@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from phpmq_lite.client.address import parse_address
+from phpmq_lite.client.core import parse_address
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdError, connect_beanstalkd
 
 needs_beanstalkd = pytest.mark.skipif(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from phpmq_lite.envelopes.json_edit import edit_members, find_members
+from phpmq_lite.envelopes.strict_json import edit_members, find_members
 
 Shape = Literal["splice", "replace", "wrap", "base64", "keep"]  # of the dead-letter record
 

@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 from phpmq_lite.cli import outbox as command
 from phpmq_lite.cli.main import main
-from phpmq_lite.client.keyed_publishes import PublishOutcome, publish_each
+from phpmq_lite.client.blocking_client import PublishOutcome, publish_each
 from phpmq_lite.client.publishes import KeyedMessage
-from phpmq_lite.envelopes import outbox_relay
+from phpmq_lite.envelopes import outbox
 from phpmq_lite.envelopes.outbox import OutboxRow, SqliteOutboxStore
 
 BATCH = 10
@@ -57,7 +57,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
     patch.object(SqliteOutboxStore, "lease_rows", lease_rows).start()
     patch.object(SqliteOutboxStore, "mark_published", mark).start()
     patch.object(command, "publish_each", send).start()
-    patch.object(command, "Relay", partial(outbox_relay.Relay, batch=BATCH)).start()
+    patch.object(command, "Relay", partial(outbox.Relay, batch=BATCH)).start()
     if place in PLACES:  # the next relay takes over immediately
         patch.object(command, "SqliteOutboxStore", partial(SqliteOutboxStore, lease_s=0)).start()
     if is_mutant:
@@ -67,7 +67,7 @@ def main_of(place: str, times: int, arguments: list[str], *, is_mutant: bool) ->
         def outgoing(row: OutboxRow) -> KeyedMessage:
             return KeyedMessage(row.queue, row.body, 0, f"{prefix}{next(numbers)}".encode())
 
-        patch.object(outbox_relay, "_keyed_message", outgoing).start()
+        patch.object(outbox, "_keyed_message", outgoing).start()
     sys.argv = ["phpmq-lite", *arguments]
     main()
 

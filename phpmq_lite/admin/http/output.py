@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from phpmq_lite.admin.http.context import CONTEXT
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import REQUEST_ID
-from phpmq_lite.csv_lines import csv_line
+from phpmq_lite.text_files import csv_line
 
 Item = TypeVar("Item")
 ReadDirection = Literal["after", "before"]

@@ -23,11 +23,11 @@ from phpmq_lite.admin.http.memory import MemoryReservation
 from phpmq_lite.admin.http.output import ResponseModel, json_line
 from phpmq_lite.admin.http.sending import PIECE_BYTES, abort_response, send_piece
 from phpmq_lite.admin.messages.bodies import as_content
-from phpmq_lite.csv_lines import csv_line
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import STATE_NAMES
 from phpmq_lite.storage.read.messages import MessageReader, MessageRow
 from phpmq_lite.storage.search.language import QUERY_CHARACTERS, parse_search
+from phpmq_lite.text_files import csv_line
 
 PAGE_ROWS: Final = 100
 PAGE_BYTES: Final = 1 << 20  # maximum total size of a page's bodies; a single body may be larger

@@ -35,8 +35,7 @@ from phpmq_lite.cli.pipeline.job_runner import (
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import executor_zip
-from phpmq_lite.spark.jobs.archive_gaps import read_gaps
-from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.results_folder import LocalResultsFolder, read_gaps
 from phpmq_lite.spark.source_options import DELETED
 from phpmq_lite.text_files import TextFileError, read_text
 

@@ -7,6 +7,7 @@ be invisible.
 
 import json
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite.errors import RefusedError
@@ -19,12 +20,18 @@ from phpmq_lite.spark.checkpoints import (
 )
 from phpmq_lite.spark.columns import utc_day
 from phpmq_lite.spark.history import history_bounds
-from phpmq_lite.spark.jobs import archive_gaps
 from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import StreamTarget, batch_name, write_stream
 from phpmq_lite.spark.pipeline_client import HistoryBounds
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
+from phpmq_lite.spark.results_folder import (
+    ArchiveGap,
+    ResultsFolder,
+    gap_text,
+    open_results,
+    read_archive,
+    store_gap,
+)
 from phpmq_lite.spark.source_options import DELETED, queues_text
 
 if TYPE_CHECKING:
@@ -96,7 +103,7 @@ def archive_stream(
         offset=committed.offset if committed else None,
         batches=totals.batches,
         is_stopped=totals.is_stopped,
-        notes=() if recorder is None else tuple(map(archive_gaps.gap_text, recorder.gaps)),
+        notes=() if recorder is None else tuple(map(gap_text, recorder.gaps)),
     )
 
 
@@ -109,14 +116,14 @@ class _GapRecorder:
         self._spark, self._files, self._options = spark, files, options
         committed = last_committed_batch(files, TARGET.checkpoint)
         self._begin = begin if committed is None or committed.offset is None else committed.offset
-        self.gaps: list[archive_gaps.ArchiveGap] = []
+        self.gaps: list[ArchiveGap] = []
 
     def __call__(self, number: int) -> None:
         batch = planned_batch(self._files, TARGET.checkpoint, number)
         if self._options.connection is None or batch.offset is None:
             return
         name = batch_name(query_id(self._files, TARGET.checkpoint) or "", number)
-        gap = archive_gaps.find_gap(
+        gap = find_gap(
             self._begin,
             batch.offset,
             history_bounds(self._options.connection),
@@ -126,7 +133,7 @@ class _GapRecorder:
             at_ms=time.time_ns() // 1_000_000,
         )
         if gap is not None:
-            archive_gaps.store_gap(self._files, gap)
+            store_gap(self._files, gap)
             self.gaps.append(gap)
         self._begin = batch.offset
 
@@ -197,3 +204,30 @@ def check_selection(
             f"{json.dumps(selection)} (allowed: the token's queue globs; all if missing). "
             "Use the same selection, or another folder",
         )
+
+
+def find_gap(
+    begin: int,
+    end: int,
+    bounds: HistoryBounds,
+    *,
+    needs_deleted: bool,
+    archived: Callable[[], int | None],
+    batch: str,
+    at_ms: int,
+) -> ArchiveGap | None:
+    """Return the gap in the batch of offsets ``(begin, end]``, or None if no rows are missing.
+
+    ``bounds`` are the bounds of the history after the batch was written.  ``archived`` returns the
+    number of rows in the batch, or None if the archive excludes queues or outcomes.
+    """
+    hi = min(end, max(bounds.lo, bounds.lo_deleted if needs_deleted else 0))
+    if hi <= begin:
+        return None
+    count = archived()
+    rows = None if count is None else end - begin - count
+    if rows == 0:  # retention removed the rows after they were read
+        return None
+    return ArchiveGap(
+        at_ms=at_ms, history_id=bounds.history_id, lo=begin, hi=hi, rows=rows, batch=batch
+    )

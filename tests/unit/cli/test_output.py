@@ -16,7 +16,7 @@ from phpmq_lite.cli.messages import MESSAGE_COLUMNS
 from phpmq_lite.cli.output import Column, ColumnOverflow, write_record, write_rows
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.queues import QUEUE_COLUMNS
-from phpmq_lite.csv_lines import csv_line
+from phpmq_lite.text_files import csv_line
 
 Write = Callable[..., tuple[str, str]]
 OnTerminal = Callable[..., list[str]]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from phpmq_lite.client.core import Backoff
 from phpmq_lite.client.publishes import PendingPublishes, PublishBatch
-from phpmq_lite.client.reconnection import Backoff
 from phpmq_lite.client.session import ClientSession, Delivery
 from phpmq_lite.errors import (
     ClientError,

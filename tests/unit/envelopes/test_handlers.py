@@ -11,7 +11,7 @@ from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec, dead_letter_record, worker
 from phpmq_lite.envelopes.handlers import JobContext, NextHandler, takes_envelope
-from phpmq_lite.envelopes.retry_delays import RetryDelays, parse_delays
+from phpmq_lite.envelopes.transport import RetryDelays, parse_delays
 from phpmq_lite.envelopes.worker import WorkerLimits
 from phpmq_lite.envelopes.worker_app import App, connect
 from phpmq_lite.errors import LocalProtocolError, SettingsError

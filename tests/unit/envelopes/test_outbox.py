@@ -9,17 +9,17 @@ import pytest
 from babelqueue.outbox import Outbox as SdkOutbox
 from babelqueue.outbox import OutboxRelay, OutboxStore
 
-from phpmq_lite.client.keyed_publishes import NoReplyError, PublishOutcome
+from phpmq_lite.client.blocking_client import NoReplyError, PublishOutcome
 from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.outbox import (
     Outbox,
+    Relay,
     SqliteOutboxStore,
     check_table_name,
     create_tables,
     schema,
 )
-from phpmq_lite.envelopes.outbox_relay import Relay
 from phpmq_lite.errors import (
     ConnectionLostError,
     EnvelopeError,

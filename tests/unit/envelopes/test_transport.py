@@ -9,8 +9,7 @@ from babelqueue.transport import ReceivedMessage
 
 from phpmq_lite.envelopes import dead_letter_record
 from phpmq_lite.envelopes.idempotency import IdempotencyDecision
-from phpmq_lite.envelopes.retry_delays import RetryDelays
-from phpmq_lite.envelopes.transport import PhpmqTransport
+from phpmq_lite.envelopes.transport import PhpmqTransport, RetryDelays
 from phpmq_lite.errors import (
     ConnectionLostError,
     EnvelopeError,

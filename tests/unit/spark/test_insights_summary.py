@@ -15,7 +15,7 @@ from phpmq_lite.spark.insights_summary import (
     write_summary,
 )
 from phpmq_lite.spark.jobs.compact import LOCK
-from phpmq_lite.spark.jobs.metric_tables import BUCKET_BASE, COUNTS
+from phpmq_lite.spark.jobs.metrics import BUCKET_BASE, COUNTS
 from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 

@@ -18,7 +18,7 @@ from phpmq_lite.admin.queues.list import (
     matches_name,
 )
 from phpmq_lite.admin.queues.view import QueueView, overview_tiles, queue_cells
-from phpmq_lite.csv_lines import csv_cell
+from phpmq_lite.text_files import csv_cell
 from tests.unit.admin.cases import NOW_MS, broker_status, queue_status
 
 

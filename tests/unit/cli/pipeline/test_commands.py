@@ -25,8 +25,7 @@ from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.installation import install_command
 from phpmq_lite.spark import executor_zip, results_folder
 from phpmq_lite.spark.jobs import options, replay_plans
-from phpmq_lite.spark.jobs.archive_gaps import ArchiveGap, store_gap
-from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.results_folder import ArchiveGap, LocalResultsFolder, store_gap
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
-from phpmq_lite.spark.jobs import archive, archive_gaps
+from phpmq_lite.spark.jobs import archive
 from phpmq_lite.spark.jobs.options import ArchiveOptions
 from phpmq_lite.spark.pipeline_client import HistoryBounds
 from phpmq_lite.spark.results_folder import LocalResultsFolder
@@ -69,7 +69,7 @@ def test_rows_removed_before_the_read_are_a_gap(
     archived: int | None,
     expected: tuple[int, int, int | None] | None,
 ) -> None:
-    found = archive_gaps.find_gap(
+    found = archive.find_gap(
         10,
         100,
         HistoryBounds("h", lo, 900, lo_deleted),
@@ -83,13 +83,15 @@ def test_rows_removed_before_the_read_are_a_gap(
 
 def test_gaps_are_stored_once_per_batch_and_listed_newest_first(tmp_path: Path) -> None:
     files = LocalResultsFolder(tmp_path)
-    assert archive_gaps.read_gaps(files) == []
+    assert results_folder.read_gaps(files) == []
     made = [
-        archive_gaps.ArchiveGap(at_ms=n, history_id="h", lo=n, hi=n + 9, rows=None, batch=f"b-{n}")
+        results_folder.ArchiveGap(
+            at_ms=n, history_id="h", lo=n, hi=n + 9, rows=None, batch=f"b-{n}"
+        )
         for n in (10, 20)
     ]
     for gap in (*made, made[0]):
-        archive_gaps.store_gap(files, gap)
+        results_folder.store_gap(files, gap)
     (tmp_path / "gaps" / "b-30.json.new").write_text("{")  # of a run that was killed
-    assert archive_gaps.read_gaps(files) == made[::-1]
-    assert "offsets 11 to 19 lack up to 9 rows" in archive_gaps.gap_text(made[0])
+    assert results_folder.read_gaps(files) == made[::-1]
+    assert "offsets 11 to 19 lack up to 9 rows" in results_folder.gap_text(made[0])

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from phpmq_lite import shutdown
 from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.service import active
 
 
 class Folder:
@@ -32,9 +32,9 @@ def test_reason_is_written_before_the_writer_process_is_killed(
     def end(code: int) -> None:
         raise ExitedError(code)
 
-    monkeypatch.setattr(shutdown, "LOG_REASON_S", 1e6)
+    monkeypatch.setattr(active, "LOG_REASON_S", 1e6)
     monkeypatch.setattr(os, "_exit", end)
     folder = Folder()
     with pytest.raises(ExitedError, match="74"):
-        shutdown.fail_stop(folder, OutcomeUnknownError("disk I/O error"))  # type: ignore[arg-type]
+        active.fail_stop(folder, OutcomeUnknownError("disk I/O error"))  # type: ignore[arg-type]
     assert folder.calls == ["disk I/O error", "kill, and wait"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.client.address import BrokerAddress, parse_address
+from phpmq_lite.client.core import BrokerAddress, parse_address
 
 
 @pytest.mark.parametrize(

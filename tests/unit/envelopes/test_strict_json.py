@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phpmq_lite.envelopes.json_edit import edit_members, find_members
+from phpmq_lite.envelopes.strict_json import edit_members, find_members
 from tests.support.envelope_cases import CASES, Case, edit, nested
 
 SAMPLE = (
