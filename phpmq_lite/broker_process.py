@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self, TextIO
+from typing import Final, Self
 
 from phpmq_lite.errors import StartRefusedError
 
@@ -102,7 +102,15 @@ class BrokerProcess:
         # A broker that is not isolated must receive Ctrl-C, so SIGINT must not be blocked for it.
         blocked = [signal.SIGINT] if self.is_isolated else []
         with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
-            self.process = process = self._open(log)
+            self.process = process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL if self.is_isolated else None,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment(),
+                start_new_session=self.is_isolated,
+            )
         self.phpmq, self.admin = [], []
         timer = threading.Timer(_START_S, process.kill)
         timer.start()
@@ -117,17 +125,6 @@ class BrokerProcess:
             timer.cancel()
         code = self._end(signal.SIGKILL)
         raise StartFailedError(code, self.log.read_text(encoding="utf-8")[-2_000:])
-
-    def _open(self, log: TextIO) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            self.command,
-            stdin=subprocess.DEVNULL if self.is_isolated else None,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=self._environment(),
-            start_new_session=self.is_isolated,
-        )
 
     def _environment(self) -> Mapping[str, str]:
         environment = os.environ if self.env is None else self.env

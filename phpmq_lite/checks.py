@@ -11,7 +11,7 @@ that a broker is gone or keeps restarting.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum, auto
+from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
 
@@ -52,49 +52,6 @@ IF_ANY_BAD: Final = Bounds(bad=0)
 RECENT_MS: Final = 86_400_000  # notices count dead letters and expiries over this period
 
 
-class Check(StrEnum):
-    """A condition that requires attention, in the order in which notices have them."""
-
-    STARTED = auto()
-    ACTIVE = auto()
-    LISTENERS = auto()
-    DRAINING = auto()
-    BATCHES = auto()
-    LAST_ERROR = auto()
-    STORING = auto()
-    SHORTAGE = auto()
-    DISK = auto()
-    WAL = auto()
-    DAMAGE = auto()
-    BACKUP_FAILED = auto()
-    BACKUP_AGE = auto()
-    ASYNCHRONOUS = auto()
-    QUORUM = auto()
-    REPLICA_LAG = auto()
-    DATABASE_STATE = auto()
-    TRANSACTION = auto()
-    CONNECTIONS = auto()
-    SERVER_DISK = auto()
-    STANDBY = auto()
-    CLOCK_DOUBT = auto()
-    CLOCK_JUMPS = auto()
-    REFUSALS = auto()
-    READERS = auto()
-    LOOP_LAG = auto()
-    COMMITS = auto()
-    EXPIRING = auto()
-    AGE = auto()
-    BACKLOG = auto()
-    CONSUMERS = auto()
-    GROWTH = auto()
-    PAUSED = auto()
-    RETRY = auto()
-    UNREAD = auto()
-    QUARANTINED = auto()
-    DEAD_LETTERS = auto()
-    HELD = auto()
-
-
 class CheckDefinition(NamedTuple):
     """What a check measures, and beyond which values each place reports it."""
 
@@ -112,93 +69,101 @@ class CheckDefinition(NamedTuple):
 
 
 _C = CheckDefinition
-CHECKS: Final[Mapping[Check, CheckDefinition]] = {
-    Check.STARTED: _C("whether startup is complete", ready="migrated", alerts={"PhpmqNotReady": 0}),
-    Check.ACTIVE: _C("whether a broker of the database is active", ready="role",
-        alerts={"PhpmqNoActiveBroker": 0}),
-    Check.LISTENERS: _C("listeners that are not open", ready="listeners"),
-    Check.DRAINING: _C("whether the broker drains", ready="not draining"),
-    Check.BATCHES: _C("age of the oldest batch without an answer, s", ready="batches",
-        page=Bounds(warn=1)),
-    Check.LAST_ERROR: _C("whether there was an error", "Broker", notice=IF_ANY_BAD, link="System"),
-    Check.STORING: _C("whether nothing can be stored", "Storage", ready="writable",
-        notice=IF_ANY_BAD, alerts={"PhpmqStoringStopped": 1}),
-    Check.SHORTAGE: _C("whether publishing is stopped for lack of space", "Publishing",
-        ready="disk", is_degraded=True, notice=IF_ANY_BAD, alerts={"PhpmqPublishingStopped": 1}),
+
+
+class Check(Enum):
+    """A condition that requires attention, in the order in which notices have them."""
+
+    # fmt: off
+    STARTED = _C("whether startup is complete", ready="migrated", alerts={"PhpmqNotReady": 0})
+    ACTIVE = _C("whether a broker of the database is active", ready="role",
+        alerts={"PhpmqNoActiveBroker": 0})
+    LISTENERS = _C("listeners that are not open", ready="listeners")
+    DRAINING = _C("whether the broker drains", ready="not draining")
+    BATCHES = _C("age of the oldest batch without an answer, s", ready="batches",
+        page=Bounds(warn=1))
+    LAST_ERROR = _C("whether there was an error", "Broker", notice=IF_ANY_BAD, link="System")
+    STORING = _C("whether nothing can be stored", "Storage", ready="writable",
+        notice=IF_ANY_BAD, alerts={"PhpmqStoringStopped": 1})
+    SHORTAGE = _C("whether publishing is stopped for lack of space", "Publishing",
+        ready="disk", is_degraded=True, notice=IF_ANY_BAD, alerts={"PhpmqPublishingStopped": 1})
     # Rules cannot know the size of the disk, so their bounds are free bytes.
-    Check.DISK: _C(
+    DISK = _C(
         "used share of the disk; for the command, free percentage; on the page, free share", "Disk",
         notice=Bounds(0.85, 0.93, is_inclusive=True), page=Bounds(bad=0.02, is_floor=True),
         command=Bounds(15.0, 5.0, is_floor=True, is_inclusive=True),
-        alerts={"PhpmqDiskAlmostFull": 2 << 30, "PhpmqDiskFull": 512 << 20}),
-    Check.WAL: _C("size of the write-ahead log, in multiples of storage.wal_bytes",
+        alerts={"PhpmqDiskAlmostFull": 2 << 30, "PhpmqDiskFull": 512 << 20})
+    WAL = _C("size of the write-ahead log, in multiples of storage.wal_bytes",
         "Write-ahead log", notice=Bounds(warn=2), page=Bounds(warn=2), doctor=Bounds(warn=2),
-        alerts={"PhpmqWalLong": 256 << 20}),
-    Check.DAMAGE: _C("damage that the scrub or a delivery found", "Damage", notice=IF_ANY_BAD,
-        alerts={"PhpmqDamage": 0, "PhpmqDamagedBody": 0}, route="backups", link="Scrub"),
-    Check.BACKUP_FAILED: _C("whether the last backup failed", "Backup", notice=IF_ANY_BAD,
-        command=IF_ANY_WARN, alerts={"PhpmqBackupFailed": 0}, route="backups", link="Backups"),
-    Check.BACKUP_AGE: _C(
+        alerts={"PhpmqWalLong": 256 << 20})
+    DAMAGE = _C("damage that the scrub or a delivery found", "Damage", notice=IF_ANY_BAD,
+        alerts={"PhpmqDamage": 0, "PhpmqDamagedBody": 0}, route="backups", link="Scrub")
+    BACKUP_FAILED = _C("whether the last backup failed", "Backup", notice=IF_ANY_BAD,
+        command=IF_ANY_WARN, alerts={"PhpmqBackupFailed": 0}, route="backups", link="Backups")
+    BACKUP_AGE = _C(
         "age of the newest backup, in intervals of the schedule; for the command, s", "Backup",
         notice=Bounds(warn=2), command=Bounds(26 * 3_600, 50 * 3_600, is_inclusive=True),
-        doctor=Bounds(warn=2), route="backups", link="Backups"),
-    Check.ASYNCHRONOUS: _C("whether the last commit was confirmed without a quorum", "Replication",
+        doctor=Bounds(warn=2), route="backups", link="Backups")
+    ASYNCHRONOUS = _C("whether the last commit was confirmed without a quorum", "Replication",
         ready="replicas", is_degraded=True, notice=IF_ANY_BAD,
-        alerts={"PhpmqConfirmedWithoutQuorum": 1}),
-    Check.QUORUM: _C("replicas that can confirm commits beyond those that must", "Replication",
+        alerts={"PhpmqConfirmedWithoutQuorum": 1})
+    QUORUM = _C("replicas that can confirm commits beyond those that must", "Replication",
         ready="replicas", is_degraded=True, notice=Bounds(1, 0, is_floor=True),
-        doctor=Bounds(1, 0, is_floor=True), alerts={"PhpmqReplicaMissing": None}),
-    Check.REPLICA_LAG: _C("how far a replica is behind, s", "Replication", ready="replicas",
+        doctor=Bounds(1, 0, is_floor=True), alerts={"PhpmqReplicaMissing": None})
+    REPLICA_LAG = _C("how far a replica is behind, s", "Replication", ready="replicas",
         is_degraded=True, notice=Bounds(warn=10), page=Bounds(warn=10),
-        alerts={"PhpmqReplicaLags": 10}),
-    Check.DATABASE_STATE: _C("whether the server's state cannot be read", "Database",
-        notice=IF_ANY_WARN),
-    Check.TRANSACTION: _C("age of the oldest transaction, s", "Transaction",
-        notice=Bounds(warn=600), alerts={"PhpmqOldTransaction": 3_600}),
-    Check.CONNECTIONS: _C("used share of max_connections; for doctor, free connections", "Database",
-        notice=Bounds(warn=0.9), doctor=Bounds(warn=10, is_floor=True)),
-    Check.SERVER_DISK: _C("free share of the server's disk", "Disk",
-        notice=Bounds(bad=0.1, is_floor=True)),
-    Check.STANDBY: _C("lag of the standby, s; infinite if it fails", "Standby",
+        alerts={"PhpmqReplicaLags": 10})
+    DATABASE_STATE = _C("whether the server's state cannot be read", "Database",
+        notice=IF_ANY_WARN)
+    TRANSACTION = _C("age of the oldest transaction, s", "Transaction",
+        notice=Bounds(warn=600), alerts={"PhpmqOldTransaction": 3_600})
+    CONNECTIONS = _C("used share of max_connections; for doctor, free connections", "Database",
+        notice=Bounds(warn=0.9), doctor=Bounds(warn=10, is_floor=True))
+    SERVER_DISK = _C("free share of the server's disk", "Disk",
+        notice=Bounds(bad=0.1, is_floor=True))
+    STANDBY = _C("lag of the standby, s; infinite if it fails", "Standby",
         notice=Bounds(bad=60), doctor=Bounds(bad=60),
-        alerts={"PhpmqStandbyFailing": 1, "PhpmqStandbyLags": 30}, link="System"),
-    Check.CLOCK_DOUBT: _C("whether an operator must decide if the clock is right", "Clock",
-        notice=IF_ANY_BAD, link="Decide"),
-    Check.CLOCK_JUMPS: _C("changes of the clock since startup", "Clock", notice=IF_ANY_WARN,
-        page=IF_ANY_WARN, link="System"),
-    Check.REFUSALS: _C("messages refused in the last hour", "Publishers", notice=IF_ANY_WARN,
-        alerts={"PhpmqPublishesRefused": 0}, link="System"),
-    Check.READERS: _C("connections that are not being read", notice=IF_ANY_WARN, page=IF_ANY_WARN,
-        alerts={"PhpmqReadersPaused": 0}, route="clients", link="See clients"),
-    Check.LOOP_LAG: _C("delay of the event loop, s", page=Bounds(warn=0.1),
-        alerts={"PhpmqLoopLag": 0.5}),
-    Check.COMMITS: _C("duration of a commit, s", page=Bounds(warn=0.5),
-        alerts={"PhpmqCommitSlow": 0.5}),
-    Check.EXPIRING: _C("messages that expire within 10 minutes without a consumer",
-        notice=IF_ANY_BAD, link="See messages"),
-    Check.AGE: _C("age of the oldest ready message, s; for the notice, in multiples of alert_age_s",
+        alerts={"PhpmqStandbyFailing": 1, "PhpmqStandbyLags": 30}, link="System")
+    CLOCK_DOUBT = _C("whether an operator must decide if the clock is right", "Clock",
+        notice=IF_ANY_BAD, link="Decide")
+    CLOCK_JUMPS = _C("changes of the clock since startup", "Clock", notice=IF_ANY_WARN,
+        page=IF_ANY_WARN, link="System")
+    REFUSALS = _C("messages refused in the last hour", "Publishers", notice=IF_ANY_WARN,
+        alerts={"PhpmqPublishesRefused": 0}, link="System")
+    READERS = _C("connections that are not being read", notice=IF_ANY_WARN, page=IF_ANY_WARN,
+        alerts={"PhpmqReadersPaused": 0}, route="clients", link="See clients")
+    LOOP_LAG = _C("delay of the event loop, s", page=Bounds(warn=0.1),
+        alerts={"PhpmqLoopLag": 0.5})
+    COMMITS = _C("duration of a commit, s", page=Bounds(warn=0.5),
+        alerts={"PhpmqCommitSlow": 0.5})
+    EXPIRING = _C("messages that expire within 10 minutes without a consumer",
+        notice=IF_ANY_BAD, link="See messages")
+    AGE = _C("age of the oldest ready message, s; for the notice, in multiples of alert_age_s",
         notice=Bounds(bad=1), command=Bounds(300, 3_600, is_inclusive=True),
-        alerts={"PhpmqOldestMessageTooOld": 900}, link="See messages"),
-    Check.BACKLOG: _C("ready messages; for the notice, those above alert_messages",
-        notice=IF_ANY_BAD, command=Bounds(1_000, 10_000, is_inclusive=True), link="See messages"),
-    Check.CONSUMERS: _C("ready messages without a consumer", notice=IF_ANY_WARN,
-        alerts={"PhpmqBacklogWithoutConsumer": 0}, link="See messages"),
-    Check.GROWTH: _C("growth of the ready messages within 5 minutes, although they are consumed",
+        alerts={"PhpmqOldestMessageTooOld": 900}, link="See messages")
+    BACKLOG = _C("ready messages; for the notice, those above alert_messages",
+        notice=IF_ANY_BAD, command=Bounds(1_000, 10_000, is_inclusive=True), link="See messages")
+    CONSUMERS = _C("ready messages without a consumer", notice=IF_ANY_WARN,
+        alerts={"PhpmqBacklogWithoutConsumer": 0}, link="See messages")
+    GROWTH = _C("growth of the ready messages within 5 minutes, although they are consumed",
         notice=Bounds(warn=100, is_inclusive=True), alerts={"PhpmqBacklogGrows": 1_000},
-        link="Charts"),
-    Check.PAUSED: _C("paused sides of a queue", notice=IF_ANY_WARN, alerts={"PhpmqQueuePaused": 0},
-        link="Resume"),
-    Check.RETRY: _C("consumers of a retry queue", notice=IF_ANY_WARN, link="Consumers"),
-    Check.UNREAD: _C("messages expired within a day without having been dispatched",
-        notice=IF_ANY_WARN, alerts={"PhpmqExpiredUnread": 0}, link="History"),
-    Check.QUARANTINED: _C("messages quarantined within a day", notice=IF_ANY_WARN,
-        link="Envelopes"),
-    Check.DEAD_LETTERS: _C("dead letters; for the notice, of the last day", notice=IF_ANY_WARN,
+        link="Charts")
+    PAUSED = _C("paused sides of a queue", notice=IF_ANY_WARN, alerts={"PhpmqQueuePaused": 0},
+        link="Resume")
+    RETRY = _C("consumers of a retry queue", notice=IF_ANY_WARN, link="Consumers")
+    UNREAD = _C("messages expired within a day without having been dispatched",
+        notice=IF_ANY_WARN, alerts={"PhpmqExpiredUnread": 0}, link="History")
+    QUARANTINED = _C("messages quarantined within a day", notice=IF_ANY_WARN,
+        link="Envelopes")
+    DEAD_LETTERS = _C("dead letters; for the notice, of the last day", notice=IF_ANY_WARN,
         command=Bounds(1, 100, is_inclusive=True), alerts={"PhpmqDeadLetters": 0},
-        link="Dead letters"),
-    Check.HELD: _C("time for which a client has held a message, in multiples of half the timeout",
-        notice=Bounds(warn=1), link="Consumers"),
-}  # fmt: skip
+        link="Dead letters")
+    HELD = _C("time for which a client has held a message, in multiples of half the timeout",
+        notice=Bounds(warn=1), link="Consumers")
+    # fmt: on
+
+
+CHECKS: Final[Mapping[Check, CheckDefinition]] = {check: check.value for check in Check}
 
 
 def asynchronous_text(reason: str) -> str:

@@ -126,7 +126,6 @@ class Documentation:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        """All files in the folder, keyed by relative path."""
         files = (path for path in sorted(self._folder.rglob("*")) if path.is_file())
         return {path.relative_to(self._folder).as_posix(): path for path in files}
 
@@ -186,7 +185,7 @@ class Documentation:
                 if min(filter(None, row), default=0) < 3
             )
             kind = ranked[0][0]
-            same = [parts[at] for each, _, at in ranked if each == kind]
+            same = [parts[at] for other, _, at in ranked if other == kind]
             same = same if kind else [part for part in same if part.level == 2]
             excerpts = [_excerpt(marked, part.text) for part in same[:_SHOWN_SECTIONS]]
             ranks.append((ranked[0], DocMatch(name, parts[0].title, same, excerpts)))

@@ -30,14 +30,14 @@ class SkipReason(StrEnum):
     """Why a message is skipped: its value in the API, and the wording for several and for one."""
 
     many: str
-    one: str
+    sentence: str
     is_gone: bool  # whether the message or its body no longer exists
 
-    def __new__(cls, value: str, many: str = "", one: str = "", is_gone: bool = False) -> Self:
+    def __new__(cls, value: str, many: str = "", sentence: str = "", is_gone: bool = False) -> Self:
         """Create a member; by default, the value is the wording."""
         member = str.__new__(cls, value)
         member._value_ = value
-        member.many, member.one = many or value, one or f"{value.capitalize()}."
+        member.many, member.sentence = many or value, sentence or f"{value.capitalize()}."
         member.is_gone = is_gone
         return member
 
@@ -98,7 +98,7 @@ class ActionDefinition(NamedTuple):
     """An action: what it takes and does, and how people see it."""
 
     verb: str
-    done: str  # participle, as in "2 messages requeued"
+    participle: str  # as in "2 messages requeued"
     takes: frozenset[State]  # states of messages that the core accepts; it skips the others
     refusal: SkipReason  # of a message in another state
     suits: frozenset[State] = frozenset()  # states for which lists offer the action

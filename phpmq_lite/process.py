@@ -129,7 +129,6 @@ def run(
 
 
 def _has_terminal() -> bool:
-    """Return whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -234,7 +233,6 @@ async def _manage_garbage_collection(service: Service) -> None:
 
 
 async def _trim_regularly() -> None:
-    """Return free memory to the operating system every ``TRIM_S`` seconds."""
     while True:
         await asyncio.sleep(TRIM_S)
         await asyncio.to_thread(trim_malloc)

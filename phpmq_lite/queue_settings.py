@@ -64,8 +64,11 @@ class SettingDefinition:
             return f"must be one of {', '.join(self.choices)}" if self.choices else "must be text"
         if self.name == "on_expire":
             return _on_expire_problem(queue, value)
-        if self.name == "dead_letter_queue":
-            return _dead_letter_queue_problem(queue, value)
+        if self.name == "dead_letter_queue":  # ``check_no_cycle`` finds indirect cycles
+            if value == queue:
+                return "must not be the queue itself"
+            problem = name_problem(value) if value else None
+            return None if problem is None else f"is not a valid queue name: it {problem}"
         if self.choices:
             return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
         return self._text_problem(value)
@@ -184,18 +187,13 @@ class QueueSettings:
     # fmt: on
 
 
-def _definitions() -> dict[str, SettingDefinition]:
-    definitions = {}
-    for each in fields(QueueSettings):
-        default: Any = each.default
-        definitions[each.name] = replace(
-            each.metadata["definition"], name=each.name, type=type(default), default=default
-        )
-    return definitions
-
-
-DEFINITIONS: Final = _definitions()  # definitions keyed by name, in the order of the fields
-COLUMNS: Final = tuple(name for name, each in DEFINITIONS.items() if each.column)
+DEFINITIONS: Final[dict[str, SettingDefinition]] = {  # by name, in the order of the fields
+    row.name: replace(
+        row.metadata["definition"], name=row.name, type=type(row.default), default=row.default
+    )
+    for row in fields(QueueSettings)
+}
+COLUMNS: Final = tuple(name for name, row in DEFINITIONS.items() if row.column)
 
 
 def to_dict(settings: QueueSettings) -> dict[str, Any]:
@@ -295,9 +293,9 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
     Raises:
         BadSettingError: there is a cycle.
     """
-    at, seen = target, {queue}
-    while at not in seen:
-        seen.add(at)
+    at, visited = target, {queue}
+    while at not in visited:
+        visited.add(at)
         following = configured(at)
         if not following and at.endswith(DEAD_LETTER_SUFFIX):
             return
@@ -314,12 +312,12 @@ def check_no_forward_cycle(queue: str, value: str, on_expire: Callable[[str], st
     Raises:
         BadSettingError: there is a cycle.
     """
-    at, following, seen = queue, value, {queue}
+    at, following, visited = queue, value, {queue}
     while following.startswith(FORWARD) and (target := following.removeprefix(FORWARD)) != at:
-        if target in seen:
+        if target in visited:
             cycle = f"a cycle of expired messages through {at!r}, which forwards to {target!r}"
             raise BadSettingError("on_expire", f"{value!r} would form {cycle}")
-        seen.add(target)
+        visited.add(target)
         at, following = target, on_expire(target)
 
 
@@ -333,13 +331,3 @@ def _on_expire_problem(queue: str, value: str) -> str | None:
         return "must not forward to the queue itself"
     problem = name_problem(target)
     return None if problem is None else f"forwards to an invalid queue name, which {problem}"
-
-
-def _dead_letter_queue_problem(queue: str, value: str) -> str | None:
-    """Return what is wrong with the value, or None; ``check_no_cycle`` finds indirect cycles."""
-    if not value:
-        return None
-    if value == queue:
-        return "must not be the queue itself"
-    problem = name_problem(value)
-    return None if problem is None else f"is not a valid queue name: it {problem}"

@@ -39,13 +39,6 @@ def prepare(connection: Any, *, drops_unread: bool = True) -> None:
             connection.setsockopt(level, option, value)
 
 
-def open_socket(address: Any) -> socket.socket:
-    """Return an unconnected socket with these options, for an address as by ``getaddrinfo``."""
-    connection = socket.socket(*address[:3])
-    prepare(connection)
-    return connection
-
-
 class Dialer:
     """Connects to the addresses of a name, beginning with those that failed longest ago."""
 

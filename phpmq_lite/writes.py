@@ -23,8 +23,6 @@ class EraseBody(NamedTuple):
 
 
 class LinkMessages(NamedTuple):
-    """Record an event that links a message to the message that it was created from."""
-
     seq: int
     at_ms: int
     kind: str
@@ -43,8 +41,6 @@ class ShiftDeadlines(NamedTuple):
 
 
 class CreateStage(NamedTuple):
-    """Create a stage for rows to be published."""
-
     stage_id: int
     token: str
     created_at: int
@@ -52,8 +48,6 @@ class CreateStage(NamedTuple):
 
 
 class UpdateStage(NamedTuple):
-    """Store the current size of a stage."""
-
     rows: int
     bytes: int
     is_whole: int
@@ -61,8 +55,6 @@ class UpdateStage(NamedTuple):
 
 
 class UpdateStageQueue(NamedTuple):
-    """Store the number and total size of a stage's rows for one queue."""
-
     stage_id: int
     queue_id: int
     rows: int
@@ -99,8 +91,6 @@ class CopyStagedRows(NamedTuple):
 
 
 class RecordPublishedVersion(NamedTuple):
-    """Store the highest version published under an app_id."""
-
     app_id: str
     version: int
     at_ms: int
@@ -111,16 +101,12 @@ class RecordPublishedVersion(NamedTuple):
 
 
 class RecordAppIdUse(NamedTuple):
-    """Store the owner of an app_id and the time of its last use."""
-
     owner: str | None
     used_ms: int  # time on the steady scale
     app_id: str
 
 
 class ForgetPublishedVersion(NamedTuple):
-    """Delete the record of the versions published under an app_id."""
-
     app_id: str
 
 
@@ -128,8 +114,6 @@ class ForgetPublishedVersion(NamedTuple):
 
 
 class CreateSubscription(NamedTuple):
-    """Create a subscription."""
-
     subscription_id: int
     name: str
     queue_id: int
@@ -137,8 +121,6 @@ class CreateSubscription(NamedTuple):
 
 
 class UpdateSubscription(NamedTuple):
-    """Store a subscription's state."""
-
     queue_id: int
     next_claim: int
     acked_upto: int
@@ -146,14 +128,10 @@ class UpdateSubscription(NamedTuple):
 
 
 class DeleteSubscription(NamedTuple):
-    """Delete a subscription."""
-
     subscription_id: int
 
 
 class RecordHistoryReader(NamedTuple):
-    """Store a history reader's progress."""
-
     name: str
     offset: int
     at_ms: int
@@ -161,8 +139,6 @@ class RecordHistoryReader(NamedTuple):
 
 
 class DeleteHistoryReader(NamedTuple):
-    """Forget a history reader."""
-
     name: str
 
 
@@ -170,8 +146,6 @@ class DeleteHistoryReader(NamedTuple):
 
 
 class InsertAudit(NamedTuple):
-    """Insert a row into the audit log."""
-
     audit_id: int
     at_ms: int
     actor: str
@@ -218,8 +192,6 @@ class AdvanceAudit(NamedTuple):
 
 
 class AddUser(NamedTuple):
-    """Add a user."""
-
     user_id: int
     name: str
     password: str
@@ -229,36 +201,26 @@ class AddUser(NamedTuple):
 
 
 class SetPassword(NamedTuple):
-    """Set a user's password hash."""
-
     password: str
     user_id: int
 
 
 class SetUserRights(NamedTuple):
-    """Set a user's role and allowed queues."""
-
     role: str
     queues: str | None
     user_id: int
 
 
 class SetLastLogin(NamedTuple):
-    """Store the time of a user's last login."""
-
     at_ms: int
     user_id: int
 
 
 class DeleteUser(NamedTuple):
-    """Delete a user."""
-
     user_id: int
 
 
 class AddToken(NamedTuple):
-    """Add an API token."""
-
     token_id: int
     name: str
     sha256: bytes
@@ -270,28 +232,20 @@ class AddToken(NamedTuple):
 
 
 class SetTokenUsed(NamedTuple):
-    """Store the time at which a token was last used."""
-
     at_ms: int
     token_id: int
 
 
 class ExpireToken(NamedTuple):
-    """Set the time at which a token expires."""
-
     expires_at: int | None
     token_id: int
 
 
 class DeleteToken(NamedTuple):
-    """Delete a token."""
-
     token_id: int
 
 
 class AddSession(NamedTuple):
-    """Add a login session."""
-
     session_id: int
     sha256: bytes
     user_id: int
@@ -304,21 +258,15 @@ class AddSession(NamedTuple):
 
 
 class SetSessionSeen(NamedTuple):
-    """Store the time at which a session was last seen."""
-
     at_ms: int
     session_id: int
 
 
 class DeleteSession(NamedTuple):
-    """Delete a login session."""
-
     session_id: int
 
 
 class DeleteUserSessions(NamedTuple):
-    """Delete all of a user's login sessions."""
-
     user_id: int
 
 
@@ -326,8 +274,6 @@ class DeleteUserSessions(NamedTuple):
 
 
 class SaveItem(NamedTuple):
-    """Save a template or a view."""
-
     kind: str
     name: str
     content: str  # the item's content as JSON
@@ -336,15 +282,11 @@ class SaveItem(NamedTuple):
 
 
 class DeleteSavedItem(NamedTuple):
-    """Delete a saved item."""
-
     kind: str
     name: str
 
 
 class DismissStartReport(NamedTuple):
-    """Dismiss a startup report."""
-
     dismissed_by: str
     start_id: int
 

@@ -61,7 +61,7 @@ NOT_YET_CLEAN: Final = frozenset(
         """
         admin/accounts admin/app.py admin/formats.py admin/http admin/messages admin/pipeline
         admin/queues admin/serving.py admin/system admin/trends.py
-        broker client documentation.py envelopes operator_actions.py protocol queue_settings.py
+        broker protocol
         server
         storage/arrow.py storage/copying.py storage/data_folder.py storage/database_check.py
         storage/disk_space.py storage/postgres storage/read storage/retention.py storage/search

@@ -7,12 +7,13 @@ import ssl as tls
 import threading
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final, Self, cast
+from typing import Final, Self, cast
 
 from phpmq_lite.client.core import Backoff, ClientCore, ConnectionOptions, parse_address
 from phpmq_lite.client.publishes import PROBE_S, PublishBatch, to_target
 from phpmq_lite.client.session import ConsumedQueue, Delivery
 from phpmq_lite.errors import ClientError
+from phpmq_lite.protocol.frames import DEFAULT_MAX_CONTENT
 from phpmq_lite.sockets import Dialer, prepare
 
 _WRITE_BYTES: Final = 65_536  # smaller amounts are sent at the end of the event loop iteration
@@ -25,7 +26,7 @@ def connect(
     *,
     ssl: tls.SSLContext | None = None,
     server_hostname: str | None = None,
-    max_content: int = 8 << 20,
+    max_content: int = DEFAULT_MAX_CONTENT,
     reconnect: bool = True,
     connect_timeout_s: float = 10.0,
     backoff: Backoff | None = None,
@@ -98,7 +99,7 @@ class Client(ClientCore):
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the client is currently connected."""
+        """Whether the client is currently connected."""
         return self.session.is_connected
 
     # -- opening and closing
@@ -140,42 +141,37 @@ class Client(ClientCore):
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         target = self.target
-        security: dict[str, Any] = {"ssl": self._ssl, "server_hostname": self._server_hostname}
+        ssl, name = self.options.ssl, self.options.server_hostname
         async with asyncio.timeout(self._connect_timeout_s):
             if target.path:
                 _, link = await loop.create_unix_connection(
-                    lambda: _Connection(self), target.path, **security
+                    lambda: _Connection(self), target.path, ssl=ssl, server_hostname=name
                 )
                 return link
-            if self._ssl is not None:
-                security["server_hostname"] = self._server_hostname or target.host
             connected = await self._dialer.connect_async()
             if self.session.pending.suspect() is not None:
                 await _check_stays_open(connected)
             _, link = await loop.create_connection(
-                lambda: _Connection(self), sock=connected, **security
+                lambda: _Connection(self),
+                sock=connected,
+                ssl=ssl,
+                server_hostname=name if ssl is None else name or target.host,
             )
         return link
 
     async def _stay_connected(self, link: "_Connection") -> None:
-        """Reconnect after each lost connection, until the client is closed."""
         loop = asyncio.get_running_loop()
         while True:
             opened_at = loop.time()
             await link.lost.wait()
             if self._ended is not None or not self._lose_connection(loop.time() - opened_at):
                 return
-            link = await self._reconnect()
-
-    async def _reconnect(self) -> "_Connection":
-        while True:
-            await asyncio.sleep(self._backoff.next_s())
-            try:
-                link = await self._connect()
-            except OSError:
-                continue  # the broker is still unavailable, so try again later
+            while True:
+                await asyncio.sleep(self._backoff.next_s())
+                with suppress(OSError):  # the broker is still unavailable, so try again later
+                    link = await self._connect()
+                    break
             self._away.connected()
-            return link
 
     def _end(self, detail: str) -> None:
         """End the client; all waiting calls fail."""
@@ -345,9 +341,8 @@ class Client(ClientCore):
         """
         async with self.consume(queue, credit) as deliveries:
             async for delivery in deliveries:
-                done = callback(delivery)
-                if done is not None:
-                    await done
+                if (awaitable := callback(delivery)) is not None:
+                    await awaitable
 
     def settle(self, frame: bytes, generation: int) -> None:
         """Send the settlement of a delivery; called by :class:`Delivery`."""
@@ -369,17 +364,6 @@ class Client(ClientCore):
         if opening := self.session.connected():
             link.write(opening)
         self._ready.set()
-
-    def data_received(self, data: bytes) -> None:
-        """Process received bytes; disconnect if a frame is invalid or oversized."""
-        self._receive(data)
-
-    def writing_paused(self, is_paused: bool) -> None:
-        """Pause publishers while the socket's buffer is full, and resume them afterwards."""
-        if is_paused:
-            self._ready.clear()
-        else:
-            self._ready.set()
 
     def connection_lost(self, link: "_Connection") -> None:
         """Stop using the lost connection, unless a forked child has done so."""
@@ -469,15 +453,15 @@ class _Connection(asyncio.Protocol):
         self._client.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        self._client.data_received(data)
-        if self._client.session.side.error is not None:
+        self._client._receive(data)
+        if self._client.session.side.error is not None:  # a frame is invalid or too large
             self._transport.abort()
 
     def pause_writing(self) -> None:
-        self._client.writing_paused(True)
+        self._client._ready.clear()
 
     def resume_writing(self) -> None:
-        self._client.writing_paused(False)
+        self._client._ready.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._parts.clear()

@@ -31,6 +31,7 @@ from phpmq_lite.errors import (
     PhpmqError,
     PublishRefusedError,
 )
+from phpmq_lite.protocol.frames import DEFAULT_MAX_CONTENT
 from phpmq_lite.sockets import Dialer
 
 _Result = TypeVar("_Result")
@@ -47,7 +48,7 @@ def connect_blocking(
     *,
     ssl: tls.SSLContext | None = None,
     server_hostname: str | None = None,
-    max_content: int = 8 << 20,
+    max_content: int = DEFAULT_MAX_CONTENT,
     reconnect: bool = True,
     timeout_s: float | None = 30.0,
     backoff: Backoff | None = None,
@@ -102,7 +103,7 @@ class BlockingClient(ClientCore):
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the client was still connected when it was last used."""
+        """Whether the client was still connected when it was last used."""
         return self._stream is not None
 
     # -- opening and closing
@@ -155,12 +156,7 @@ class BlockingClient(ClientCore):
         """Connect while other threads wait; the caller holds the lock."""
         is_probed = self.session.pending.suspect() is not None
         stream = self._unlocked(
-            partial(open_stream, is_probed=is_probed),
-            self.target,
-            self._dialer,
-            self._ssl,
-            self._server_hostname,
-            timeout_s,
+            partial(open_stream, is_probed=is_probed), self.options, self._dialer, timeout_s
         )
         if self._ended is not None:  # closed by another thread meanwhile
             stream.close()
@@ -291,10 +287,7 @@ class BlockingClient(ClientCore):
     # -- publishing
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, *, delay_s: float = 0) -> None:
-        """Send a message without waiting for a receipt.
-
-        The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
-        With ``delay_s``, it waits in ``<queue>.retry`` first, and must have no TTL.
+        """Send a message without waiting for a receipt, as with ``Client.publish``.
 
         Raises:
             LocalProtocolError: the queue name, the body or the TTL is invalid.
@@ -329,13 +322,7 @@ class BlockingClient(ClientCore):
         *,
         delay_s: float = 0,
     ) -> None:
-        """Publish a message and return when the broker has stored it.
-
-        ``ttl_s`` and ``delay_s`` are those of :meth:`publish`.
-
-        After a lost connection, the publish is repeated with its ``key`` until the broker answers;
-        the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
-        repeat it after your process restarts.
+        """Publish a message and return when it is stored, as with ``Client.publish_confirmed``.
 
         Raises:
             PublishRefusedError: the broker refused the message; ``reason`` says why.
@@ -364,9 +351,7 @@ class BlockingClient(ClientCore):
         *,
         delay_s: float = 0,
     ) -> int:
-        """Publish all bodies with confirmation, leaving at most ``window`` unanswered at a time.
-
-        Returns the number of stored messages, which is the number of bodies.
+        """Publish all bodies and return their number, as with ``Client.publish_many``.
 
         Raises:
             PublishRefusedError: the broker refused a body; no more bodies are sent.
@@ -447,8 +432,7 @@ class BlockingClient(ClientCore):
     ) -> None:
         """Call ``callback`` for each message until no message arrives for ``timeout_s``.
 
-        The callback must settle the delivery.  An exception from the callback ends this call, and
-        unsettled messages return to the queue.
+        The callback must settle the delivery.  Its exception ends this call.
         """
         with self.consume(queue, credit, timeout_s) as deliveries:
             for delivery in deliveries:
@@ -581,7 +565,7 @@ def client_from_url(
     ssl: tls.SSLContext | None = None,
     timeout_s: float = TIMEOUT_S,
     reconnect: bool = False,
-    max_content: int = 8 << 20,
+    max_content: int = DEFAULT_MAX_CONTENT,
 ) -> BlockingClient:
     """Return an unopened client for a URL.
 
@@ -631,29 +615,28 @@ def publish_each(
     outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
     waiting: set[int] = set()
 
-    def answer_of(place: int) -> Callable[[ClientError | None], None]:
-        def answered(error: ClientError | None) -> None:
-            waiting.discard(place)
-            is_known = isinstance(error, PublishRefusedError) and error.reason == KEY_CONFLICT
-            outcomes[place] = None if is_known else error
-
-        return answered
+    def answered(place: int, error: ClientError | None) -> None:
+        waiting.discard(place)
+        is_known = isinstance(error, PublishRefusedError) and error.reason == KEY_CONFLICT
+        outcomes[place] = None if is_known else error
 
     try:
         for place, message in enumerate(messages):
             client.raise_if_ended()
             waiting.add(place)
             try:
-                client.confirm(message, answer_of(place))
+                client.confirm(message, partial(answered, place))
             except LocalProtocolError as error:
                 waiting.discard(place)
                 outcomes[place] = error
         client.pump(lambda: not waiting, timeout_s)
     except ConnectionLostError as error:  # all unanswered publish requests have failed
-        gone = NoReplyError(str(error))
-        for place, outcome in enumerate(outcomes):
-            if isinstance(outcome, ConnectionLostError | NoReplyError):
-                outcomes[place] = gone
+        outcomes = [
+            NoReplyError(str(error))
+            if isinstance(outcome, ConnectionLostError | NoReplyError)
+            else outcome
+            for outcome in outcomes
+        ]
     finally:
         for place in list(waiting):
             client.session.pending.forget(messages[place].queue, messages[place].key)

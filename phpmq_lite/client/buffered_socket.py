@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from phpmq_lite.client.core import BrokerAddress
+from phpmq_lite.client.core import ConnectionOptions
 from phpmq_lite.client.publishes import PROBE_S
 from phpmq_lite.forks import reset_after_fork
 from phpmq_lite.sockets import Dialer, prepare
@@ -33,13 +33,7 @@ def seconds_left(deadline: float | None) -> float | None:
 
 
 def open_stream(
-    target: BrokerAddress,
-    dialer: Dialer,
-    ssl: tls.SSLContext | None,
-    server_hostname: str | None,
-    timeout_s: float | None,
-    *,
-    is_probed: bool = False,
+    options: ConnectionOptions, dialer: Dialer, timeout_s: float | None, *, is_probed: bool = False
 ) -> "BufferedSocket":
     """Return a socket connected to a broker, over ``dialer`` unless it is a Unix socket.
 
@@ -48,12 +42,12 @@ def open_stream(
     Raises:
         OSError: the broker did not answer in time, or TLS failed.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    if target.path:
+    deadline = deadline_after(timeout_s)
+    if options.address.path:
         plain = socket.socket(socket.AF_UNIX)
         plain.settimeout(timeout_s)
         try:
-            plain.connect(target.path)
+            plain.connect(options.address.path)
         except BaseException:
             plain.close()
             raise
@@ -63,13 +57,12 @@ def open_stream(
     try:
         if is_probed:
             _check_stays_open(plain)
-        if ssl is None:
+        if options.ssl is None:
             return BufferedSocket(plain)
         left_s = seconds_left(deadline)
         plain.settimeout(left_s if left_s is None else max(left_s, 0.001))
-        return BufferedSocket(
-            ssl.wrap_socket(plain, server_hostname=server_hostname or target.host)
-        )
+        name = options.server_hostname or options.address.host
+        return BufferedSocket(options.ssl.wrap_socket(plain, server_hostname=name))
     except BaseException:
         plain.close()
         raise

@@ -144,11 +144,9 @@ class ClientCore(Settler):
     """What both clients know and decide; their subclasses do the I/O that follows from it."""
 
     def __init__(self, options: ConnectionOptions) -> None:
+        self.options = options
         self.target = options.address
         self.session = ClientSession(options.max_content)
-        self._ssl = options.ssl
-        self._server_hostname = options.server_hostname
-        self._reconnects = options.reconnect
         self._backoff = options.backoff or Backoff()
         self._ended: str | None = "the client is not open"  # why calls fail; None if open
         self.is_closing = False
@@ -178,7 +176,7 @@ class ClientCore(Settler):
         self.session.pending.fail(self._ended)
 
     def _connect_error(self, error: OSError) -> ConnectionLostError:
-        plain = None if self._ssl is None else f"phpmq://{self.target} (in Python, no ssl)"
+        plain = None if self.options.ssl is None else f"phpmq://{self.target} (in Python, no ssl)"
         reason = tls_reason(error, plain, "tcp.allow") or os_reason(error)
         if isinstance(error, gaierror):
             reason = f"the name {self.target.host} is unknown ({reason}); check the address"
@@ -198,16 +196,16 @@ class ClientCore(Settler):
             self._backoff.reset()
         if session.has_received or connected_s > _QUICK_S:
             self._was_answered = True
-            if self._reconnects and not self.is_closing:
+            if self.options.reconnect and not self.is_closing:
                 self._away.lost(error)
         if not self._was_answered:
             self._silent_ends += 1
             if self._silent_ends == _SILENT_ENDS:
                 _log.warning("%s", self._not_accepted())
-        if not self._reconnects:
+        if not self.options.reconnect:
             reason = "" if error is None else f": {os_reason(error)}"
             self._end(f"the connection to {self.target} is lost{reason}")
-        return self._reconnects
+        return self.options.reconnect
 
     def _receive(self, data: bytes) -> bool:
         """Process received bytes; end the client and return False if the broker's are invalid."""

@@ -3,13 +3,12 @@
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
 from phpmq_lite.client.publishes import AnswerCallback, PendingPublishes
-from phpmq_lite.errors import (
-    LocalProtocolError,
-)
+from phpmq_lite.errors import LocalProtocolError
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.protocol.frames import CONTENT, TOO_LARGE, Dispatch, WireLimits
 from phpmq_lite.sockets import ALERT, tls_needed
@@ -71,14 +70,14 @@ class Delivery:
         return f"<Delivery {self.message_id} of {self.queue}, {len(self.body)} bytes>"
 
 
+@dataclass(slots=True, eq=False)
 class ConsumedQueue:
     """A consumed queue, its credit, and received messages that the caller has not seen yet."""
 
-    def __init__(self, queue: str, credit: int, wake: Callable[[], None]) -> None:
-        self.queue = queue
-        self.credit = credit
-        self.dispatches: deque[Dispatch] = deque()
-        self.wake = wake  # called whenever messages arrive
+    queue: str
+    credit: int
+    wake: Callable[[], None]  # called whenever messages arrive
+    dispatches: deque[Dispatch] = field(default_factory=deque)
 
 
 class ClientSession:

@@ -4,13 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
 
 from phpmq_lite.envelopes import indexed_fields, strict_json, validation
 from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.errors import EnvelopeError as EnvelopeError
-
-POINTER_CHARACTERS: Final = 200  # maximum length of a JSON pointer in an error message
 
 
 def make(
@@ -133,7 +131,7 @@ def _pointer(path: _Path) -> str:
         path, name = path
         names.append(strict_json.child_pointer("", str(name)))
     pointer = "".join(reversed(names)) or "/"
-    return pointer[:POINTER_CHARACTERS].encode("utf-8", "replace").decode()
+    return pointer[: strict_json.POINTER_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def decode(content: bytes | str, empty_list_data: EmptyListData = "php") -> dict[str, Any]:

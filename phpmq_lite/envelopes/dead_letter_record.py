@@ -178,7 +178,6 @@ def _has_other_attempts(content: bytes, members: list[JsonMember], encoded: byte
 
 
 def _unwrap(content: bytes, members: list[JsonMember]) -> bytes | None:
-    """Return the wrapped content, or None if ``content`` is not a wrapper."""
     names = sorted(member.name for member in members)
     if names not in (["dead_letter", "raw"], ["dead_letter", "raw", "raw_encoding"]):
         return None

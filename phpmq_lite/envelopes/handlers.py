@@ -94,10 +94,14 @@ class HandlerLoop:
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of an awaitable; cancel the awaitable if the wait is interrupted."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="handlers", daemon=True
+            )
+            self._thread.start()
         finished = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(
-            _run_and_signal(awaitable, finished), self._started_loop()
-        )
+        future = asyncio.run_coroutine_threadsafe(_run_and_signal(awaitable, finished), self._loop)
         try:
             result = future.result()
         except BaseException:
@@ -108,15 +112,6 @@ class HandlerLoop:
         if isinstance(result, SystemExit | KeyboardInterrupt):  # would have stopped the loop
             raise result
         return result
-
-    def _started_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._loop.run_forever, name="handlers", daemon=True
-            )
-            self._thread.start()
-        return self._loop
 
     def close(self) -> None:
         """Cancel the remaining tasks and stop the loop. Safe to call twice."""

@@ -56,8 +56,6 @@ class _RawMetaHead(msgspec.Struct):
 
 
 class _RawHead(msgspec.Struct):
-    """The indexed members of an envelope, with values of any type."""
-
     job: msgspec.Raw = msgspec.Raw()
     urn: msgspec.Raw = msgspec.Raw()
     trace_id: msgspec.Raw = msgspec.Raw()

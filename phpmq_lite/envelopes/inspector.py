@@ -9,12 +9,12 @@ import msgspec
 from phpmq_lite.envelopes import dead_letter_record, indexed_fields, validation
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
 from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Indexed, RecordSource
+from phpmq_lite.protocol.frames import DEFAULT_MAX_CONTENT
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
 # Matches control characters, including those that change the direction of text.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_KNOWN: Final = frozenset(validation.REASONS)
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
 
 
@@ -41,8 +41,10 @@ class BabelQueueInspector:
     the size of the largest content that clients accept.
     """
 
-    def __init__(self, schemas: ActiveSchemas | None = None, max_content: int = 8 << 20) -> None:
-        self._schemas = schemas
+    def __init__(
+        self, schemas: ActiveSchemas | None = None, max_content: int = DEFAULT_MAX_CONTENT
+    ) -> None:
+        self._schemas = schemas or ActiveSchemas(None)
         self._max_content = max_content
 
     def index(self, content: bytes) -> Indexed | None:
@@ -61,21 +63,14 @@ class BabelQueueInspector:
         else:
             return EnvelopeInspection(indexed)
         fields, problem = verdict.index or _NOTHING, verdict.problem
-        if problem is None and is_checked:
-            mismatch = self._mismatch(content, fields.urn, is_empty=verdict.is_tolerated)
+        urn = fields.urn or ""
+        if problem is None and is_checked and self._schemas.is_registered(urn):
+            mismatch = self._schemas.check(urn, {} if verdict.is_tolerated else _data_of(content))
             if settings.schema_mode == "quarantine":
                 problem = mismatch  # in other modes, the mismatch is only counted
         if problem is None:
             return EnvelopeInspection(fields)
         return EnvelopeInspection(fields, problem.reason, problem.detail)
-
-    def _mismatch(
-        self, content: bytes, urn: str | None, *, is_empty: bool
-    ) -> validation.EnvelopeProblem | None:
-        schemas = self._schemas
-        if schemas is None or urn is None or not schemas.is_registered(urn):
-            return None
-        return schemas.check(urn, {} if is_empty else _data_of(content))
 
     def read_only_reason(self, content: bytes) -> str | None:
         """Return ``unsupported_schema_version`` if validation finds this problem, or None."""
@@ -90,7 +85,7 @@ class BabelQueueInspector:
         """
         fields = indexed_fields.read_indexed_fields(content)
         block = dead_letter_record.DeadLetterBlock(
-            reason="poison" if death.reason in _KNOWN else "failed",
+            reason="poison" if death.reason in validation.REASONS else "failed",
             original_queue=death.queue,
             failed_at=death.at_ms,
             attempts=(fields.attempts if fields is not None else None) or 0,

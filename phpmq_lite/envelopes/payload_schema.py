@@ -15,14 +15,18 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from phpmq_lite.envelopes.strict_json import child_pointer, has_lone_surrogate, refuse_constant
+from phpmq_lite.envelopes.strict_json import (
+    POINTER_CHARACTERS,
+    child_pointer,
+    has_lone_surrogate,
+    refuse_constant,
+)
 from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.errors import PhpmqError
 
 REASON: Final = "schema_mismatch"
 DEPTH_LIMIT: Final = 64  # maximum nesting depth of a schema document
 VALUES_LIMIT: Final = 10_000  # maximum number of values in one enum
-POINTER_CHARACTERS: Final = 200  # pointers into a payload are truncated to this length
 _APPLIED: Final = frozenset(
     {"type", "required", "properties", "additionalProperties", "items", "enum", "const"}
     | {"minLength", "minimum"}
@@ -103,7 +107,13 @@ class PayloadSchema:
         if rule.sensitivity is not None and is_on_wire:
             rule = replace(rule, sensitivity=None)  # the SDK encrypts only members of data
         violation = _check(rule, data, is_on_wire)
-        return None if violation is None else _problem(*violation)
+        if violation is None:
+            return None
+        detail, path = violation
+        pointer = "".join(["/data", *(child_pointer("", str(name)) for name in reversed(path))])
+        if len(pointer) > POINTER_CHARACTERS:  # senders choose the names in it
+            pointer = f"{pointer[: POINTER_CHARACTERS - 1]}…"
+        return EnvelopeProblem(REASON, f"{pointer} {detail}", pointer)
 
 
 # -- parsing
@@ -187,6 +197,7 @@ def _rule(document: Any, pointer: str, unchecked: list[str], depth: int) -> Sche
         return None if rule == ANYTHING else rule
 
     values = _values(document, pointer)
+    mark = document.get(_SENSITIVE_KEYWORD)
     return SchemaRule(
         types=_types(document, pointer),
         required=tuple(dict.fromkeys(document.get("required", []))),
@@ -202,7 +213,7 @@ def _rule(document: Any, pointer: str, unchecked: list[str], depth: int) -> Sche
         keys=frozenset(map(equality_key, values or ())),
         min_length=int(document.get("minLength", 0)),
         minimum=document.get("minimum"),
-        sensitivity=_sensitivity(document.get(_SENSITIVE_KEYWORD)),
+        sensitivity="" if mark is True else mark if isinstance(mark, str) and mark else None,
         title=next(
             (t for w in ("title", "description") if isinstance(t := document.get(w), str)), ""
         ),
@@ -259,12 +270,6 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _sensitivity(value: object) -> str | None:
-    if value is True:
-        return ""
-    return value if isinstance(value, str) and value else None
-
-
 # -- checking
 
 _Violation = tuple[str, list[str | int]]  # in words, and its path, innermost name first
@@ -288,9 +293,13 @@ def _check(rule: SchemaRule, value: Any, is_on_wire: bool) -> _Violation | None:
         return f"is {type_name(value)}, not {type_names(rule.types)}", []
     if isinstance(value, dict):
         return _check_object(rule, value, is_on_wire)
-    if isinstance(value, list):
-        return _check_items(rule, value, is_on_wire)
-    if isinstance(value, str):
+    if isinstance(value, list) and rule.items is not None:
+        for number, item in enumerate(value):
+            violation = _check(rule.items, item, is_on_wire)
+            if violation is not None:
+                violation[1].append(number)
+                return violation
+    elif isinstance(value, str):
         if len(value) < rule.min_length:
             return f"has {len(value)} characters; the minimum is {rule.min_length}", []
     elif rule.minimum is not None and is_number(value) and value < rule.minimum:
@@ -313,25 +322,6 @@ def _check_object(rule: SchemaRule, value: dict[str, Any], is_on_wire: bool) -> 
             violation[1].append(name)
             return violation
     return None
-
-
-def _check_items(rule: SchemaRule, value: list[Any], is_on_wire: bool) -> _Violation | None:
-    if rule.items is None:
-        return None
-    for number, item in enumerate(value):
-        violation = _check(rule.items, item, is_on_wire)
-        if violation is not None:
-            violation[1].append(number)
-            return violation
-    return None
-
-
-def _problem(detail: str, path: list[str | int]) -> EnvelopeProblem:
-    """Return the problem with a truncated pointer, because senders choose the names in it."""
-    pointer = "".join(["/data", *(child_pointer("", str(name)) for name in reversed(path))])
-    if len(pointer) > POINTER_CHARACTERS:
-        pointer = f"{pointer[: POINTER_CHARACTERS - 1]}…"
-    return EnvelopeProblem(REASON, f"{pointer} {detail}", pointer)
 
 
 def is_integer(value: Any) -> bool:
@@ -434,7 +424,8 @@ def _limits(rule: SchemaRule) -> str:
     if rule.rejects_all:
         limits.append("never")
     if rule.values is not None:
-        limits.append(_format_values(rule.values))
+        text = " | ".join(json.dumps(value, ensure_ascii=False) for value in rule.values[:12])
+        limits.append(f"{text[:200]}{' …' if len(rule.values) > 12 or len(text) > 200 else ''}")
     if rule.min_length:
         limits.append(f"at least {rule.min_length} characters")
     if rule.minimum is not None:
@@ -444,8 +435,3 @@ def _limits(rule: SchemaRule) -> str:
     if rule.items is not None and rule.items.types:
         limits.append(f"each {type_names(rule.items.types)}")
     return ", ".join(limits)
-
-
-def _format_values(values: tuple[Any, ...]) -> str:
-    text = " | ".join(json.dumps(value, ensure_ascii=False) for value in values[:12])
-    return f"{text[:200]}{' …' if len(values) > 12 or len(text) > 200 else ''}"

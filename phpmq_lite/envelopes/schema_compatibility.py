@@ -51,7 +51,6 @@ _note: Final = partial(SchemaChange, "note")
 
 
 def _compare(old: SchemaRule, new: SchemaRule, pointer: str) -> Iterator[SchemaChange]:
-    """Compare the rules for one location and for all locations below it."""
     if old is ANYTHING and new is ANYTHING:
         return  # otherwise the recursion would never end
     if old.rejects_all:

@@ -146,7 +146,6 @@ def _content(path: Path) -> bytes:
 
 
 def _rows(folder: Path, faults: list[RegistryFault]) -> Iterator[dict[str, Any]]:
-    """Yield the valid entries of ``registry.json``."""
     urns: set[str] = set()
     try:
         rows = _manifest_rows(folder)
@@ -203,11 +202,6 @@ def _stamp(folder: Path, files: Iterable[str]) -> Stamp:
     return stamp
 
 
-def is_changed(folder: Path, registry: SchemaRegistry) -> bool:
-    """Return whether a file in the folder has changed since it was read."""
-    return _stamp(folder, registry.stamp or [MANIFEST]) != registry.stamp
-
-
 # -- active schemas
 
 
@@ -255,7 +249,8 @@ class ActiveSchemas:
         Raises:
             RegistryError: the folder is invalid; the previous version stays in use.
         """
-        if self.folder is None or not is_changed(self.folder, self._latest):
+        stamp = self._latest.stamp
+        if self.folder is None or _stamp(self.folder, stamp or [MANIFEST]) == stamp:
             return False
         self.load()
         return True

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite.errors import EnvelopeError
 
 DEPTH_LIMIT: Final = 256  # maximum number of nesting levels, including the root
+POINTER_CHARACTERS: Final = 200  # maximum length of a JSON pointer in a message
 DIGITS_LIMIT: Final = 4300  # maximum number of digits of an integer, as in CPython's int()
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the end quote may be missing
@@ -241,7 +242,12 @@ def edit_members(
         brace = content.rindex(b"}")
         comma = b"," if len(removed_indices) < len(members) else b""
         cuts.append((brace, brace, comma + new_members))
-    return _apply_cuts(content, sorted(cuts)) if cuts else content
+    pieces: list[bytes] = []
+    position = 0
+    for start, end, value in sorted(cuts):
+        pieces += (content[position:start], value)
+        position = end
+    return b"".join([*pieces, content[position:]])
 
 
 _Cut = tuple[int, int, bytes]  # start offset, end offset, replacement bytes
@@ -261,14 +267,3 @@ def _removals(content: bytes, members: list[JsonMember], removed_indices: list[i
         comma = content.index(b",", members[index - 1].end)
         cuts.append((comma, members[index].end, b""))
     return cuts
-
-
-def _apply_cuts(content: bytes, cuts: list[_Cut]) -> bytes:
-    """Replace non-overlapping byte ranges, given in ascending order."""
-    pieces: list[bytes] = []
-    position = 0
-    for start, end, value in cuts:
-        pieces += (content[position:start], value)
-        position = end
-    pieces.append(content[position:])
-    return b"".join(pieces)

@@ -336,7 +336,11 @@ class PhpmqTransport(Transport):
             problem = verdict.problem
             self._run_or_requeue(job, lambda: self._quarantine(job, problem))
             return None
-        self._warn(delivery.queue, verdict)
+        for warning in verdict.warnings:
+            key = delivery.queue, warning
+            if key not in self._warned and len(self._warned) < _SETTLED_LIMIT:
+                self._warned.add(key)
+                self.emit("warning", "job.warning", delivery.queue, reason=warning)
         if not self._may_run(job):
             return None
         self._job = job
@@ -363,12 +367,6 @@ class PhpmqTransport(Transport):
         else:
             job.claim = key
         return decision is IdempotencyDecision.RUN
-
-    def _warn(self, queue: str, verdict: Verdict) -> None:
-        for warning in verdict.warnings:
-            if (queue, warning) not in self._warned and len(self._warned) < _SETTLED_LIMIT:
-                self._warned.add((queue, warning))
-                self.emit("warning", "job.warning", queue, reason=warning)
 
     # -- settling; all of these may raise ClientError
 
@@ -524,7 +522,6 @@ def _format_error(error: BaseException) -> str:
 
 
 def _describe_error(error: BaseException | None) -> dict[str, Any]:
-    """Describe a handler's exception, including the end of its traceback."""
     if error is None:
         return {"reason": "unknown_urn"}
     frames = error.__traceback__

@@ -346,11 +346,11 @@ def _repeated(body: _Body) -> Iterator[EnvelopeProblem]:
         ("", body.pairs, _TOP.keys() | {"job", "urn"}),
         ("/meta", body.members.get("meta"), _NESTED["meta"].keys()),
     ):
-        seen: set[str] = set()
+        earlier: set[str] = set()
         for name, _ in pairs if type(pairs) is tuple else ():
-            if name in seen and name in names:
+            if name in earlier and name in names:
                 yield EnvelopeProblem("repeated", f"{name} is repeated", f"{prefix}/{name}")
-            seen.add(name)
+            earlier.add(name)
 
 
 def _convention(body: _Body) -> Iterator[EnvelopeProblem]:

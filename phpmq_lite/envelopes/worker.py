@@ -145,8 +145,6 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
 
 @dataclass(slots=True)
 class _RunLimits:
-    """Checks the limits of one worker run and stops the SDK's loop when a limit is reached."""
-
     app: BabelQueue
     transport: PhpmqTransport
     limits: WorkerLimits
@@ -157,7 +155,6 @@ class _RunLimits:
 
     @property
     def jobs(self) -> int:
-        """The number of jobs received in this run."""
         return self.transport.jobs - self.jobs_before
 
     def must_stop(self, is_empty: bool) -> bool:

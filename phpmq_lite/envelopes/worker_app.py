@@ -21,6 +21,7 @@ from phpmq_lite.envelopes.transport import (
 )
 from phpmq_lite.envelopes.validation import EmptyListData
 from phpmq_lite.envelopes.worker_connection import WorkerConnection
+from phpmq_lite.protocol.frames import DEFAULT_MAX_CONTENT
 
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
 
@@ -155,7 +156,7 @@ def connect(
     credit: int = 1,
     hook: EventHook = log_event,
     ssl: tls.SSLContext | None = None,
-    max_content: int = 8 << 20,
+    max_content: int = DEFAULT_MAX_CONTENT,
 ) -> App:
     """Create an app, which connects on its first publish or consume.
 

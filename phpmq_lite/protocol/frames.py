@@ -85,6 +85,7 @@ EMPTY_ID: Final = "empty-id"
 BAD_NUMBER: Final = "bad-number"
 HTTP_REQUEST: Final = "http-request"
 
+DEFAULT_MAX_CONTENT: Final = 8 << 20  # bytes; of brokers and clients
 DEAD_LETTER_SUFFIX: Final = b".dlq"  # R17: a name with this suffix may be longer
 
 _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -94,7 +95,7 @@ _CONTROL: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 class WireLimits:
     """The maximum content size of each packet type, in bytes; exceeding it ends the connection."""
 
-    max_content: int = 8 << 20
+    max_content: int = DEFAULT_MAX_CONTENT
     max_queue: int = 255  # plus 4 if the name ends in .dlq; see max_name_bytes
     max_id: int = 64  # for ids and keys
     max_number_digits: int = 19  # set by rule R14

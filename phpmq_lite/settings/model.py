@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from phpmq_lite.protocol.frames import DEFAULT_MAX_CONTENT
 from phpmq_lite.queue_settings import DEFINITIONS, SettingDefinition
 
 KIB: Final = 1 << 10
@@ -204,7 +205,8 @@ class LimitSettings(Section):
     """Limits on what a single client, or all clients together, may use."""
 
     max_content: ContentSize = size(
-        8 * MIB, "Largest message body. A larger body closes the connection or returns HTTP 413."
+        DEFAULT_MAX_CONTENT,
+        "Largest message body. A larger body closes the connection or returns HTTP 413.",
     )
     max_queues: Number = field(
         10_000,

@@ -35,7 +35,13 @@ def final_ack(
         DataLossError: the checkpoint belongs to a history other than the broker's.
         PipelineError: the folder is not a checkpoint, or belongs to another subscription.
     """
-    files = _open_checkpoint(checkpoint, spark)
+    if local_folder_of(checkpoint) is None and spark is None:
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            raise PipelineError(f"reading {checkpoint} requires a Spark session; pass spark")
+    files = open_results(spark, checkpoint)
     if not files.exists("metadata"):
         raise PipelineError(f"{checkpoint} is not a query checkpoint: it has no metadata file")
     end = last_committed_offsets(files)
@@ -55,16 +61,6 @@ def final_ack(
             " nothing was acknowledged"
         )
     return broker.acknowledge(subscription, int(matching[0]["claim"]))
-
-
-def _open_checkpoint(checkpoint: str, spark: "SparkSession | None") -> ResultsFolder:
-    if local_folder_of(checkpoint) is None and spark is None:
-        from pyspark.sql import SparkSession
-
-        spark = SparkSession.getActiveSession()
-        if spark is None:
-            raise PipelineError(f"reading {checkpoint} requires a Spark session; pass spark")
-    return open_results(spark, checkpoint)
 
 
 def _objects_of(value: Any) -> Iterator[dict[str, Any]]:

@@ -84,8 +84,6 @@ def resolve_position(
 
 
 class _BrokerHistory(PipelineClient):
-    """History read over HTTP as Arrow streams."""
-
     def rows(self, request: HistoryRequest) -> Iterator["pa.RecordBatch"]:
         query: list[tuple[str, str | int]] = [("lo", request.lo), ("hi", request.hi)]
         names = [("queue", name) for name in request.queues]

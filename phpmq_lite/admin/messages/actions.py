@@ -204,7 +204,7 @@ def _declare(action: Action) -> None:
         link = f"Message #{message.seq}" if new_id is None else f"New message #{seq_of(new_id)}"
         return Done(
             ActionResultView(id=id_, action=str(action), new_id=new_id, undo=done.undo),
-            FlashMessage(f"Message #{message.seq} {row.done}.", done.undo, (page, link)),
+            FlashMessage(f"Message #{message.seq} {row.participle}.", done.undo, (page, link)),
             call.back(page),
         )
 

@@ -10,7 +10,7 @@ from phpmq_lite.operator_actions import ACTIONS, Action, SkipReason
 
 def describe_result(action: Action, done: int, skipped: Mapping[SkipReason, int]) -> str:
     """Describe how many messages were changed, and how many were skipped for each reason."""
-    text = f"{formats.count_messages(done)} {ACTIONS[action].done}."
+    text = f"{formats.count_messages(done)} {ACTIONS[action].participle}."
     return f"{text} {describe_skipped(skipped)}" if skipped else text
 
 
@@ -31,5 +31,5 @@ def refuse_skipped(action: Action, reason: SkipReason = SkipReason.GONE) -> NoRe
     raise Problem(
         410 if reason.is_gone else 409,
         reason.replace(" ", "_"),
-        f"The message was not {ACTIONS[action].done}. {reason.one}",
+        f"The message was not {ACTIONS[action].participle}. {reason.sentence}",
     )

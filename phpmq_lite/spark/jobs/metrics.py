@@ -329,16 +329,11 @@ def retried_offsets(events: list[RetryEvent]) -> list[int]:
                     offsets.append(event.offset)
         for event in at_once:
             if event.offset is None:
-                _raise(tree, bisect_left(times, event.since), event.attempts)
+                node = bisect_left(times, event.since) + len(times)
+                while node and tree[node] < event.attempts:
+                    tree[node] = event.attempts
+                    node //= 2
     return offsets
-
-
-def _raise(tree: list[int], at: int, value: int) -> None:
-    """Raise one leaf of the tree to ``value``, and update the maxima above it."""
-    node = at + len(tree) // 2
-    while node and tree[node] < value:
-        tree[node] = value
-        node //= 2
 
 
 def _max_between(tree: list[int], lo: int, hi: int) -> int:

@@ -142,7 +142,6 @@ def _notes(rows: int, bodiless: int) -> tuple[str, ...]:
 def _plan(
     files: ResultsFolder, rows: "DataFrame", options: ReplayOptions, control: JobControl
 ) -> ReplayPlan:
-    """Select the rows, cut them into pieces and store the plan."""
     name = replay_plans.plan_name(options)
     plan = ReplayPlan(name, f"replay-{name[:32]}-{uuid4().hex}", replay_plans.selection_of(options))
     selected = rows.selectExpr("offset", "size", "body IS NULL AS is_gone").orderBy("offset")
@@ -216,7 +215,6 @@ def _describe_end(plan: ReplayPlan, sent: int, sent_now: int) -> tuple[str, ...]
 
 
 def _wait_or_stop(end_s: float, control: JobControl) -> bool:
-    """Wait until a time on the monotonic clock; return True if the job is stopped first."""
     while (remaining_s := end_s - time.monotonic()) > 0:
         if control.stop():
             return True
