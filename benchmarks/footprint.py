@@ -25,7 +25,7 @@ from phpmq_lite.bench.traffic import Address, DispatchStream, PublishStream
 from phpmq_lite.bench.workloads import elapsed_span, temporary_folder
 from phpmq_lite.broker_process import isolated_broker
 from phpmq_lite.errors import ClientError
-from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
+from phpmq_lite.os_process import peak_resident_bytes, resident_bytes
 from phpmq_lite.protocol.connection import ClientSide
 
 SIZE: Final = 256

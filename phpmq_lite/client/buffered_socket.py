@@ -10,7 +10,7 @@ from typing import Final
 
 from phpmq_lite.client.core import ConnectionOptions
 from phpmq_lite.client.publishes import PROBE_S
-from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.os_process import reset_after_fork
 from phpmq_lite.sockets import Dialer, prepare
 
 _READ_BYTES: Final = 65_536

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from phpmq_lite.client.session import ClientSession, ConsumedQueue, Delivery, Settler
 from phpmq_lite.errors import ConnectionLostError, os_reason
-from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.os_process import reset_after_fork
 from phpmq_lite.sockets import tls_reason
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
-from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.os_process import reset_after_fork
 
 _CANCEL_S: Final = 5.0  # maximum time for an interrupted coroutine to clean up
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from phpmq_lite.envelopes.sqlite_file import LOCKS, open_file, transaction, wall_ms
-from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.os_process import reset_after_fork
 
 LEASE_S: Final = 300  # a claim expires after this time if its machine died
 _RENEWALS: Final = 3  # per lease

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.os_process import reset_after_fork
 
 BUSY_S: Final = 10.0  # maximum time to wait for other writers to release the lock
 _RETRY_S: Final = 0.01

@@ -30,7 +30,7 @@ from phpmq_lite.envelopes.validation import (
 )
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, EnvelopeError, LocalProtocolError
-from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.os_process import reset_after_fork
 from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, dead_letter_name, name_problem, retry_name
 
 DEFAULT_DELAYS_S: Final = (1.0, 5.0, 15.0)

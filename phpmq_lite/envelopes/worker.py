@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.handlers import Middleware, wrap_handlers
 from phpmq_lite.envelopes.transport import RELEASE_S, PhpmqTransport
 from phpmq_lite.envelopes.worker_app import App
 from phpmq_lite.errors import LocalProtocolError, SettingsError
-from phpmq_lite.process_memory import peak_resident_bytes, resident_bytes
+from phpmq_lite.os_process import peak_resident_bytes, resident_bytes
 
 
 @dataclass(slots=True, frozen=True)

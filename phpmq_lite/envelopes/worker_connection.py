@@ -15,7 +15,7 @@ from phpmq_lite.client.core import AwayLog, Backoff
 from phpmq_lite.client.publishes import storing_once
 from phpmq_lite.client.session import ConsumedQueue, Delivery
 from phpmq_lite.errors import ConnectionLostError
-from phpmq_lite.forks import reset_after_fork
+from phpmq_lite.os_process import reset_after_fork
 
 PUBLISH_TIMEOUT_S: Final = 30.0  # how long to retry a publish after the connection is lost
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

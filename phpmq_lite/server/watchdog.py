@@ -7,7 +7,7 @@ from typing import Final
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import GAP_MS
 from phpmq_lite.logs import get_logger
-from phpmq_lite.process_memory import resident_bytes
+from phpmq_lite.os_process import resident_bytes
 from phpmq_lite.server.backpressure import (
     SILENT,
     UNANSWERED,

@@ -15,7 +15,7 @@ import pytest
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client.blocking_client import connect_blocking
-from phpmq_lite.process_memory import resident_bytes
+from phpmq_lite.os_process import resident_bytes
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server.admission import SPARE_FILES
 from tests.support.beanstalkd import wait_until

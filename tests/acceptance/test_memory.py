@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
-from phpmq_lite.process_memory import resident_bytes
+from phpmq_lite.os_process import resident_bytes
 from tests.support.latency_probe import MIB, Figure
 from tests.support.socket_client import AdminApi, SocketClient
 

@@ -31,7 +31,7 @@ import aiohttp
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.client import connect
-from phpmq_lite.process_memory import peak_resident_bytes
+from phpmq_lite.os_process import peak_resident_bytes
 from tests.faults.adversaries import ARROW, arrow_of
 from tests.support.latency_probe import MIB
 from tests.support.socket_client import SocketClient

@@ -15,7 +15,7 @@ from select import select
 
 import pytest
 
-from phpmq_lite.process_memory import resident_bytes
+from phpmq_lite.os_process import resident_bytes
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.latency_probe import MIB, Latencies, LatencyProbe
 from tests.support.seed import SEED

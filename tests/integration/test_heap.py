@@ -16,7 +16,7 @@ from aiohttp import web
 
 from phpmq_lite import process
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.process_memory import resident_bytes
+from phpmq_lite.os_process import resident_bytes
 from phpmq_lite.server.session import Session
 from phpmq_lite.testing import running_service
 from tests.support.fork_server import broker_process

@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 
 from phpmq_lite.broker_process import BrokerProcess
-from phpmq_lite.process_memory import resident_bytes
+from phpmq_lite.os_process import resident_bytes
 from phpmq_lite.storage.data_folder import DATABASE
 from tests.faults.shim import Shim
 from tests.soak.link import Link

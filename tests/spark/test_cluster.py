@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
-from phpmq_lite.spark.java import find_java
 from phpmq_lite.spark.jobs import archive, compact, metrics
 from phpmq_lite.spark.jobs.options import ArchiveOptions, CompactOptions, MetricsOptions
+from phpmq_lite.spark.session import find_java
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.standalone import Cluster, standalone_cluster
 

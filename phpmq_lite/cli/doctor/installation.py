@@ -182,10 +182,10 @@ def check_pipeline_packages() -> Iterator[Finding]:
     spark = installed_version("pyspark")
     runtime = problem = ""
     if spark is not None:
-        from phpmq_lite.spark import java
+        from phpmq_lite.spark.session import find_java
 
         try:
-            java_home = java.find_java()
+            java_home = find_java()
             runtime = f"Java {java_home.version} ({java_home.origin})"
         except PhpmqError as error:
             problem = str(error)

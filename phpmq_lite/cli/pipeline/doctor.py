@@ -66,10 +66,10 @@ def _package(requirement: Requirement) -> Finding:
 
 
 def _java() -> Finding:
-    from phpmq_lite.spark import java
+    from phpmq_lite.spark.session import find_java
 
     try:
-        runtime = java.find_java()
+        runtime = find_java()
     except PhpmqError as error:
         return Finding("Java", BAD, "none", str(error))
     return Finding("Java", OK, f"{runtime.version} {runtime.home} ({runtime.origin})")

