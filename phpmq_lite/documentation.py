@@ -192,11 +192,7 @@ class Documentation:
         return [match for _, match in sorted(ranks, key=lambda pair: pair[0])]
 
     def render(self, name: str) -> Markup:
-        """Return a page as HTML; the first call for each page renders it, which takes up to 0.2 s.
-
-        Raises:
-            KeyError: there is no page with this name.
-        """
+        """Return a page as HTML, or raise KeyError; rendering it once takes up to 0.2 s."""
         if name not in self._rendered:
             text = self._files[f"{name}.md"].read_text(encoding="utf-8")
             tokens = self._markdown.parse(_COMMENT.sub("", text))

@@ -218,11 +218,7 @@ def home_of(name: str) -> str | None:
 
 
 def publish_target(queue: str, ttl_s: int | None, delay_s: float) -> tuple[str, int | None]:
-    """Return the queue and the TTL to publish with: a delay is a TTL in the ``.retry`` queue.
-
-    Raises:
-        RefusedError: ``bad_delay``.
-    """
+    """Return queue and TTL to publish with: a delay is a TTL in ``.retry``, or ``bad_delay``."""
     if not delay_s:
         return queue, ttl_s
     target = retry_name(queue)
@@ -261,22 +257,13 @@ def name_problem(name: str) -> str | None:
 
 
 def check_name(name: str) -> None:
-    """Raise an error if a queue name is invalid.
-
-    Raises:
-        RefusedError: ``bad_name``.
-    """
+    """Raise RefusedError (``bad_name``) if a queue name is invalid."""
     if (problem := name_problem(name)) is not None:
         raise RefusedError("bad_name", f"the queue name {problem}")
 
 
 def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
-    """Check changes to a queue's settings; None is a valid value that restores the default.
-
-    Raises:
-        RefusedError: ``unknown_setting``.
-        BadSettingError: a value is invalid.
-    """
+    """Check changes, in which None restores a default; raise BadSettingError or RefusedError."""
     for name, value in changes.items():
         definition = DEFINITIONS.get(name)
         if definition is None:
@@ -286,12 +273,9 @@ def check_settings(queue: str, changes: Mapping[str, Any]) -> None:
 
 
 def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | None]) -> None:
-    """Refuse a dead-letter queue whose own dead letters would return to ``queue``.
+    """Raise BadSettingError if the dead letters of ``target`` would return to ``queue``.
 
     ``configured`` returns a queue's ``dead_letter_queue`` setting, or an empty text or None.
-
-    Raises:
-        BadSettingError: there is a cycle.
     """
     at, visited = target, {queue}
     while at not in visited:
@@ -305,12 +289,9 @@ def check_no_cycle(queue: str, target: str, configured: Callable[[str], str | No
 
 
 def check_no_forward_cycle(queue: str, value: str, on_expire: Callable[[str], str]) -> None:
-    """Refuse an ``on_expire`` with which an expired message could return to ``queue``.
+    """Raise BadSettingError if ``value`` as ``on_expire`` could return a message to ``queue``.
 
     ``on_expire`` returns the setting of a queue, or its default if the queue does not exist.
-
-    Raises:
-        BadSettingError: there is a cycle.
     """
     at, following, visited = queue, value, {queue}
     while following.startswith(FORWARD) and (target := following.removeprefix(FORWARD)) != at:

@@ -47,11 +47,7 @@ class Dialer:
         self._failed_at: dict[Any, float] = {}  # address -> monotonic time of the last failure
 
     def connect(self, timeout_s: float | None) -> socket.socket:
-        """Return a blocking socket; each address gets 1 s before the next one is tried, too.
-
-        Raises:
-            OSError: no address accepted a connection within ``timeout_s``.
-        """
+        """Return a blocking socket, or raise OSError; each 1 s, another address is tried, too."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         addresses = self._sort(socket.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
         with selectors.DefaultSelector() as selector:

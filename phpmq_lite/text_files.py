@@ -42,11 +42,7 @@ def has_mark(data: bytes) -> bool:
 
 
 def decode_text(data: bytes) -> str:
-    """Return the text of a file, without a byte order mark.
-
-    Raises:
-        NotUtf8Error: it is not UTF-8.
-    """
+    """Return the text of a file without a byte order mark, or raise NotUtf8Error."""
     for mark, encoding in _OTHER_MARKS:
         if data.startswith(mark):
             raise NotUtf8Error(encoding)
@@ -65,11 +61,7 @@ def read_text(path: Path) -> str:
 
 
 def decode_secret(data: bytes) -> str:
-    """Return a password, token or other value without line breaks around it.
-
-    Raises:
-        TextFileError: it has a character that cannot be seen; the secret is not in the message.
-    """
+    """Return a secret without line breaks around it, or raise TextFileError without showing it."""
     text = decode_text(data).strip("\r\n")
     for position, character in enumerate(text, 1):
         is_blank = character in _BLANK or unicodedata.category(character) in _INVISIBLE

@@ -220,12 +220,9 @@ class BlockingClient(ClientCore):
     # -- the pump
 
     def pump(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Read and write until a condition is met; return False on timeout.
+        """Read and write until a condition is met, with the lock; return False on timeout.
 
-        ``until`` is called with the lock.
-
-        Raises:
-            ConnectionLostError: the client has ended, or could not reconnect in time.
+        Raise ConnectionLostError if the client has ended, or could not reconnect in time.
         """
         deadline = deadline_after(timeout_s)
         self.lock.acquire()
@@ -387,11 +384,7 @@ class BlockingClient(ClientCore):
             raise batch.error
 
     def confirm(self, message: KeyedMessage, answer: AnswerCallback) -> None:
-        """Begin a confirmed publish, without waiting for its answer.
-
-        Raises:
-            LocalProtocolError: the message is invalid, or a publish with its key is unanswered.
-        """
+        """Begin a confirmed publish; raise LocalProtocolError if it is invalid or repeated."""
         with self.lock:
             _, frame = self.session.confirm(
                 message.queue, message.content, message.ttl_s, message.key, answer

@@ -35,12 +35,9 @@ def seconds_left(deadline: float | None) -> float | None:
 def open_stream(
     options: ConnectionOptions, dialer: Dialer, timeout_s: float | None, *, is_probed: bool = False
 ) -> "BufferedSocket":
-    """Return a socket connected to a broker, over ``dialer`` unless it is a Unix socket.
+    """Return a socket connected to a broker, or raise OSError; ``dialer`` is for TCP.
 
     With ``is_probed``, the connection must stay open for ``PROBE_S``.
-
-    Raises:
-        OSError: the broker did not answer in time, or TLS failed.
     """
     deadline = deadline_after(timeout_s)
     if options.address.path:
@@ -127,11 +124,7 @@ class BufferedSocket:
             self._is_sending = False
 
     def receive(self) -> Iterator[bytes]:
-        """Yield the data received so far, but only up to 1 MiB, without blocking.
-
-        Raises:
-            ConnectionError: the broker has closed the connection.
-        """
+        """Yield up to 1 MiB that has arrived; raise ConnectionError if it has ended."""
         self._has_more = False
         for _ in range(_READS):
             try:

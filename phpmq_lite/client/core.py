@@ -40,11 +40,7 @@ class BrokerAddress:
 def parse_address(
     address: str, port: int | None = None, default: int = DEFAULT_PORT
 ) -> BrokerAddress:
-    """Parse a broker address, using the default port if none is given.
-
-    Raises:
-        ValueError: the address or port is invalid.
-    """
+    """Parse an address, whose port may be missing; raise ValueError if it is invalid."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         if not path or port is not None:

@@ -33,11 +33,7 @@ def storing_once() -> Iterator[None]:
 
 
 def to_target(queue: str, ttl_s: int, delay_s: float) -> tuple[str, int]:
-    """Return the queue and the TTL to publish with; with a delay, these of the ``.retry`` queue.
-
-    Raises:
-        LocalProtocolError: the delay is combined with a TTL, or the queue cannot have delays.
-    """
+    """Return queue and TTL to publish with; raise LocalProtocolError for an invalid delay."""
     if not delay_s:
         return queue, ttl_s
     try:
@@ -102,11 +98,7 @@ class PendingPublishes:
     def add(
         self, queue: str, content: bytes, ttl_s: int, key: bytes, answer: AnswerCallback
     ) -> UnansweredPublish:
-        """Remember a publish until it is answered.
-
-        Raises:
-            LocalProtocolError: a publish with this key is unanswered.
-        """
+        """Remember a publish; raise LocalProtocolError if one with this key is unanswered."""
         if (queue, key) in self._waiting:
             raise LocalProtocolError(
                 f"a publish with key {key!r} is already waiting for its receipt"

@@ -183,11 +183,7 @@ class ClientSession:
         return key, frame
 
     def start_consuming(self, queue: str, credit: int, wake: Callable[[], None]) -> ConsumedQueue:
-        """Start consuming a queue; the caller sends ``side.consume`` if connected.
-
-        Raises:
-            LocalProtocolError: the queue is already consumed, or the name or credit is invalid.
-        """
+        """Start consuming, or raise LocalProtocolError; the caller sends ``side.consume``."""
         if queue in self.windows:
             raise LocalProtocolError(f"this client already consumes {queue!r}")
         if credit < 1:

@@ -154,13 +154,7 @@ def redrive_content(content: bytes) -> bytes:
 
 
 def with_attempts(content: bytes, attempts: int) -> bytes:
-    """Return the content with ``attempts`` replaced and all other bytes unchanged.
-
-    Content whose ``attempts`` already has the value or is not an integer is returned unchanged.
-
-    Raises:
-        ValueError: the content is not one JSON object.
-    """
+    """Return the content of one JSON object with its integer ``attempts`` replaced."""
     members = find_members(content)
     encoded = b"%d" % attempts
     is_changed = _has_other_attempts(content, members, encoded)

@@ -133,11 +133,7 @@ class SqliteIdempotencyStore:
         self._closed = threading.Event()
 
     def open(self) -> None:
-        """Open the file now, so that a wrong path is reported before the first claim.
-
-        Raises:
-            sqlite3.Error: the file cannot be opened or is not a database.
-        """
+        """Open the file now, so that a wrong path is reported (sqlite3.Error) before a claim."""
         with self._lock:
             self._connect()
 

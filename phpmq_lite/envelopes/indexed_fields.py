@@ -96,11 +96,7 @@ def read_indexed(content: bytes) -> Indexed | None:
 
 
 def read_indexed_fields(content: bytes | str) -> IndexedFields | None:
-    """Return the indexed fields as a named tuple, or None if the content is not a JSON object.
-
-    Raises:
-        EnvelopeError: the body is neither bytes nor a string.
-    """
+    """Return the indexed fields, or None if the content, bytes or str, is not a JSON object."""
     indexed = read_indexed(strict_json.to_bytes(content))
     return None if indexed is None else IndexedFields(*indexed)
 

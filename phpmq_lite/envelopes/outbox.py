@@ -100,11 +100,7 @@ FROM {table} WHERE sent_ms IS NULL GROUP BY queue ORDER BY queue
 
 
 def check_table_name(table: str) -> str:
-    """Check a table name and return it.
-
-    Raises:
-        ValueError: the name contains characters other than letters, digits and underscores.
-    """
+    """Return a table name; raise ValueError unless it has only letters, digits and underscores."""
     if _IDENTIFIER.fullmatch(table) is None:
         raise ValueError(f"{table!r} is not a valid table name; use letters, digits and _")
     return table

@@ -120,11 +120,7 @@ class PayloadSchema:
 
 
 def read_json(content: bytes) -> Any:
-    """Parse strict JSON in UTF-8: no repeated names, no NaN, no lone surrogates.
-
-    Raises:
-        SchemaError: the content is invalid.
-    """
+    """Parse strict JSON, or raise SchemaError; no repeated names, NaN or lone surrogates."""
     try:
         document = json.loads(
             content.decode("utf-8"),
@@ -159,11 +155,7 @@ def _parse_finite(text: str) -> float:
 
 
 def read_schema(document: Any) -> PayloadSchema:
-    """Parse a schema from its JSON.
-
-    Raises:
-        SchemaError: a keyword is malformed; the pointer locates it.
-    """
+    """Parse a schema from its JSON; a SchemaError locates a malformed keyword."""
     unchecked: list[str] = []
     return PayloadSchema(_rule(document, "", unchecked, 0), document, tuple(unchecked))
 

@@ -54,11 +54,8 @@ def envelope_for(
     """Return an envelope for a URN with data or for a job object, continuing the current trace.
 
     ``trace_id`` and the job's ``get_babel_trace_id`` take precedence over the current trace. With a
-    job, the second argument can be the queue: ``publish(UserRegistered(42), "emails")``.
-
-    Raises:
-        EnvelopeError: as in ``codec.make`` and ``codec.from_message``; or the data is missing or
-            was passed along with a job.
+    job, the second argument can be the queue: ``publish(UserRegistered(42), "emails")``.  Raise
+    EnvelopeError if data is missing, or passed along with a job.
     """
     if isinstance(job, str):
         if data is None:
@@ -82,12 +79,7 @@ def envelope_for(
 def prepare_publish(
     envelope: Mapping[str, Any], queue: str | None = None, key: bytes | str | None = None
 ) -> PreparedEnvelope:
-    """Encode an envelope to be sent to ``queue``, or to its ``meta.queue`` if no queue is given.
-
-    Raises:
-        EnvelopeError: the envelope is invalid, or it has no queue and none was given.
-        ValueError: the key is not 1 to 64 bytes.
-    """
+    """Encode an envelope for ``queue`` or its ``meta.queue``; raise EnvelopeError or ValueError."""
     content = codec.encode(envelope)
     meta = envelope["meta"]
     target = queue or meta.get("queue")
@@ -103,10 +95,7 @@ def prepare_publish(
 def receipt_key(content: bytes, identity: str, key: bytes | str | None = None) -> bytes:
     """Return the publish key: ``key``, or ``identity`` if that is None, or a hash of the content.
 
-    An identity that is too long is hashed.
-
-    Raises:
-        ValueError: ``key`` is not 1 to 64 bytes.
+    An identity that is too long is hashed; a key that is too long raises ValueError.
     """
     if key is not None:
         encoded = key.encode() if isinstance(key, str) else key

@@ -119,11 +119,7 @@ def read_registry(folder: Path) -> SchemaRegistry:
 
 
 def read_file(path: Path) -> PayloadSchema:
-    """Read a schema from a file.
-
-    Raises:
-        SchemaError: the file cannot be read or is invalid; the pointer locates the error.
-    """
+    """Read a schema from a file; a SchemaError locates what is wrong."""
     return read_schema(read_json(_content(path)))
 
 
@@ -230,11 +226,7 @@ class ActiveSchemas:
         self._lock = threading.Lock()  # guards `_counts`
 
     def load(self) -> None:
-        """Read the folder from disk.
-
-        Raises:
-            RegistryError: the folder is invalid; the previous version stays in use.
-        """
+        """Read the folder; raise RegistryError, and keep the previous version, if it is invalid."""
         if self.folder is None:
             return
         self._latest = latest = read_registry(self.folder)
@@ -244,11 +236,7 @@ class ActiveSchemas:
         self.registry = latest
 
     def refresh(self) -> bool:
-        """Reload the folder if a file has changed; return whether it was reloaded.
-
-        Raises:
-            RegistryError: the folder is invalid; the previous version stays in use.
-        """
+        """Call ``load`` if a file has changed; return whether it was reloaded."""
         stamp = self._latest.stamp
         if self.folder is None or _stamp(self.folder, stamp or [MANIFEST]) == stamp:
             return False

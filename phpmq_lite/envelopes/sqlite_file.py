@@ -30,9 +30,6 @@ def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
 
     ``is_wal`` switches to WAL mode, for files that only this package uses. Close the connection
     before a fork, or do not use it after the fork.
-
-    Raises:
-        sqlite3.Error: the file is not a database, or is locked for more than 10 s.
     """
     connection = sqlite3.connect(
         path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -63,11 +60,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Lock the file for writing during the block; commit at its end, or roll back on an error.
-
-    Raises:
-        sqlite3.Error: the file stays locked, the disk is full, or a transaction is already open.
-    """
+    """Lock the file for writing during the block; commit at its end, or roll back on an error."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection

@@ -53,11 +53,7 @@ _CHECKED: Final = json.JSONDecoder(
 
 
 def to_bytes(content: object) -> bytes:
-    """Return a body as bytes; a string with lone surrogates is encoded as invalid UTF-8.
-
-    Raises:
-        EnvelopeError: the body is neither bytes nor a string.
-    """
+    """Return a body as bytes, or raise EnvelopeError; lone surrogates become invalid UTF-8."""
     if isinstance(content, bytes):
         return content
     if isinstance(content, str):
@@ -88,10 +84,9 @@ def has_long_numbers(content: bytes) -> bool:
 
 
 def parse_json(text: str, *, may_overflow: bool) -> Any:
-    """Parse a JSON value that is not too deep; ``may_overflow`` comes from ``has_long_numbers``.
+    """Parse exactly one value that is not too deep, or raise ValueError.
 
-    Raises:
-        ValueError: the text is not exactly one value, or an integer has too many digits.
+    ``may_overflow`` comes from ``has_long_numbers``.
     """
     try:
         return (_CHECKED if may_overflow else _PLAIN).decode(text)
@@ -153,11 +148,7 @@ _SKIPPER: Final = json.JSONDecoder(
 
 
 def find_members(content: bytes) -> list[JsonMember]:
-    """Return a JSON object's top-level members in order, including repeated members.
-
-    Raises:
-        ValueError: the content is not one JSON object, is not UTF-8, or has more than 256 levels.
-    """
+    """Return an object's top-level members in order, also repeated ones, or raise ValueError."""
     if is_too_deep(content):
         raise ValueError(f"nested more than {DEPTH_LIMIT} levels deep")
     text = content.decode()

@@ -42,8 +42,8 @@ class RetryDelays:
     """Delays in seconds before the second run of a message, the third run and so on.
 
     If ``steps`` is set, its last value repeats. Otherwise the delay is ``base_s * multiplier^(n -
-    1)``, at most ``max_s`` (0 means unlimited). With jitter, a random delay
-    from 0 to that value is used, so that messages that failed together do not return together.
+    1)``, at most ``max_s`` (0 means unlimited). With jitter, a random delay up to that value is
+    used, so that messages that failed together do not return together.
     """
 
     steps: tuple[float, ...] = ()
@@ -68,11 +68,7 @@ class RetryDelays:
 
 
 def parse_delays(text: str) -> RetryDelays:
-    """Parse a comma-separated list of delays in seconds, such as ``1,5,15``.
-
-    Raises:
-        ValueError: the text is not a list of non-negative numbers.
-    """
+    """Parse delays in seconds, such as ``1,5,15``; raise ValueError if one is not a delay."""
     try:
         steps = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -197,12 +193,7 @@ class PhpmqTransport(Transport):
     # -- the SDK's transport
 
     def publish(self, queue: str, body: str) -> None:
-        """Publish an envelope and wait for its receipt.
-
-        Raises:
-            EnvelopeError: no consumer would handle the envelope; nothing was sent.
-            PublishRefusedError, ConnectionLostError, TimeoutError: as in ``link.publish``.
-        """
+        """Publish a valid envelope and wait for its receipt; raise EnvelopeError otherwise."""
         try:
             content = body.encode()
         except UnicodeEncodeError as error:

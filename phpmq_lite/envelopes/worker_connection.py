@@ -126,11 +126,7 @@ class WorkerConnection:
     # -- worker operations
 
     def receive(self, queue: str, timeout_s: float) -> Delivery | None:
-        """Return the next message, or None after ``timeout_s``.
-
-        Raises:
-            ConnectionLostError: there is no connection; call again.
-        """
+        """Return the next message, or None after a time; ConnectionLostError means: call again."""
         deadline_s = time.monotonic() + timeout_s
         with _ended_by_signals(is_idle=not self.client.is_connected):
             self._ensure_connected(timeout_s)
@@ -152,14 +148,9 @@ class WorkerConnection:
                 return None
 
     def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
-        """Publish a message and wait for its receipt; a lost connection does not cause a duplicate.
+        """Publish a message and wait up to 30 s for its receipt; raise as ``publish_confirmed``.
 
         A message with a ``key`` is stored once, even if its body differs when it is repeated.
-
-        Raises:
-            PublishRefusedError: the broker refused the message.
-            LocalProtocolError: the queue name, the body or the TTL is invalid.
-            ConnectionLostError, TimeoutError: no receipt within 30 s; the message may be stored.
         """
         key = key or secrets.token_hex(16).encode()
         deadline_s = time.monotonic() + PUBLISH_TIMEOUT_S

@@ -75,11 +75,7 @@ def _objects_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def last_committed_offsets(files: ResultsFolder) -> list[Any] | None:
-    """Return the settings and end offsets of the last committed batch, or None if there is none.
-
-    Raises:
-        PipelineError: the batch is committed, but its offsets are missing.
-    """
+    """Return the settings and end offsets of the last committed batch, or None if there is none."""
     batch = _last_commit(files, "")
     if batch is None:
         return None

@@ -59,13 +59,7 @@ QUEUE_COLUMNS: Final = _columns(
 
 
 def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> StructType:
-    """Return the requested columns in the given order, or all columns if none are requested.
-
-    ``body`` appends the column ``body`` unless it was requested by name.
-
-    Raises:
-        OptionError: the history has no such column; the message suggests a similar name.
-    """
+    """Return the columns in this order, or all; raise OptionError for an unknown one."""
     fields = {
         field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, types.BinaryType())]
     }
@@ -79,11 +73,7 @@ def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> Str
 
 
 def check_read_schema(requested: StructType, offered: StructType) -> None:
-    """Check that a user's schema has only known columns, each with the right type.
-
-    Raises:
-        OptionError: a column is unknown or has another type.
-    """
+    """Raise OptionError if a column of a user's schema is unknown or has another type."""
     kinds = {field.name: field.dataType for field in offered}
     for field in requested:
         if field.name not in kinds:

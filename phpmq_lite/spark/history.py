@@ -63,13 +63,10 @@ def history_bounds(connection: SourceConnection) -> HistoryBounds:
 def resolve_position(
     history: "HistorySource", bounds: HistoryBounds, position: HistoryPosition
 ) -> int:
-    """Return the last offset before a position in the history.
+    """Return the last offset before a position; raise OptionError if it is in the future.
 
     Use the result as ``lo`` of a read that starts at the position (inclusive), or as ``hi`` of a
     read that ends there (exclusive), as in Kafka's source.
-
-    Raises:
-        OptionError: the position is beyond the offset of the next row.
     """
     if position.kind == "earliest":
         return bounds.lo

@@ -391,11 +391,7 @@ class QueueStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cut_range(claims, self._options.partitions)
 
     def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Yield the messages in one range of claims.
-
-        Raises:
-            DataLossError: some claims were released manually or acknowledged.
-        """
+        """Yield the messages of a range of claims, or raise DataLossError if some were released."""
         if not isinstance(partition, OffsetRange):
             return
         target = arrow_schema(self._schema)

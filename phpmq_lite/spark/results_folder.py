@@ -125,12 +125,9 @@ class LocalResultsFolder:
 
     @contextmanager
     def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
-        """Hold a kernel lock, which is released even if this process is killed.
+        """Hold a kernel lock, which ends with this process, or refuse (``is_locked``).
 
         A shared lock excludes only exclusive locks.
-
-        Raises:
-            RefusedError: ``is_locked``: another run holds the lock.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / f".{name}.lock").open("w") as stream:
@@ -326,11 +323,7 @@ def archive_dates(files: ResultsFolder) -> list[str]:
 
 
 def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":
-    """Read the archive; ``body`` is null for rows archived without bodies.
-
-    Raises:
-        RefusedError: ``no_archive``: nothing has been archived yet.
-    """
+    """Read the archive, or refuse (``no_archive``); ``body`` is null if it was not archived."""
     from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
 
     if not archive_dates(files):

@@ -89,11 +89,7 @@ def parse_version(text: str) -> int | None:
 
 
 def find_java() -> JavaRuntime:
-    """Return the first Java found whose version is 17 or newer.
-
-    Raises:
-        JavaError: none was found; the message lists rejected ones and how to install one.
-    """
+    """Return the first usable Java; a JavaError lists rejected ones, and how to install one."""
     rejected: list[str] = []
     for home, origin in _candidates():
         version = version_of(home)

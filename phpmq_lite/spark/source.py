@@ -74,11 +74,7 @@ class PhpmqSource(DataSource):
         return columns.history_columns(history.columns, body=history.has_body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader for a batch.
-
-        Raises:
-            OptionError: an option is invalid, or the mode is queue, which a batch read cannot use.
-        """
+        """Return the reader for a batch; raise OptionError for the mode queue, too."""
         values = read_table_options(schema) | dict(self.options)
         if read_mode(values) == "queue":
             raise OptionError(

@@ -130,11 +130,7 @@ class SourceConnection:
         return {name: value for name, value in members.items() if value is not None}
 
     def check_master(self, master: str) -> None:
-        """Check that a database file is not used on a cluster.
-
-        Raises:
-            OptionError: ``path`` is set and the executors run on other machines.
-        """
+        """Raise OptionError if a database file is to be read by executors on other machines."""
         if self.path is not None and not is_local(master):
             raise OptionError(
                 f"path requires a local master, not {master}: SQLite over a network file system is"
@@ -227,11 +223,7 @@ class WriteOptions:
 
 
 def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptions:
-    """Parse the options of a batch or stream read of the history.
-
-    Raises:
-        OptionError: an option is unknown, malformed or not for this use.
-    """
+    """Parse the options of a read of the history; raise OptionError if one is wrong."""
     parser = _OptionParser(options, use)
     queue, queues = parser.text("queue"), parser.queues()
     if sum(map(bool, (queue, queues, parser.text("queuePattern")))) > 1:
@@ -255,11 +247,7 @@ def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptio
 
 
 def queue_options(options: Mapping[str, str]) -> QueueOptions:
-    """Parse the options of a stream read that consumes a queue.
-
-    Raises:
-        OptionError: an option is unknown, malformed, missing or not for this use.
-    """
+    """Parse the options of a stream that consumes a queue; raise OptionError if one is wrong."""
     parser = _OptionParser(options, SourceMode.QUEUE_STREAM)
     return QueueOptions(
         connection=parser.connection(),
@@ -279,11 +267,7 @@ def queues_text(names: Sequence[str]) -> str:
 
 
 def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
-    """Parse the options of a batch or stream write.
-
-    Raises:
-        OptionError: an option is unknown, malformed or not for this use, or the key is incomplete.
-    """
+    """Parse the options of a write; raise OptionError if one is wrong, or the key incomplete."""
     parser = _OptionParser(options, use)
     app_id, version = parser.text("txnAppId"), parser.number("txnVersion", 0, (1 << 63) - 1)
     if (app_id is None) != (version is None):
@@ -294,11 +278,7 @@ def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
 
 
 def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
-    """Return the ``mode`` option, which selects the history or a queue.
-
-    Raises:
-        OptionError: ``mode`` is invalid, or an option is unknown.
-    """
+    """Return the ``mode`` option, or raise OptionError for it or an unknown option."""
     check_option_names(options)
     mode = {name.lower(): value for name, value in options.items()}.get("mode", "history")
     if mode not in ("history", "queue"):
@@ -307,11 +287,7 @@ def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
 
 
 def check_option_names(options: Mapping[str, str], use: SourceMode | None = None) -> None:
-    """Check that options are known and supported by ``use``.
-
-    Raises:
-        OptionError: an option is unknown or not for ``use``; the message says what to use.
-    """
+    """Raise OptionError if an option is unknown or not for ``use``, with what to use instead."""
     for name in options:
         lower = name.lower()
         if lower in _KAFKAS_BY_LOWER:

@@ -43,11 +43,7 @@ class StagedRows(WriterCommitMessage):
 
 
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
-    """Check that rows with this schema can be published as messages.
-
-    Raises:
-        OptionError: a column is missing, unknown or of another type.
-    """
+    """Raise OptionError if rows with this schema cannot be published as messages."""
     for field in schema:
         if field.name not in WRITTEN:
             raise OptionError(
@@ -69,11 +65,8 @@ def stage_rows(
 ) -> StagedRows:
     """Stage the rows of one task at the broker in pieces, each under a random token.
 
-    After an error, the pieces already sent are dropped. If the broker does not reply, it drops them
-    itself after a day.
-
-    Raises:
-        PipelineError: a row has no body or no queue.
+    After an error, such as a row without a body, the pieces already sent are dropped. If the broker
+    does not reply, it drops them itself after a day.
     """
     broker = PipelineClient(options.connection)
     tokens: list[str] = []

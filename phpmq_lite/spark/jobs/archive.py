@@ -180,12 +180,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
 def check_selection(
     files: ResultsFolder, options: ArchiveOptions, allowed: tuple[str, ...] = ()
 ) -> None:
-    """Store the selection, or check that it is unchanged, because an archive has one offset.
-
-    Raises:
-        RefusedError: ``other_selection``: the archive selects other queues or outcomes, or was
-            made with a token for other queues.
-    """
+    """Store the selection, or refuse another one (``other_selection``): there is one offset."""
     selection: dict[str, Any] = {
         "queues": sorted(options.queues),
         "queue_pattern": options.queue_pattern,

@@ -94,11 +94,7 @@ def closed_dates(files: ResultsFolder) -> list[str]:
 
 
 def _stage(spark: "SparkSession", files: ResultsFolder, date: str, file_count: int) -> int:
-    """Merge a date's batches into one, then write the plan for the swap; return the row count.
-
-    Raises:
-        RefusedError: ``count_differs``: rows written differ from rows read; nothing was swapped.
-    """
+    """Merge a date, write the plan of its swap, and return the rows, or refuse the swap."""
     folder = f"{results_folder.ARCHIVE}/{date}"
     batches = [name for name in files.names(folder) if name.startswith("batch=")]
     rows = _read(spark, [files.url(f"{folder}/{name}") for name in batches])
@@ -130,11 +126,7 @@ def _sums(rows: "DataFrame") -> tuple[int, int]:
 
 @contextmanager
 def block_swaps(files: ResultsFolder) -> Iterator[None]:
-    """Complete any interrupted swap, then prevent swaps while the context is active.
-
-    Raises:
-        RefusedError: ``is_locked``: a compact job is running.
-    """
+    """Complete an interrupted swap, then prevent swaps; refuse (``is_locked``) during one."""
     if files.exists(_PLAN):
         with files.lock(LOCK):
             finish_swap(files)

@@ -36,11 +36,7 @@ _REPORT_EVERY: Final = 10_000  # report progress after this many selected rows
 
 
 def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
-    """Select rows; return their offset, size, target queue, body (null if removed) and ttl_s.
-
-    Raises:
-        RefusedError: ``bad_where``: Spark does not accept the condition.
-    """
+    """Select rows, or refuse (``bad_where``); ``body`` is null if it was removed."""
     ttl = sf.lit(options.ttl_s).cast("bigint").alias("ttl_s")
     target = sf.col("queue") if options.to_queue is None else sf.lit(options.to_queue)
     return _select(history, options).select("offset", "size", target.alias("queue"), "body", ttl)
