@@ -63,9 +63,6 @@ NOT_YET_CLEAN: Final = frozenset(
         admin/queues admin/serving.py admin/system admin/trends.py
         broker protocol
         server
-        storage/arrow.py storage/copying.py storage/data_folder.py storage/database_check.py
-        storage/disk_space.py storage/postgres storage/read storage/retention.py storage/search
-        storage/sqlite
         """,
     )
 )

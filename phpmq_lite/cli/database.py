@@ -89,7 +89,7 @@ def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
     rows = []
     for check in checks:
         result = "damaged" if check.problems else "ok"
-        texts = [check.found] if check.found or not check.problems else []
+        texts = [check.result] if check.result or not check.problems else []
         texts += check.problems
         rows += [{"check": check.name, "result": result, "found": text} for text in texts]
     write_rows(rows, _COLUMNS, output, "no checks")

@@ -284,7 +284,7 @@ class StandbyMonitor:
             self._data,
             before.replicated if before else None,
             asks_target=asks_target,
-            goes_on=lambda: not self._is_stopped,
+            may_continue=lambda: not self._is_stopped,
         )
         if before is None or state.problem != before.problem:
             log = _log.warning if state.problem else _log.info

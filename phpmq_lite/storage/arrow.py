@@ -39,7 +39,6 @@ class ArrowColumn:
 
 
 def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
-    """Return the ``pyarrow.Schema`` for the given columns."""
     import pyarrow as pa
 
     types = {
@@ -53,7 +52,6 @@ def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
 
 
 def has_adbc() -> bool:
-    """Return whether ADBC is installed."""
     try:
         import adbc_driver_sqlite.dbapi  # noqa: F401
     except ImportError:
@@ -62,26 +60,22 @@ def has_adbc() -> bool:
 
 
 class _PythonDatabase:
-    """A database read through Python's ``sqlite3``, which converts each value to a Python object.
-
-    Methods raise StorageError if the database cannot be opened or read.
-    """
+    """A database read through Python's ``sqlite3``, which converts each value to an object."""
 
     def __init__(self, uri: str) -> None:
         try:
-            self._connection = sqlite3.connect(
+            self.connection = sqlite3.connect(
                 uri, uri=True, isolation_level=None, timeout=BUSY_MS / 1_000
             )
-            self._connection.execute("PRAGMA query_only = 1")
+            self.connection.execute("PRAGMA query_only = 1")
         except sqlite3.Error as error:
             raise StorageError(f"cannot open the database: {error}") from error
 
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
-        """Execute a statement with named parameters and return all rows as a ``pyarrow.Table``."""
         import pyarrow as pa
 
         try:
-            cursor = self._connection.execute(text, values)
+            cursor = self.connection.execute(text, values)
             rows = cursor.fetchall()
         except sqlite3.Error as error:
             raise StorageError(f"cannot read the history: {error}") from error
@@ -92,9 +86,6 @@ class _PythonDatabase:
         lists = zip(*rows, strict=True) if rows else [()] * len(columns)
         arrays = [pa.array(values, field.type) for values, field in zip(lists, schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class _AdbcDatabase:
@@ -108,8 +99,8 @@ class _AdbcDatabase:
         self._options = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(RANGE_SLICE + 1)}
         self._error = dbapi.Error
         try:  # without autocommit, all reads would share one long transaction
-            self._connection = dbapi.connect(uri, autocommit=True)
-            with closing(self._connection.cursor()) as cursor:
+            self.connection = dbapi.connect(uri, autocommit=True)
+            with closing(self.connection.cursor()) as cursor:
                 cursor.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
                 cursor.fetchall()
         except dbapi.Error as error:
@@ -118,15 +109,12 @@ class _AdbcDatabase:
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         statement, names = compiled(text)  # SQLite numbers its parameters in the same order
         try:
-            with closing(self._connection.cursor(adbc_stmt_kwargs=self._options)) as cursor:
+            with closing(self.connection.cursor(adbc_stmt_kwargs=self._options)) as cursor:
                 cursor.execute(statement, [values[name] for name in names] or None)
                 table = cursor.fetch_arrow_table()
         except self._error as error:
             raise StorageError(f"cannot read the history: {error}") from error
         return _cast(table, arrow_schema(columns)) if columns else table
-
-    def close(self) -> None:
-        self._connection.close()
 
 
 class _PostgresDatabase(_AdbcDatabase):
@@ -140,7 +128,7 @@ class _PostgresDatabase(_AdbcDatabase):
             raise StorageError(detail) from error
         self._options, self._error = {}, dbapi.Error
         try:
-            self._connection = dbapi.connect(url, autocommit=True)
+            self.connection = dbapi.connect(url, autocommit=True)
         except dbapi.Error as error:
             raise StorageError(f"cannot connect to the database: {error}") from error
 
@@ -209,16 +197,11 @@ DELETED: Final = "deleted"
 BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
 # These columns are read to verify bodies but are not returned.
 _CHECKS: Final = (ArrowColumn("_seq", "int64"), ArrowColumn("_crc", "int64"))
+_BY_NAME: Final = {column.name: column for column in (*COLUMNS, BODY)}
+_OF_CLAIMS: Final = "message_id queue body published_at deliveries urn trace_id meta_id"
 CLAIM_COLUMNS: Final = (
     ArrowColumn("claim", "int64"),
-    ArrowColumn("message_id", "string"),
-    ArrowColumn("queue", "string"),
-    BODY,
-    ArrowColumn("published_at", "timestamp"),
-    ArrowColumn("deliveries", "int32"),
-    ArrowColumn("urn", "string", is_nullable=True),
-    ArrowColumn("trace_id", "string", is_nullable=True),
-    ArrowColumn("meta_id", "string", is_nullable=True),
+    *(_BY_NAME[name] for name in _OF_CLAIMS.split()),
 )
 
 
@@ -260,14 +243,10 @@ class RangeError(StorageError):
 
 
 def columns_of(names: Sequence[str] = (), *, body: bool = False) -> tuple[ArrowColumn, ...]:
-    """Return the requested history columns in table order, with the body last.
-
-    Raises:
-        RefusedError: ``bad_value``: a column does not exist.
-    """
-    known = {column.name for column in COLUMNS}
+    """Return the requested columns in table order, or raise RefusedError; the body is last."""
+    existing = {column.name for column in COLUMNS}
     for name in names:
-        if name not in known:
+        if name not in existing:
             hint = "; request bodies separately" if name == BODY.name else ""
             raise RefusedError("bad_value", f"column {name!r} does not exist{hint}")
     chosen = tuple(column for column in COLUMNS if not names or column.name in names)
@@ -337,13 +316,9 @@ class HistoryRanges:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
-        self._database.close()
-
-    # -- metadata
+        self._database.connection.close()
 
     def bounds(self) -> HistoryOffsets:
-        """Return the range of offsets in the history."""
         [row] = self._rows(self._statements["bounds"])
         bounds = HistoryOffsets(**row)
         return bounds if self.upto is None else replace(bounds, hi=min(bounds.hi, self.upto))
@@ -357,8 +332,6 @@ class HistoryRanges:
     def queues(self) -> list[str]:
         """Return the sorted names of all queues that history rows may refer to."""
         return list(self._ids_by_name())
-
-    # -- ranges
 
     def history(self, selection: RowSelection, *, is_gap_ok: bool = False) -> RangeRows:
         """Return the selected settled messages, stopping at the last offset if ``hi`` is higher.
@@ -395,10 +368,10 @@ class HistoryRanges:
                 not claimed; ``unknown_subscription``; ``foreign_queue``: the queue is not in
                 ``allowed``.
         """
-        found = self._rows(self._statements["subscription"], {"name": subscription})
-        if not found:
+        rows = self._rows(self._statements["subscription"], {"name": subscription})
+        if not rows:
             raise RefusedError("unknown_subscription", f"there is no subscription {subscription!r}")
-        [held] = found
+        [held] = rows
         if not _is_match(held["queue"], allowed):
             raise RefusedError("foreign_queue", f"{subscription!r} belongs to another queue")
         if lo < held["acked_upto"]:
@@ -414,12 +387,9 @@ class HistoryRanges:
         schema = arrow_schema(CLAIM_COLUMNS)
         return RangeRows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
 
-    # -- statements
-
     def read_table(
         self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()
     ) -> Any:
-        """Execute a statement and return a ``pyarrow.Table``, cast to ``columns`` if given."""
         self.on_statement()
         return self._database.read_table(text, values, columns)
 
@@ -428,7 +398,6 @@ class HistoryRanges:
         return rows
 
     def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
-        """Return the FROM and WHERE clauses for a selection, and their parameters."""
         text, values = self.parts["history_range"], {}
         queue_ids = self._queue_ids(selection)
         if queue_ids is not None:
@@ -437,8 +406,8 @@ class HistoryRanges:
         if selection.outcomes:
             for name in selection.outcomes:
                 if name not in OUTCOMES:
-                    known = ", ".join(OUTCOMES)
-                    raise RefusedError("bad_value", f"{name!r} is not a valid outcome; use {known}")
+                    detail = f"{name!r} is not a valid outcome; use {', '.join(OUTCOMES)}"
+                    raise RefusedError("bad_value", detail)
             text += f" {self.parts['only_outcomes']}"
             values["outcomes"] = json.dumps([OUTCOMES[name].state for name in selection.outcomes])
         return text, values
@@ -451,13 +420,13 @@ class HistoryRanges:
         """Return the ids of the selected queues that the caller can use, or None for all queues."""
         if not selection.queues and selection.pattern is None and not selection.allowed:
             return None
-        known = self._ids_by_name()
+        ids = self._ids_by_name()
         for name in selection.queues:
-            if name not in known:
+            if name not in ids:
                 raise RefusedError("unknown_queue", f"there is no queue {name!r}")
         return [
             queue_id
-            for name, queue_id in known.items()
+            for name, queue_id in ids.items()
             if (not selection.queues or name in selection.queues)
             and (selection.pattern is None or fnmatchcase(name, selection.pattern))
             and _is_match(name, selection.allowed)
@@ -490,9 +459,6 @@ def _clipped(
     return lo, max(lo, min(selection.hi, bounds.hi))
 
 
-# -- reading a range in slices
-
-
 @dataclass(slots=True, frozen=True)
 class _RangeReader:
     """Reads the rows of a range that match the given conditions."""
@@ -505,7 +471,6 @@ class _RangeReader:
     needs_bodies: bool = False  # if set, a damaged body raises an error instead of becoming null
 
     def count(self, lo: int, hi: int) -> int:
-        """Return the number of rows."""
         text = f"SELECT count(*) AS count {self.range}"
         return sum(
             self.ranges.read_table(text, self.values | part).to_pylist()[0]["count"]
@@ -513,7 +478,6 @@ class _RangeReader:
         )
 
     def batches(self, lo: int, hi: int) -> Iterator[Any]:
-        """Yield the rows in order."""
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
@@ -529,12 +493,7 @@ class _RangeReader:
                 yield from map(self._check_bodies, batches) if has_bodies else batches
 
     def _check_bodies(self, batch: Any) -> Any:
-        """Verify the body checksums in a batch and replace damaged bodies with null.
-
-        Raises:
-            StorageError: the body of a claimed message is damaged; without it the message would be
-                lost.
-        """
+        """Replace damaged bodies with null; raise StorageError if one is of a claimed message."""
         import pyarrow as pa
 
         checks = (batch.column(name).to_pylist() for name in (BODY.name, "_seq", "_crc"))
@@ -545,11 +504,11 @@ class _RangeReader:
         if self.needs_bodies and None in bodies:
             message_id = batch.column("message_id")[bodies.index(None)].as_py()
             raise StorageError(f"the body of message {message_id} is damaged; delete the message")
-        kept = batch.select([column.name for column in self.columns])
+        requested = batch.select([column.name for column in self.columns])
         if bodies.count(None) == batch.column(BODY.name).null_count:
-            return kept
-        at = kept.schema.get_field_index(BODY.name)
-        return kept.set_column(at, kept.schema.field(at), pa.array(bodies, pa.binary()))
+            return requested
+        at = requested.schema.get_field_index(BODY.name)
+        return requested.set_column(at, requested.schema.field(at), pa.array(bodies, pa.binary()))
 
     def _split_slice(self, part: dict[str, int]) -> Iterator[dict[str, int]]:
         """Split a slice whose bodies are too large for one statement."""

@@ -13,11 +13,7 @@ PRIVATE_FOLDER: Final = 0o700
 
 
 def create_private(path: Path) -> int:
-    """Create ``path`` with mode 0600 regardless of the umask, and return its open descriptor.
-
-    Raises:
-        FileExistsError: the file exists.
-    """
+    """Create a new file with mode 0600, whatever the umask is, and return its open descriptor."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
     os.fchmod(fd, PRIVATE_FILE)  # set the mode again, because the umask may have cleared bits
     return fd
@@ -69,7 +65,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 hash of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -123,7 +123,6 @@ class StoreWriter(BatchStore):
         """Close the database after all earlier work; can be called twice."""
 
     async def run(self, work: Callable[[Any], T]) -> T:
-        """Run a function on the store after all earlier work, and return its result."""
         return await self.start(work)
 
     def store_clock_jump(self, counters: Mapping[str, int]) -> asyncio.Future[None]:
@@ -142,11 +141,7 @@ class StoreWriter(BatchStore):
 def essential_steps(
     steps: Sequence[T], is_optional: Callable[[T], bool], error: BatchRefusedError
 ) -> list[T]:
-    """Return the steps of a refused batch without its optional rows.
-
-    Raises:
-        BatchRefusedError: ``error``, because the batch has no optional rows.
-    """
+    """Return a refused batch's steps without optional rows; raise ``error`` if it has none."""
     essential = [step for step in steps if not is_optional(step)]
     if len(essential) == len(steps):
         raise error
@@ -173,7 +168,6 @@ class StoreMaintenance:
         self._clock_due_ms = 0  # when the clocks must next be stored, in steady ms
 
     def _store_clocks(self, store: Store, now: ClockReading) -> None:
-        """Store the clocks if they are due."""
         if now.steady_ms >= self._clock_due_ms:
             note_clock(store, self._counters(now))
             self._clock_due_ms = now.steady_ms + _CLOCK_EVERY_MS
@@ -231,8 +225,5 @@ class Backend(ABC):
         """Begin the writer's work between batches, such as retention."""
 
     async def watch_server(self) -> None:
-        """Follow the state of the server that has the database, until cancelled.
-
-        This is only called if ``database`` is None.
-        """
+        """Follow the state of the server that has the database, if ``database`` is None."""
         raise NotImplementedError

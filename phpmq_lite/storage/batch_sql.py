@@ -39,7 +39,6 @@ _NO_ENVELOPE: Final = (None,) * 7
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
-    """Return the parameters of ``insert_enveloped`` for new messages."""
     flat: list[Any] = []
     for m in messages:
         flat += (
@@ -93,10 +92,7 @@ _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
 
 
 def write_statements(kind: type[Any]) -> tuple[str, ...]:
-    """Return the names of the ``batch.sql`` statements, in order, for a type of write or query.
-
-    The fields of the type are their named parameters.
-    """
+    """Return the ordered names of the statements for a type, whose fields are their parameters."""
     return _SEVERAL.get(kind) or (_snake_case(kind.__name__),)
 
 
@@ -106,7 +102,6 @@ def _snake_case(name: str) -> str:
 
 
 def execute_write(execute: Callable[..., Any], write: Write) -> None:
-    """Execute the statements of one write."""
     values = write._asdict()
     for name in write_statements(type(write)):
         execute(load("batch")[name], values)
@@ -184,14 +179,8 @@ def _insert_messages(batch: Batch) -> list[Step]:
             flat = [value for m in records for value in (*flat_enveloped((m,)), *m.source)]
             steps.append(("insert_with_source", flat, ()))
         steps.append(("insert_enveloped", flat_enveloped(others), ()))
-    return steps + _insert_bodies(batch)
-
-
-def _insert_bodies(batch: Batch) -> list[Step]:
-    seqs = [*map(_seq_of, batch.created)]
-    steps: list[Step] = []
     start = 0
-    for first, last in number_runs(seqs):
+    for first, last in number_runs([*map(_seq_of, batch.created)]):
         end = start + last - first + 1
         steps.append(("insert_bodies", batch.bodies[start:end], (first,)))
         start = end
@@ -276,7 +265,6 @@ def _number_steps(run: str, several: str, before: tuple[Any, ...], seqs: list[in
 
 
 def _dispatch_steps(messages: list[Message]) -> list[Step]:
-    """Return the steps that record dispatches, by consumer and time."""
     groups: dict[tuple[int | None, int | None], list[int]] = {}
     for message in messages:
         key = message.consumer, message.last_dispatched_at
@@ -295,7 +283,6 @@ def _dispatch_steps(messages: list[Message]) -> list[Step]:
 
 
 def _settle_dispatched(before: tuple[Any, ...], messages: list[Message]) -> list[Step]:
-    """Return the steps that settle dispatched messages in seq order, which the history keeps."""
     runs = [
         (key, first, last)
         for key, group in groupby(messages, _DISPATCH)

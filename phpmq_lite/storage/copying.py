@@ -114,11 +114,7 @@ def release(side: AnySide) -> None:
 
 
 def _common_tables(source: AnySide, target: AnySide) -> list[Table]:
-    """Return the tables to copy.
-
-    Raises:
-        StartRefusedError: a table would not be copied, or not whole.
-    """
+    """Return the tables to copy; raise StartRefusedError if one cannot be copied whole."""
     ours, theirs = (
         tables_of(side.store.execute(side.store.sql("copy")["tables"])) for side in (source, target)
     )
@@ -132,7 +128,6 @@ def _common_tables(source: AnySide, target: AnySide) -> list[Table]:
 
 
 def tables_of(rows: Iterable[tuple[str, str, str, int | None]]) -> dict[str, Table]:
-    """Return tables by name from the rows of the statement ``tables``."""
     tables: dict[str, Table] = {}
     for name, column, kind, place in rows:
         if not ONE_SIDED & {name, f"{name}.{column}"}:
@@ -145,17 +140,17 @@ def tables_of(rows: Iterable[tuple[str, str, str, int | None]]) -> dict[str, Tab
 
 def _begin(source: AnySide, target: AnySide, tables: list[str], *, replace: bool) -> CopyState:
     """Return the state of the interrupted copy, or mark both sides for a new one."""
-    ours, found = source.states(), target.states().get("target")
+    ours, unfinished = source.states(), target.states().get("target")
     mark = ours.get("source")
     if "target" in ours:
         raise StartRefusedError(f"{source.name}: {ours['target'].refusal()}")
-    if found is not None and mark is not None and mark.copy_id == found.copy_id:
-        return found
+    if unfinished is not None and mark is not None and mark.copy_id == unfinished.copy_id:
+        return unfinished
     if mark is not None and mark.is_verified:
         raise StartRefusedError(f"{source.name}: {mark.refusal(source.name)}")
-    if found is not None and not replace:
+    if unfinished is not None and not replace:
         raise StartRefusedError(
-            f"{target.name} contains an incomplete copy of {found.source}, which cannot be "
+            f"{target.name} contains an incomplete copy of {unfinished.source}, which cannot be "
             f"continued from {source.name} in its present state. Add --replace to begin again"
         )
     if not replace and not target.is_empty(tables):
@@ -173,22 +168,22 @@ def _copy_table(
     source: AnySide, target: AnySide, table: Table, state: CopyState, progress: Progress
 ) -> None:
     empty = {"rows": 0, "bytes": 0, "seconds": 0.0, "replaced": 0, "shortened": 0}
-    done = empty | {"after": None} | state.tables.get(table.name, {})
-    state.tables[table.name] = done
+    counts = empty | {"after": None} | state.tables.get(table.name, {})
+    state.tables[table.name] = counts
     [(total,)] = source.store.execute(f'SELECT count(*) FROM "{table.name}"')
-    began_s = time.monotonic() - done["seconds"]
-    reading = closing(_blocks(source, table, done["after"]))
+    began_s = time.monotonic() - counts["seconds"]
+    reading = closing(_blocks(source, table, counts["after"]))
     with reading as blocks, ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, blocks, None)
         while (block := waiting.result()) is not None:
             waiting = thread.submit(next, blocks, None)  # read the next one meanwhile
-            progress(table.name, done["rows"], total)
-            done["rows"] += len(block.rows)
-            done["bytes"] += len(block.text)
-            done["replaced"] += block.replaced
-            done["shortened"] += block.shortened
-            done["after"] = block.rows[-1][: len(table.key)]
-            done["seconds"] = round(time.monotonic() - began_s, 3)
+            progress(table.name, counts["rows"], total)
+            counts["rows"] += len(block.rows)
+            counts["bytes"] += len(block.text)
+            counts["replaced"] += block.replaced
+            counts["shortened"] += block.shortened
+            counts["after"] = block.rows[-1][: len(table.key)]
+            counts["seconds"] = round(time.monotonic() - began_s, 3)
             with target.store.transaction():
                 target.insert(table.name, _names(table.columns), block.rows)
                 target.set_target(state)
@@ -197,7 +192,6 @@ def _copy_table(
 def _blocks(
     side: AnySide, table: Table, after: Sequence[Any] | None = None
 ) -> Generator[Block, None, None]:
-    """Yield all rows after a key, in the order of the keys."""
     rows, text, side.replaced, shortened = list[Row](), bytearray(), 0, 0
     bounds = TEXT_BOUNDS.get(table.name, {})
     bounded = [(at, bounds[name]) for at, name in enumerate(table.columns) if name in bounds]
@@ -216,9 +210,9 @@ def _blocks(
 def _shortened(row: Row, bounds: Sequence[tuple[int, int]]) -> tuple[Row, int]:
     """Return a row whose texts take at most the bytes given by place, and how many were cut."""
     long = {
-        at: bounded_text(row[at], most)
-        for at, most in bounds
-        if row[at] is not None and 4 * len(row[at]) > most < len(row[at].encode())
+        at: bounded_text(row[at], limit)
+        for at, limit in bounds
+        if row[at] is not None and 4 * len(row[at]) > limit < len(row[at].encode())
     }
     return tuple(long.get(at, value) for at, value in enumerate(row)) if long else row, len(long)
 
@@ -228,16 +222,14 @@ def _select(table: Table, after: Sequence[Any] | None, collation: str) -> str:
         f'"{name}"' + f" COLLATE {collation}" * (table.columns[name] == "TEXT")
         for name in table.key
     )
-    where = "" if after is None else f"WHERE ({key}) > ({', '.join(map(_literal, after))})"
+    quoted = "'{}'".format
+    values = (v if isinstance(v, int) else quoted(str(v).replace("'", "''")) for v in after or ())
+    where = "" if after is None else f"WHERE ({key}) > ({', '.join(map(str, values))})"
     return f'SELECT {_names(table.columns)} FROM "{table.name}" {where} ORDER BY {key}'
 
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
-
-
-def _literal(value: Any) -> str:
-    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
 
 
 def _differences(

@@ -68,12 +68,10 @@ class CopyState:
         )
 
     def to_json(self) -> str:
-        """Return what is stored."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what was stored."""
         return cls(**json.loads(text))
 
 
@@ -113,10 +111,7 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the innermost mount that contains ``path``, an absolute path without symlinks.
-
-    If several mounts share a mount point, the last one is visible.
-    """
+    """Return the innermost mount that contains the absolute ``path``; the last one is visible."""
     innermost = None
     for mount in mounts:
         above = mount.point.rstrip("/")
@@ -127,10 +122,7 @@ def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
 
 
 def file_system(path: Path) -> str | None:
-    """Return the type of the file system that contains or would contain ``path``.
-
-    Return None if the system provides no list of mounts, as on macOS.
-    """
+    """Return the type of the file system for ``path``; None without a list of mounts (macOS)."""
     try:
         text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -140,11 +132,7 @@ def file_system(path: Path) -> str | None:
 
 
 def check_local(path: Path) -> None:
-    """Raise an error if a path is not on a local disk.
-
-    Raises:
-        StartRefusedError: the path is on a network file system, or would be created on one.
-    """
+    """Raise StartRefusedError if a path is, or would be created, on a network file system."""
     kind = file_system(path)
     if kind in NETWORK:
         raise StartRefusedError(
@@ -216,7 +204,6 @@ def _lock_exclusively(lock: int, path: Path) -> None:
 
 
 def _read_pids(lock: int) -> list[str]:
-    """Return the pids of the broker and, if it has one, of its writer process."""
     return os.pread(lock, 64, 0).decode("ascii", "replace").split() or ["unknown"]
 
 
@@ -237,21 +224,14 @@ def _is_alive(pid: str) -> bool:
 
 
 def locking_pid(path: Path) -> str | None:
-    """Return the pid of the broker that has locked a folder, or None if the folder is not locked.
-
-    This changes nothing, but prevents a broker from starting for a few microseconds.
-    """
+    """Return the pid of the broker that has locked a folder, or None; takes a few microseconds."""
     with _shared_lock(path) as pid:
         return pid
 
 
 @contextmanager
 def prevent_start(path: Path) -> Iterator[None]:
-    """Prevent a broker from starting in this folder, without changing the folder.
-
-    Raises:
-        StartRefusedError: a broker is running there.
-    """
+    """Keep brokers from starting in this folder; raise StartRefusedError if one is running."""
     with _shared_lock(path) as pid:
         if pid is not None:
             raise StartRefusedError(f"{path} is in use by phpmq-lite; stop it first")
@@ -278,7 +258,6 @@ def _shared_lock(path: Path) -> Iterator[str | None]:
 
 
 def in_use_message(path: Path, pid: str) -> str:
-    """Return the error message for a folder that another broker has open."""
     return f"{path} is in use by phpmq-lite (pid {pid}). Stop it or choose another --data folder"
 
 
@@ -303,18 +282,22 @@ class DataFolderMetadata:
 
     @property
     def needs_wal(self) -> bool:
-        """Return whether a missing WAL is a loss."""
         return self.is_running or self.leaves_wal
 
 
 class DataFolder:
     """A locked data folder.  The lock is held until ``close`` is called or the process ends."""
 
-    __slots__ = ("_lock", "_writer_pid", "meta", "path")
-
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
-        self._lock = lock  # file descriptor of the lock file
+        self.database = path / DATABASE
+        self.wal = path / f"{DATABASE}-wal"  # present while the database is open or after a crash
+        self.shm = path / f"{DATABASE}-shm"  # index of the WAL, which SQLite rebuilds after a crash
+        self.staged_copy = path / STAGED_COPY  # a database that is being copied here
+        self.control_socket = path / "control.sock"  # through which commands reach a broker
+        self.meta_file = path / _META  # describes the database; only this class writes to it
+        self.last_error_file = path / "last_error.json"  # what stopped the broker immediately
+        self.lock = lock  # file descriptor; the lock is held until all copies of it are closed
         self._writer_pid: int | None = None
         self.meta = read_meta(path)
 
@@ -358,14 +341,9 @@ class DataFolder:
         """Open an existing folder for read-only checks, without locking it."""
         return cls(path.absolute(), -1)
 
-    @property
-    def lock(self) -> int:
-        """Descriptor of the lock file; the lock is held until all copies of it are closed."""
-        return self._lock
-
     def record_writer(self, pid: int) -> None:
         """Record the pid of a process that inherited the lock, in case it outlives this one."""
-        os.pwrite(self._lock, b"%d\n%d\n" % (os.getpid(), pid), 0)
+        os.pwrite(self.lock, b"%d\n%d\n" % (os.getpid(), pid), 0)
         self._writer_pid = pid
 
     def kill_writer(self, *, waits: bool = True) -> None:
@@ -378,44 +356,9 @@ class DataFolder:
                     os.waitpid(self._writer_pid, 0)
 
     @property
-    def database(self) -> Path:
-        """Path of the SQLite database."""
-        return self.path / DATABASE
-
-    @property
-    def wal(self) -> Path:
-        """Path of SQLite's write-ahead log, present while the database is open or after a crash."""
-        return self.path / f"{DATABASE}-wal"
-
-    @property
-    def shm(self) -> Path:
-        """Path of the WAL index, which SQLite rebuilds after a crash."""
-        return self.path / f"{DATABASE}-shm"
-
-    @property
     def has_journal(self) -> bool:
         """Return whether a rollback journal remains because the first write was interrupted."""
         return self.path.joinpath(f"{DATABASE}-journal").exists()
-
-    @property
-    def staged_copy(self) -> Path:
-        """Path of a database that is being copied here from another one."""
-        return self.path / STAGED_COPY
-
-    @property
-    def control_socket(self) -> Path:
-        """Path of the socket through which the command line reaches a running broker."""
-        return self.path / "control.sock"
-
-    @property
-    def meta_file(self) -> Path:
-        """Path of the file that describes the database; only this class writes to it."""
-        return self.path / _META
-
-    @property
-    def last_error_file(self) -> Path:
-        """Path of the file that records the error that stopped the broker immediately, if any."""
-        return self.path / "last_error.json"
 
     def record(
         self,
@@ -474,25 +417,18 @@ class DataFolder:
         return True
 
     def read_last_error(self) -> dict[str, Any] | None:
-        """Return the error stored by ``write_last_error``, or None."""
         return read_json(self.last_error_file)
 
     def close(self) -> None:
         """Release the lock; can be called twice.  Deleting the lock file would cause a race."""
-        if self._lock >= 0:
+        if self.lock >= 0:
             with suppress(OSError):  # the pid in the file is valid only while the file is locked
-                os.ftruncate(self._lock, 0)
-            os.close(self._lock)
-            self._lock = -1
+                os.ftruncate(self.lock, 0)
+            os.close(self.lock)
+            self.lock = -1
 
     def check_copy(self) -> None:
-        """Check that the database is not an incomplete copy, and that no copy of it is in use.
-
-        ``open`` calls this method.
-
-        Raises:
-            StartRefusedError: a broker must not start here.
-        """
+        """Raise StartRefusedError if the database is an incomplete copy or its copy is in use."""
         if self.staged_copy.exists():
             raise StartRefusedError(
                 f"{self.path} contains an incomplete copy of another database: run `phpmq-lite "
@@ -599,7 +535,6 @@ def check_rights(path: Path) -> None:
 
 
 def _make_private(path: Path) -> None:
-    """Create the folder or, if it exists, revoke other accounts' access to it."""
     check_rights(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -611,7 +546,6 @@ def _make_private(path: Path) -> None:
 
 
 def _size_of(path: Path) -> int | None:
-    """Return the size of a file, or None if the file does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -619,10 +553,10 @@ def _size_of(path: Path) -> int | None:
 
 
 def _sqlite_cause(error: BaseException | None) -> BaseException | None:
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
+    visited: list[BaseException] = []
+    while error is not None and error not in visited:
         if hasattr(error, "sqlite_errorcode"):
             return error
-        seen.append(error)
+        visited.append(error)
         error = error.__cause__ or error.__context__
     return None

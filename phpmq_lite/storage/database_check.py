@@ -24,14 +24,14 @@ class DatabaseCheck:
     """One check and its result."""
 
     name: str
-    found: str = ""  # description of the result
+    result: str = ""  # description of the result
     problems: list[str] = field(default_factory=list)
 
 
 def check_bodies(execute: Execute, sql: Mapping[str, str], check: DatabaseCheck) -> None:
     """Compare the length and the checksum of every body."""
     queues, alive, settled, bodies = execute(sql["counts"]).fetchone()
-    check.found = (
+    check.result = (
         f"{bodies:,} bodies of {alive:,} live messages in {queues:,} queues "
         f"and {settled:,} settled messages"
     )
@@ -40,22 +40,17 @@ def check_bodies(execute: Execute, sql: Mapping[str, str], check: DatabaseCheck)
     old = [seq for seq, is_known in rows if not is_known]
     for kind, seqs in (("live", bad), ("settled", old)):
         if seqs:
-            text = f"{len(seqs):,} {kind} messages have a damaged body: {_list_seqs(seqs)}"
+            named = ", ".join(map(str, seqs[:NAMED])) + ", …" * (len(seqs) > NAMED)
+            text = f"{len(seqs):,} {kind} messages have a damaged body: seq {named}"
             check.problems.append(text)
     if len(rows) > len(old):
-        check.found += f"; {len(rows) - len(old):,} more were dead-lettered as damaged (crc)"
+        check.result += f"; {len(rows) - len(old):,} more were dead-lettered as damaged (crc)"
 
 
 def check_tables(execute: Execute, sql: Mapping[str, str], check: DatabaseCheck) -> None:
-    """Check that the tables agree."""
     rules = {name: text for name, text in _RULES.items() if name in sql}
-    check.found = f"{len(rules)} rules"
+    check.result = f"{len(rules)} rules"
     for name, text in rules.items():
         count = execute(sql[name]).fetchone()[0]
         if count:
             check.problems.append(f"{abs(count):,} {text}")
-
-
-def _list_seqs(seqs: list[int]) -> str:
-    more = ", …" if len(seqs) > NAMED else ""
-    return "seq " + ", ".join(map(str, seqs[:NAMED])) + more

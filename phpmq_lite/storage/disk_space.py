@@ -53,9 +53,9 @@ class LowWatermark:
 
     is_short: bool = False
 
-    def update(self, left: int, least: int, enough: int) -> bool:
-        """Return whether ``left`` is below ``least``, or has been and is still below ``enough``."""
-        self.is_short = left < (enough if self.is_short else least)
+    def update(self, left: int, least: int, recovered: int) -> bool:
+        """Return whether ``left`` is below ``least``, or was and is still below ``recovered``."""
+        self.is_short = left < (recovered if self.is_short else least)
         return self.is_short
 
 
@@ -98,8 +98,6 @@ class DiskSpace:
             return False
         return 0 < self.bounds.ballast_bytes <= size
 
-    # -- measuring
-
     def prepare(self) -> None:
         """Measure before the first write; SQLite cannot open a database on a full disk."""
         self.free_bytes = _free(self._folder)
@@ -125,8 +123,8 @@ class DiskSpace:
 
     def _shortage_of(self, free: int, used_bytes: int) -> Shortage | None:
         free_bound, size_bound = self.bounds.free_bytes, self.bounds.max_bytes
-        enough = free_bound * 3 // 2
-        is_low = self._disk.update(free, free_bound, enough)
+        resume_bytes = free_bound * 3 // 2
+        is_low = self._disk.update(free, free_bound, resume_bytes)
         is_over = size_bound > 0 and self._database.update(
             size_bound - used_bytes, 0, size_bound // 16
         )
@@ -136,7 +134,7 @@ class DiskSpace:
             return Shortage(
                 *DISK_LOW,
                 f"the disk has less free space than storage.free_bytes ({_text(free_bound)}); "
-                f"publishing resumes once {_text(enough)} are free",
+                f"publishing resumes once {_text(resume_bytes)} are free",
             )
         if is_over:
             return Shortage(
@@ -147,12 +145,12 @@ class DiskSpace:
         return None
 
     def _full(self) -> Shortage:
-        enough = (
+        detail = (
             f"the disk is full; publishing resumes once {_text(self._reserve * 3 // 2)} are free"
         )
         if self.bounds.free_bytes or self.bounds.ballast_bytes:
-            enough += " (1.5 times the larger of storage.free_bytes and storage.ballast_bytes)"
-        return Shortage(*DISK_FULL, enough)
+            detail += " (1.5 times the larger of storage.free_bytes and storage.ballast_bytes)"
+        return Shortage(*DISK_FULL, detail)
 
     @property
     def _reserve(self) -> int:
@@ -165,10 +163,7 @@ class DiskSpace:
             self._reserve * 3 // 2, self.bounds.free_bytes * 3 // 2 + self.bounds.ballast_bytes
         )
 
-    # -- ballast
-
     def _make_ballast(self) -> bool:
-        """Create the ballast if it is missing and return whether it exists."""
         size = self.bounds.ballast_bytes
         if not size or self.has_ballast:
             return True
@@ -176,7 +171,11 @@ class DiskSpace:
         try:
             file = create_private(self._ballast)
             try:
-                _allocate(file, size)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file, 0, size)
+                else:  # macOS
+                    for _ in range(0, size, _MIB):
+                        os.write(file, bytes(_MIB))
             finally:
                 os.close(file)
         except OSError:
@@ -196,8 +195,6 @@ class DiskSpace:
         if self._was_full or _free(self._folder) < _MIB:
             self._delete_ballast()
 
-    # -- failed writes
-
     def note_full(self) -> bool:
         """Record that the disk is full and delete the ballast; return False if there was none."""
         self._was_full = True
@@ -207,11 +204,7 @@ class DiskSpace:
         return self._delete_ballast()
 
     def note_not_writable(self, error: NotWritableError) -> None:
-        """Record that nothing can be written at the moment.
-
-        Raises:
-            NotWritableError: nothing could be written for ``MAX_TROUBLE_S``.
-        """
+        """Record that nothing can be written; raise ``error`` after ``MAX_TROUBLE_S`` of that."""
         self.note_trouble(str(error))
         if self._timer() - self._trouble_since >= MAX_TROUBLE_S:
             raise error
@@ -233,14 +226,12 @@ class DiskSpace:
         self._sleep(RETRY_S)
 
     def note_trouble(self, text: str) -> None:
-        """Record why nothing can be written at the moment."""
         if self.write_problem != text:
             self.write_problem = text
             self._trouble_since = self._timer()
             self.on_change()
 
     def note_stored(self) -> None:
-        """Record a successful write and clear ``write_problem``."""
         if self.write_problem is not None:
             self.write_problem = None
             self.on_change()
@@ -249,14 +240,6 @@ class DiskSpace:
 def _free(folder: Path) -> int:
     file_system = os.statvfs(folder)
     return file_system.f_bavail * file_system.f_frsize
-
-
-def _allocate(file: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-        return
-    for _ in range(0, size, _MIB):  # fallback for macOS
-        os.write(file, bytes(_MIB))
 
 
 def _text(size: int) -> str:
@@ -278,16 +261,11 @@ class DiskUsage:
 
     @property
     def used_share(self) -> float:
-        """Fraction of the disk in use."""
         return 1 - self.free / self.total if self.total else 0.0
 
 
 async def measure_disk(database: Path) -> DiskUsage:
-    """Measure the database files and their file system in a separate thread.
-
-    Raises:
-        OSError: the data folder no longer exists.
-    """
+    """Measure the database files and their file system in a thread, or raise OSError."""
 
     def measure() -> DiskUsage:
         usage = shutil.disk_usage(database.parent)
@@ -321,21 +299,15 @@ class DatabaseSize:
 
     @property
     def deleted_share(self) -> float:
-        """Fraction of history rows that belong to deleted messages."""
         return self.deleted_rows / self.history_rows if self.history_rows else 0.0
 
 
 async def measure_database(readers: Readers) -> DatabaseSize:
-    """Compute the sizes from counters, the first and last rows, and the rows not yet counted.
-
-    Raises:
-        StorageError: the database cannot be read.
-    """
-    counters: dict[str, int] = dict(await readers.read("database_size", "counters"))
+    """Compute the sizes from counters, the first and last rows, and the rows not yet counted."""
+    counters: dict[str, int] = dict(await readers.read("batch", "counters"))
     pages = (await readers.read("database_size", "pages"))[0]
-    oldest_at, offset = (await readers.read("database_size", "history"))[0]
-    audit_at, audit_rows = (await readers.read("database_size", "audit"))[0]
-    (schema,) = (await readers.read("database_size", "schema"))[0]
+    [ends] = await readers.read("database_size", "ends")
+    oldest_at, offset, audit_at, audit_rows, schema = ends
     rows, size, deleted_rows, deleted_bytes = (await readers.read("database_size", "totals"))[0]
     return DatabaseSize(
         pages=pages[0],

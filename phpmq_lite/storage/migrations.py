@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from phpmq_lite.errors import StartRefusedError, UnreleasedDataError
 
@@ -28,11 +28,7 @@ class Migration:
 
 
 def read_migrations(folder: Path) -> list[Migration]:
-    """Read the numbered migration files in ``folder``, in order.
-
-    Raises:
-        StartRefusedError: the folder has no migrations, or a number is missing or used twice.
-    """
+    """Return the migrations in ``folder``; raise StartRefusedError if their numbers have gaps."""
     migrations = []
     for path in sorted(folder.glob("*.sql")):
         match = _FILE_NAME.fullmatch(path.name)
@@ -46,6 +42,11 @@ def read_migrations(folder: Path) -> list[Migration]:
     return migrations
 
 
+def table_names(execute: Callable[[str], Any], sql: Mapping[str, str]) -> set[str]:
+    """Return the names of all tables; ``sql`` are the engine's statements about migrations."""
+    return {name for (name,) in execute(sql["tables"])}
+
+
 @contextmanager
 def naming(place: object) -> Iterator[None]:
     """Name ``place`` in an UnreleasedDataError about a copy of it."""
@@ -56,13 +57,7 @@ def naming(place: object) -> Iterator[None]:
 
 
 def check_released(first: Migration, applied: Mapping[int, str], place: str) -> None:
-    """Check that a database, named ``place``, began with the first migration of version 0.1.0.
-
-    Released migrations never change, so any other checksum is that of an unreleased version.
-
-    Raises:
-        UnreleasedDataError: it began with another one.
-    """
+    """Raise UnreleasedDataError unless a database began with the first released migration."""
     if applied.get(first.number) != first.sha256:
         raise UnreleasedDataError(place)
 

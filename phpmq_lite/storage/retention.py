@@ -40,7 +40,6 @@ class ClockJumps:
 
     @classmethod
     def read(cls, store: Store) -> "ClockJumps":
-        """Read all clock steps from the database."""
         return cls(store.execute(store.sql("retention")["clock_steps"]).fetchall())
 
     def at_offset(self, offset: int) -> int:
@@ -79,11 +78,9 @@ class RetentionBounds:
     clients: int = 100_000  # maximum number of connections, not counting open ones
 
     def share_of_deleted(self) -> tuple[int, int]:
-        """Return the maximum number of rows and bytes for deleted messages."""
         return int(self.rows * self.deleted_share), int(self.bytes * self.deleted_share)
 
     def share_of_others(self) -> tuple[int, int]:
-        """Return the maximum number of rows and bytes for all other settled messages."""
         rows, size = self.share_of_deleted()
         return self.rows - rows, self.bytes - size
 
@@ -118,7 +115,6 @@ class RetentionSlice:
         return (is_over or is_old) and size <= _BYTES_AT_ONCE
 
     def is_old(self, offset: int, settled_at: int) -> bool:
-        """Return whether a row was settled too long ago."""
         return settled_at - self.steps.at_offset(offset) < self.cutoff_ms
 
     def take(self, rows: Iterable[Row]) -> None:
@@ -226,7 +222,7 @@ class _RetentionStep:
         return 0 if is_late else max(0, self._rows - self._removed)
 
     def _trim(
-        self, name: str, total: tuple[int, int], most: tuple[int, int], cutoff_ms: int
+        self, name: str, total: tuple[int, int], bound: tuple[int, int], cutoff_ms: int
     ) -> bool:
         """Remove the next rows of one kind, ordinary or deleted, while they exceed a bound.
 
@@ -238,7 +234,7 @@ class _RetentionStep:
         fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
         lo, is_old = fronts[f"{name}_lo"], False
         while room := self._rows_left:
-            part = RetentionSlice(lo, rows - most[0], size - most[1], cutoff_ms, self._steps)
+            part = RetentionSlice(lo, rows - bound[0], size - bound[1], cutoff_ms, self._steps)
             excess = max(part.excess_rows, part.excess_bytes * rows // max(1, size))
             if not self._is_enough(pick, part, excess):
                 return False
@@ -249,7 +245,7 @@ class _RetentionStep:
             if name == "deleted" or not self._take_range(part, parameters):
                 part.take(self._execute(self._sql[pick], parameters))
             if part.lo == lo:
-                return rows > most[0] or size > most[1]
+                return rows > bound[0] or size > bound[1]
             if is_check:
                 is_old = True
                 continue
@@ -278,10 +274,10 @@ class _RetentionStep:
             self._execute(self._sql["store_next_number"])
             self._execute(self._sql["remove_bodies"], {"seqs": json.dumps([row[0]])})
 
-    def _take_range(self, part: RetentionSlice, given: dict[str, int]) -> bool:
+    def _take_range(self, part: RetentionSlice, parameters: dict[str, int]) -> bool:
         """Add all of the next rows to ``part`` if all may go: a third of the time of ``take``."""
         execute, sql = self._execute, self._sql
-        sums = execute(sql["settled_range"], given).fetchone()
+        sums = execute(sql["settled_range"], parameters).fetchone()
         last, rows, records, traces, low, high, size, newest_at = sums
         if last is None or records or not part.may_take(rows, size, newest_at):
             return False
@@ -296,11 +292,7 @@ class _RetentionStep:
         return True
 
     def _remove_by_seq(self, by_seqs: str, by_run: str, part: RetentionSlice) -> int:
-        """Remove the events or bodies of messages; return the number of rows.
-
-        Takes the names of the two statements.  At most 1,000 events are removed for each run, or
-        in all.
-        """
+        """Remove events (at most 1,000 per run) or bodies; return the number of rows."""
         parameters: dict[str, Any] = {"limit": ROWS_PER_STEP}
         if part.seqs:
             parameters["seqs"] = json.dumps(part.seqs)
@@ -334,10 +326,7 @@ class _RetentionStep:
         self._execute(self._counters["add_counter"], (name, number))
 
     def _trim_receipts(self, window_ms: int) -> None:
-        """Remove the oldest receipts if they are too old compared with the newest one.
-
-        Setting the clock therefore never removes a receipt too early.
-        """
+        """Remove the oldest receipts if they are too old compared with the newest one."""
         ends: tuple[Any, ...] | None = self._execute(self._sql["receipt_ends"]).fetchone()
         if ends is not None and self._rows_left:
             oldest, newest, newest_at = ends
@@ -347,11 +336,10 @@ class _RetentionStep:
             self._removed += removed
             self._was_cut |= removed > 0 and hi < newest
 
-    def _trim_clients(self, name: str, given: dict[str, int]) -> None:
-        """Remove connections that closed before the oldest row of the history, or are too many."""
+    def _trim_clients(self, name: str, parameters: dict[str, int]) -> None:
         if room := self._rows_left:
             limit = min(room, _ROWS_AT_ONCE)
-            rows = self._execute(self._sql[name], given | {"limit": limit}).rowcount
+            rows = self._execute(self._sql[name], parameters | {"limit": limit}).rowcount
             self._removed += rows
             self._was_cut |= rows == limit
 
@@ -383,10 +371,7 @@ _SWEEP_ROWS_AT_ONCE: Final = 20  # rows removed between time checks; SQLite read
 
 
 def remove_dropped_stages(store: Store, *, timer: Callable[[], float] = time.monotonic) -> bool:
-    """For up to 2 ms, remove published or dropped staged rows; return whether any remain.
-
-    Runs in the writer's thread, outside of a batch.
-    """
+    """For up to 2 ms, between batches, remove dropped staged rows; return whether any remain."""
     execute, sql = store.execute, store.sql("retention")
     if execute(sql["next_dropped_stage"]).fetchone()[0] is None:
         return False

@@ -56,7 +56,6 @@ class StartRecorder:
         report.wal_frames, report.wal_commits, report.wal_dropped = frames, commits, dropped
 
     def note_migrations(self, applied: Sequence[str]) -> None:
-        """Record the migrations that were applied."""
         self.report.migrations = [str(name) for name in applied]
         self.report.checks.append("the schema against the migrations")
 
@@ -76,7 +75,6 @@ class StartRecorder:
         self.report.expired_by_queue = {name or "?": count for name, count in late[:QUEUES_NAMED]}
 
     def note_recovered(self, stored: RecoveredState, now_ms: int) -> None:
-        """Record what was recovered from the database and how long startup took."""
         self.report.queues = len(stored.queues)
         self.report.messages = sum(row.live_count for row in stored.queues)
         self.report.returned = stored.returned
@@ -106,7 +104,6 @@ class Start:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this was the broker's first startup."""
         return self.down_from_ms is None
 
     @property

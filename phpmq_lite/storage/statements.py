@@ -17,7 +17,7 @@ share; a shared statement can contain a part that differs.  A statement or part 
 ``-- twin: NAME`` is two, such as the pages before and after a row: of ``{A | B}``, the first has A
 and its twin has B.  What is shared is written for both engines with the few terms in ``_TERMS``.
 
-``python -m tests.support.statement_files postgres next_ready`` prints what an engine executes.
+``python -m tests.support.statement_files postgres ready_page`` prints what an engine executes.
 """
 
 import re
@@ -156,10 +156,7 @@ class MultiRowStatement:
         }
 
     def run(
-        self,
-        execute: Callable[..., Any],
-        flat: Sequence[Any],
-        before: tuple[Any, ...] = (),
+        self, execute: Callable[..., Any], flat: Sequence[Any], before: tuple[Any, ...] = ()
     ) -> list[Any]:
         """Execute the statement for all rows in ``flat`` and return the resulting rows.
 
@@ -172,10 +169,7 @@ class MultiRowStatement:
         return rows
 
     def write(
-        self,
-        execute: Callable[..., Any],
-        flat: Sequence[Any],
-        before: tuple[Any, ...] = (),
+        self, execute: Callable[..., Any], flat: Sequence[Any], before: tuple[Any, ...] = ()
     ) -> None:
         """Execute the statement like ``run``, but without returning rows."""
         if len(flat) == self.width:  # the usual case when one message is in flight
@@ -199,7 +193,6 @@ class MultiRowStatement:
 
 @cache
 def many(name: str, statement: str) -> MultiRowStatement:
-    """Return a statement whose text contains ``{rows:…}``."""
     return MultiRowStatement(load(name)[statement])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from itertools import accumulate
+from secrets import token_hex
 from typing import Any, ClassVar, Final
 
 from phpmq_lite.errors import StorageFullError
@@ -83,8 +84,6 @@ class Store(ABC):
         rows: list[Any] = self.execute(self.sql("batch")[name], parameters).fetchall()
         return rows
 
-    # -- startup
-
     def recover(
         self, now: ClockReading, receipt_window_ms: int, receipt_limit: int
     ) -> RecoveredState:
@@ -92,7 +91,7 @@ class Store(ABC):
         execute, sql = self.execute, self.sql("batch")
         with self.transaction():
             returned = execute(sql["release_dispatched"]).rowcount
-            execute(sql["create_history_id"])
+            execute(sql["create_history_id"], (token_hex(16),))
             execute(sql["drop_unfinished_stages"])
             execute(sql["delete_queues_of_dropped_stages"])
             execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
@@ -135,38 +134,29 @@ class Store(ABC):
         )
 
     def counters(self) -> dict[str, int]:
-        """Return all stored counters, keyed by name."""
         return dict(self.query("counters"))
 
-    def renumber(self) -> None:
-        """Skip numbers and renew the history id, in a transaction: a copy may have used both."""
+    def renumber(self) -> str:
+        """Skip numbers and renew the history id, which is returned: a copy may have used both."""
         last = self.execute(self.sql("copy")["last_number"]).fetchone()[0]
         self.execute(self.sql("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
-        self.execute(self.sql("copy")["renew_history_id"])
+        history_id = token_hex(16)
+        self.execute(self.sql("batch")["renew_history_id"], (history_id,))
+        return history_id
 
     def has_users(self) -> bool:
-        """Return whether there is any user."""
         return self.execute(self.sql("accounts")["users"]).fetchone() is not None
 
     def _receipts(self, after_ms: int, limit: int) -> Iterator[KeyRun]:
-        """Yield the rows added after ``after_ms``, newest first, until they have ``limit`` keys.
-
-        Receipts are read in slices, because reading 100,000 in one go took 26 MB more.
-        """
+        """Yield rows added after ``after_ms``, newest first; all at once took 26 MB more."""
         before = 1 << 62
         while limit > 0 and (runs := self.query("receipts", (before, after_ms, _RECEIPTS_AT_ONCE))):
             yield from runs
             before = runs[-1][0]
             limit -= sum(len(keys) // size for *_, size, keys in runs)
 
-    # -- loading
-
     def load(self, batch: Batch) -> LoadedRows | None:
-        """Load the rows that a stored batch requests; return None if it requests none.
-
-        Raises:
-            OutcomeUnknownError: the rows cannot be read, so the core cannot continue.
-        """
+        """Load the rows that a stored batch requests, if any, or raise OutcomeUnknownError."""
         if not batch.loads:
             return None
         loaded = LoadedRows()
@@ -191,18 +181,16 @@ class Store(ABC):
             if batch.record_seqs:
                 loaded.records = self._records(batch.record_seqs)
             if batch.due_at is not None:
-                self._load_due(loaded, batch.due_from, batch.due_at)
+                rows = self.query("due_messages", (batch.due_from, batch.due_at, DUE_AT_ONCE))
+                loaded.has_due = True
+                loaded.due = [message_of(row) for row in rows]
+                after = batch.due_at if len(rows) < DUE_AT_ONCE else rows[-1][6] - 1
+                [(loaded.next_deadline_ms,)] = self.query("next_deadline", (after,))
         return loaded
 
-    def _load_due(self, loaded: LoadedRows, due_from: int, due_at: int) -> None:
-        rows = self.query("due_messages", (due_from, due_at, DUE_AT_ONCE))
-        loaded.has_due = True
-        loaded.due = [message_of(row) for row in rows]
-        after = due_at if len(rows) < DUE_AT_ONCE else rows[-1][6] - 1
-        [(loaded.next_deadline_ms,)] = self.query("next_deadline", (after,))
-
     def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
-        rows = self.query("next_ready", (request.queue_id, request.after, request.limit))
+        bounds = {"of": request.queue_id, "after": request.after, "upto": 1 << 62}
+        rows = self.query("ready_page", bounds | {"limit": request.limit})
         page = [message_of(row) for row in rows]
         self._load_bodies(page[: _count_fitting(page, request.body_bytes)])
         return request.queue_id, page, len(page) < request.limit
@@ -236,10 +224,7 @@ class Store(ABC):
         return request.on_rows, page, is_last
 
     def _load_originals(self, page: list[Message]) -> int:
-        """Replace references in records by the contents, or by None if these are gone.
-
-        Returns how many of the first messages fit into a page.
-        """
+        """Replace references in records by the contents; return how many fit into a page."""
         total = 0
         for count, message in enumerate(page):
             reference = RECORD_REFERENCE.match(message.body or b"")
@@ -268,10 +253,7 @@ class Store(ABC):
     def _records(
         self, places: dict[int, tuple[int, int, int]]
     ) -> dict[int, list[tuple[bytes, bytes]]]:
-        """Return the ids and contents of dead-letter records, keyed by the seqs of their messages.
-
-        If their total size is too large, only the smallest are returned: real records, not padding.
-        """
+        """Return ids and contents of dead-letter records by seq, the smallest ones: no padding."""
         flat = [number for seq, others in places.items() for number in (seq, *others)]
         rows = self.many("client_records", flat)
         rows.sort(key=lambda row: row[3])
@@ -297,16 +279,10 @@ def _count_fitting(page: list[Message], room: int) -> int:
 
 def _queue_row(row: tuple[Any, ...]) -> QueueRow:
     own = dict(zip(COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
-    return QueueRow(
-        row[0],
-        row[1],
-        row[2],
-        {name: v for name, v in own.items() if v is not None},
-        row[10],
-        row[11],
-        (row[10], row[11]),
-        row[12],
-    )
+    own = {name: value for name, value in own.items() if value is not None}
+    queue_id, name, created_at, *_, live_count, live_bytes, created_by = row
+    counts = live_count, live_bytes
+    return QueueRow(queue_id, name, created_at, own, *counts, counts, created_by)
 
 
 _MIN_STEP_MS: Final = 2_000  # smaller clock differences are not recorded at startup

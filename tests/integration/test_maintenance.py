@@ -156,7 +156,7 @@ async def test_running_backup_does_not_delay_a_stop(
     started = threading.Event()
 
     def copy(making: BackupMaker, _copy: Path) -> None:
-        with making._open(making._database) as connection:
+        with making._open(making.database) as connection:
             started.set()
             endless = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) "
             connection.execute(endless + "SELECT count(*) FROM n")

@@ -37,7 +37,7 @@ from phpmq_lite.insights_document import QueueTotals
 from phpmq_lite.operator_actions import SkipReason
 from phpmq_lite.server.certificates import Certificate
 from phpmq_lite.server.frame_recorder import ProtocolErrorRecord
-from phpmq_lite.storage.read.audit import BulkJobRow
+from phpmq_lite.storage.read.audit import AuditRow
 from phpmq_lite.storage.start_report import Start, StartReport
 from tests.integration.test_envelope_pages import envelope, record
 from tests.support.full_broker import FullBroker, full_broker
@@ -209,7 +209,9 @@ STARTING: Final = Problem(503, "starting", "The broker is starting.")
 INTERNAL: Final = Problem(500, "internal", "Something failed.")
 CHECK: Final = SchemaCheck("urn:a", "{}", (SchemaChange("note", "/data", "new"),) * 9, ("/x", "/y"))
 CHECKED: Final = given(check=CHECK, max_changes=5)
-JOB: Final = BulkJobRow(NOW_MS, "anna", "message.move", "queue:mail", 3, "interrupted", "{}")
+JOB: Final = AuditRow(
+    7, NOW_MS, "anna", "ui", "", "message.move", "queue:mail", 3, "", "interrupted", "{}", ""
+)
 NO_JOB: Final[Values] = {"job": None, "jobs": [], "back": "/bulk"}
 EMPTY: Final = given(rows=[], total=0)
 CUT: Final = changed("listed", rows=[], is_cut=True, searched=500, next="x")

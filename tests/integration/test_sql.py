@@ -109,7 +109,7 @@ def test_statement_of_the_hot_path_searches_by_number(
 
 
 def test_next_page_needs_no_sorting(connection: sqlite3.Connection) -> None:
-    for name in ("next_ready", "ready_page", "due_messages"):
+    for name in ("ready_page", "due_messages"):
         plan = explain(connection, load("batch")[name], "EXPLAIN QUERY PLAN")
         assert len(plan) == 1, plan
     plan = explain(connection, load("batch")["all_page"], "EXPLAIN QUERY PLAN")
@@ -151,7 +151,7 @@ def test_message_rows_have_the_order_of_the_columns(connection: sqlite3.Connecti
     envelope = ["urn", "trace_id", "meta_id", "attempts"]
     expected = [*own, *envelope, *(f"source_{name}" for name in MessageSource._fields)]
     assert expected == [row[1] for row in connection.execute("PRAGMA table_info(message)")]
-    for name in ("next_ready", "ready_page", "messages_by_seq", "due_messages"):
+    for name in ("ready_page", "messages_by_seq", "due_messages"):
         text = texts("batch", name)[-1]
         columns = re.split(r",\s*", re.sub(r"\s+", " ", text[7 : text.index("FROM")]).strip())
         assert columns == expected

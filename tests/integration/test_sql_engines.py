@@ -23,7 +23,6 @@ ONE_ENGINE_FILES: Final = {
     "epoch": "an SQLite file has one broker",
     "server": "SQLite is not a server",
     "standby": "PostgreSQL replicates by itself",
-    "restore": "PostgreSQL is restored by its own tools",
     "scrub": "PostgreSQL verifies its pages by their checksums",
 }
 _RUNS: Final = "SQLite indexes the history in runs; PostgreSQL has an index of rows"

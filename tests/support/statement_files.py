@@ -1,6 +1,6 @@
 """The files of the named statements: those that both engines share, and those of one engine.
 
-``python -m tests.support.statement_files postgres next_ready`` prints a statement as an engine
+``python -m tests.support.statement_files postgres ready_page`` prints a statement as an engine
 executes it; without a name, all statements of the engine.
 """
 
@@ -27,8 +27,9 @@ def comments(file: str, engine: str) -> dict[str, str]:
         for kind, name, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             if kind == "name":
                 comment = "\n".join(re.findall(r"^--.*$", text, flags=re.M))
-                for title in (name, *re.findall(r"^-- twin: (\w+)$", comment, flags=re.M)):
-                    by_name[title] = comment
+                titles = (name, *re.findall(r"^-- twin: (\w+)$", comment, flags=re.M))
+                for choice, title in enumerate(titles, start=1):
+                    by_name[title] = statements._CHOICE.sub(rf"\{choice}", comment)
     return by_name
 
 

@@ -38,7 +38,7 @@ from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action, SkipReason
 from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.roles import Role
-from phpmq_lite.storage.read.audit import BulkJobLog, BulkJobRow
+from phpmq_lite.storage.read.audit import AuditRow, BulkJobLog
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
 
 TARGET_MAX: Final = 1_000  # maximum length, in characters, of a search in the audit log
@@ -309,7 +309,7 @@ def find_job(call: Call, number: int) -> BulkJob | None:
     return job if job is not None and _may_see(call, job.owner) else None
 
 
-async def _find(call: Call) -> BulkJob | BulkJobRow:
+async def _find(call: Call) -> BulkJob | AuditRow:
     """Return the job in the path, or its audit row if the broker has since restarted."""
     text = call.path("job")
     unknown = Problem(404, "unknown_job", f"There is no bulk job {text}.")
@@ -326,7 +326,7 @@ async def _find(call: Call) -> BulkJob | BulkJobRow:
     return row
 
 
-def _detail_of(row: BulkJobRow) -> dict[str, Any]:
+def _detail_of(row: AuditRow) -> dict[str, Any]:
     try:
         detail = json.loads(row.detail)
     except ValueError:
@@ -334,7 +334,7 @@ def _detail_of(row: BulkJobRow) -> dict[str, Any]:
     return detail if isinstance(detail, dict) else {}
 
 
-def job_total(row: BulkJobRow) -> int | None:
+def job_total(row: AuditRow) -> int | None:
     """Return how many messages a job selected, or None if the job's audit row does not say."""
     total = _detail_of(row).get("total")
     return total if isinstance(total, int) else None
@@ -371,7 +371,7 @@ class BulkJobView(ResponseModel):
         return cls.of(job, action=str(job.work.action), what=job.work.what)
 
     @classmethod
-    def of_row(cls, row: BulkJobRow, number: int) -> Self:
+    def of_row(cls, row: AuditRow, number: int) -> Self:
         """Return the view of a job that is no longer in memory, from its audit row."""
         return cls(
             job=number,
@@ -403,7 +403,7 @@ async def cancel_job(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
     """Cancel a bulk job after its current slice. Changes already made are kept."""
     job = await _find(call)
     to = call.url("bulk-job", job=call.path("job"), next=call.back(""))
-    if isinstance(job, BulkJobRow):
+    if isinstance(job, AuditRow):
         return Done(BulkJobView.of_row(job, int(call.path("job"))), to=to)
     call.audit(str(job.number))
     stores_of(call).jobs.cancel(job)

@@ -20,6 +20,7 @@ from phpmq_lite.storage.backend import (
     StoreStatus,
 )
 from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.migrations import table_names
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState, read_row
 from phpmq_lite.storage.postgres.migrate import migrate
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
@@ -74,7 +75,6 @@ class PostgresBackend(Backend):
         self._monitor = ServerMonitor(self.readers(count=1), self.writer)
 
     def status(self) -> StoreStatus:
-        """Return the known state of the database, without reading it."""
         writer, row, monitor = self.writer, self.state.row, self._monitor
         epoch, is_standby = writer.epoch, writer.epoch is None
         return StoreStatus(
@@ -99,14 +99,10 @@ class PostgresBackend(Backend):
         )
 
     def readers(self, count: int = 2) -> Readers:
-        """Return connections for pages."""
         return PostgresReaders(lambda: reading(self.conninfo, self._servers), count=count)
 
     def read_replica(self) -> RecoveredState | None:
-        """Return the state of a server that can be read if no broker is active; blocks.
-
-        Connections for pages that are opened from then on read a replica, too.
-        """
+        """Return the state of a server without active broker; pages then read a replica, too."""
         row = self.state.row
         self._servers, self._replica_age_s = "primary", None
         if self.writer.epoch is not None or (row is not None and not row.is_released):
@@ -120,7 +116,6 @@ class PostgresBackend(Backend):
         return None
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
-        """Wait until this broker is active, and migrate the database."""
         loop = asyncio.get_running_loop()
 
         def note(state: StandbyState) -> None:
@@ -158,7 +153,6 @@ class PostgresBackend(Backend):
         starting.note_migrations(applied)
 
     def close_with(self, stack: AsyncExitStack) -> None:
-        """Add to ``stack`` what releases the epoch."""
         stack.push_async_callback(self.writer.close)
 
     def record_use(self, stack: AsyncExitStack) -> None:
@@ -167,12 +161,10 @@ class PostgresBackend(Backend):
     async def start_maintenance(
         self, bounds: RetentionBounds, counters: Callable[[ClockReading], Mapping[str, int]]
     ) -> StoreMaintenance:
-        """Begin counting and retention."""
         maintenance = self.writer.maintenance = PostgresMaintenance(bounds, counters)
         return maintenance
 
     async def watch_server(self) -> None:
-        """Read the server's state at intervals, and explain why a batch takes long."""
         await self._monitor.run()
 
 
@@ -182,7 +174,6 @@ class PostgresMaintenance(StoreMaintenance):
     _most_pause_ms = RETENTION_EVERY_MS  # settled messages are counted as often
 
     def __call__(self, store: PostgresStore, now: ClockReading, _is_idle: bool) -> bool:
-        """Do the work that is due; return True if more work is due soon."""
         self._store_clocks(store, now)
         if now.steady_ms < self._retention_due_ms:
             return False
@@ -203,8 +194,8 @@ def has_admin(url: str) -> bool:
     """Return whether a user has the admin role; True if that cannot be read at the moment."""
     with suppress(ConnectionBrokenError, StorageError), connect(connection_info(url)) as connection:
         store = PostgresStore(connection)
-        sql = store.sql("accounts")
-        return all(store.execute(sql[name]).fetchone()[0] for name in ("has_users", "has_admin"))
+        has_users = "user" in table_names(store.execute, store.sql("migrate"))
+        return has_users and bool(store.execute(store.sql("accounts")["has_admin"]).fetchone()[0])
     return True
 
 
@@ -235,7 +226,6 @@ class ServerMonitor:
             await self._readers.close()
 
     async def read(self) -> None:
-        """Read the server's state."""
         try:
             status = (await self._readers.read("server", "status"))[0]
             replicas = await self._readers.read("server", "replicas")

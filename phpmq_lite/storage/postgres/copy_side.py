@@ -45,24 +45,20 @@ class PostgresSide:
         store.execute("SET enable_sort = off")
 
     def rows(self, query: str) -> Iterator[Row]:
-        """Yield the result of a query; called in another thread."""
         with self.store.translating(), self.store.connection.cursor() as cursor:
             yield from cursor.stream(query.encode())
 
     def insert(self, table: str, columns: str, rows: list[Row]) -> None:
-        """Insert rows; call it in a transaction."""
         query = f'COPY "{table}" ({columns}) FROM STDIN'
         with self.store.connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
 
     def states(self) -> dict[str, CopyState]:
-        """Return the copies of which this is the ``source`` and, if incomplete, the ``target``."""
         rows = self.store.execute(self._sql["states"]).fetchall()
         return {role: CopyState.from_json(text) for role, text in rows}
 
     def set_source(self, state: CopyState | None) -> None:
-        """Store durably which copy this is the source of."""
         with self.store.transaction():
             self._set("source", state)
 
@@ -85,7 +81,6 @@ class PostgresSide:
         return True
 
     def begin(self, state: CopyState, tables: list[str]) -> None:
-        """Mark the target as incomplete, and remove the rows of its tables."""
         with self.store.transaction():
             self.store.execute("TRUNCATE " + ", ".join(f'"{name}"' for name in tables))
             self._set("source", None)

@@ -34,7 +34,6 @@ _SESSION: Final = (
 
 @contextmanager
 def _opened(url: str) -> Iterator[PostgresStore]:
-    """Connect to the server that accepts writes, to read."""
     try:
         with closing(connect(reading(connection_info(url)))) as connection:
             # Another name than the writer's, whose sessions a takeover may end.
@@ -70,7 +69,7 @@ def verify(url: str) -> list[DatabaseCheck]:
         except StartRefusedError as error:
             schema.problems.append(str(error))
             return checks[:1]
-        schema.found = f"version {version}" + (f", {waiting} migrations pending" if waiting else "")
+        schema.result = f"version {version}" + f", {waiting} migrations pending" * bool(waiting)
         if not version:
             schema.problems.append("the database is empty")
             return checks[:1]

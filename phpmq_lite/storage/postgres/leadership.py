@@ -42,7 +42,6 @@ class EpochRow(NamedTuple):
 
     @property
     def host(self) -> str:
-        """Return the machine of the broker, or nothing if it is unknown."""
         return str(json.loads(self.broker).get("host", ""))
 
 
@@ -68,11 +67,7 @@ class Standby:
         self._limit_s = SILENCE_S
 
     async def read_secret(self, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Return the secret that the brokers share, created by the first of them.
-
-        Raises:
-            StartRefusedError: the database belongs to another program.
-        """
+        """Return the secret that the brokers share, created by the first of them."""
 
         def read() -> tuple[Any, ...] | None:
             try:
@@ -95,11 +90,7 @@ class Standby:
         return secret
 
     async def wait_until_active(self) -> PostgresStore:
-        """Return the connection of the new active broker; loads may begin.
-
-        Raises:
-            StartRefusedError: the database belongs to another program.
-        """
+        """Return the connection of the new active broker; loads may begin."""
         try:
             while True:
                 step = asyncio.create_task(asyncio.to_thread(self._step))
@@ -186,7 +177,6 @@ def take_over(store: PostgresStore, row: EpochRow, description: str) -> bool:
 
 
 def read_row(store: PostgresStore) -> EpochRow:
-    """Read the row of the epoch."""
     return EpochRow(*store.execute(store.sql("epoch")["read"], (SHARD,)).fetchone())
 
 

@@ -14,17 +14,13 @@ from phpmq_lite.storage.migrations import (
     check_applied,
     check_released,
     read_migrations,
+    table_names,
 )
 from phpmq_lite.storage.postgres.store import PostgresStore, place_of
 
 
 def pending(store: PostgresStore) -> list[Migration]:
-    """Return the migrations that have not been applied yet, in order.
-
-    Raises:
-        StartRefusedError: the database is newer than these migrations, or was created with a
-            different text of one.
-    """
+    """Return the migrations that have not been applied yet, or raise as ``check_applied`` does."""
     migrations, applied = _migrations(), _applied(store)
     version = max(applied)
     check_applied(migrations, version, applied, _place(store))
@@ -32,11 +28,7 @@ def pending(store: PostgresStore) -> list[Migration]:
 
 
 def create_schema(store: PostgresStore) -> None:
-    """Create the schema of an empty database; wait while another broker does.
-
-    Raises:
-        StartRefusedError: the database has tables of another program.
-    """
+    """Create the schema of an empty database; wait while another broker does."""
     if has_schema(store):
         return
     with store.translating():
@@ -57,13 +49,8 @@ def migrate(store: PostgresStore) -> list[str]:
 
 
 def has_schema(store: PostgresStore) -> bool:
-    """Return whether the database has the broker's tables.
-
-    Raises:
-        UnreleasedDataError: it was made before version 0.1.0.
-        StartRefusedError: it has tables of another program.
-    """
-    tables = {name for (name,) in store.execute(store.sql("migrate")["tables"])}
+    """Return whether the broker's tables exist; raise StartRefusedError if they are not ours."""
+    tables = table_names(store.execute, store.sql("migrate"))
     if tables and "migration" not in tables:
         raise StartRefusedError("the database was not created by phpmq-lite")
     if tables:

@@ -38,7 +38,6 @@ class PreparedStatement(NamedTuple):
 
 @cache
 def prepared(text: str) -> PreparedStatement:
-    """Return the statement for a text."""
     query, names = compiled(text)
     name = f"b{prepared.cache_info().misses}"
     return PreparedStatement(name.encode(), query.encode(), names, query.count("[]"))
@@ -65,7 +64,6 @@ class Parameters(NamedTuple):
 
 
 def encode(values: Sequence[Any]) -> Parameters:
-    """Encode single values."""
     encoded = Parameters([], [])
     for value in values:
         is_binary = isinstance(value, bytes)
@@ -105,7 +103,7 @@ def _element(value: Any) -> bytes:
 
 
 def _bytea_array(column: Sequence[bytes | None]) -> bytes:
-    pairs = ((_NULL, b"") if one is None else (_LENGTH.pack(len(one)), one) for one in column)
+    pairs = ((_NULL, b"") if v is None else (_LENGTH.pack(len(v)), v) for v in column)
     head = _ARRAY.pack(1, None in column, _BYTEA_OID, len(column), 1)
     return head + b"".join(chain.from_iterable(pairs))
 
@@ -129,8 +127,6 @@ def encode_steps(steps: Sequence[Step]) -> list[EncodedStep]:
             )
     return encoded
 
-
-# -- sending
 
 # Called once for each batch, with the error if it is not known to be stored.
 Callback = Callable[[Exception | None], None]
@@ -235,7 +231,6 @@ class Pipeline:
 
 
 def is_optional(step: EncodedStep) -> bool:
-    """Return whether a batch can do without a step."""
     return any(step[0] is _batch_statement(name) for name in OPTIONAL)
 
 

@@ -51,11 +51,7 @@ _SESSION: Final = (
 
 
 def connect(conninfo: str) -> Connection:
-    """Connect to a server that accepts writes; if several do, one has been replaced.
-
-    Raises:
-        ConnectionBrokenError: no server can be reached, or none accepts writes.
-    """
+    """Connect to a server that accepts writes, or raise ConnectionBrokenError."""
     try:
         # In a fixed order, a primary that has been replaced could hide the new one.
         connection = psycopg.connect(conninfo, autocommit=True, load_balance_hosts="random")
@@ -117,7 +113,6 @@ class PostgresStore(Store):
         return cursor
 
     def many(self, name: str, flat: Sequence[Any]) -> list[Any]:
-        """Execute a query of ``batch.sql`` that takes an array for each column."""
         text = self.sql("batch")[name]
         width = text.count("[]")
         columns = [list(flat[at::width]) for at in range(width)]
@@ -150,7 +145,6 @@ class PostgresStore(Store):
             raise ConnectionBrokenError(problem)
 
     def quorum(self) -> Quorum:
-        """Read the quorum."""
         [row] = self.execute(QUORUM_SQL)
         return Quorum(*row)
 
@@ -228,7 +222,6 @@ def reading(conninfo: str, servers: str = "primary") -> str:
 
 
 def place_of(conninfo: str) -> str:
-    """Return hosts and database, for pages and log lines."""
     parts = conninfo_to_dict(conninfo)
     ports = str(parts.get("port") or "5432").split(",")
     hosts = str(parts.get("host") or parts.get("hostaddr") or "localhost").split(",")

@@ -32,12 +32,7 @@ from phpmq_lite.model import Batch, LoadedRows
 from phpmq_lite.storage.backend import StoreWriter, essential_steps
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.disk_space import DiskSpace
-from phpmq_lite.storage.postgres.pipeline import (
-    EncodedStep,
-    Pipeline,
-    encode_steps,
-    is_optional,
-)
+from phpmq_lite.storage.postgres.pipeline import EncodedStep, Pipeline, encode_steps, is_optional
 from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
 from phpmq_lite.storage.postgres.store import (
     SHARD,
@@ -58,7 +53,7 @@ _LEASE_MS: Final = 600  # shorter than the silence after which a standby takes o
 class _Work(NamedTuple):
     """A batch to send, or else a function to call in the thread."""
 
-    done: asyncio.Future[Any]
+    future: asyncio.Future[Any]
     steps: Sequence[EncodedStep] = ()
     batch: Batch | None = None
     call: Callable[[PostgresStore], Any] | None = None
@@ -100,7 +95,6 @@ class PostgresWriter(StoreWriter):
         self._written_ms = 0  # running clock when the server had stored it
 
     def open(self, store: PostgresStore) -> None:
-        """Continue on the connection that has taken over the epoch, and write regularly."""
         self._loop = asyncio.get_running_loop()
         self._use(store)
         self._is_open = True
@@ -134,11 +128,8 @@ class PostgresWriter(StoreWriter):
         running_ms = read_clocks()[1]
         return running_ms + self._offset_ms, running_ms
 
-    # -- for the monitor
-
     @property
     def epoch(self) -> int | None:
-        """Return the epoch in which this broker is active, or None if it is a standby."""
         return self._store.epoch if self._is_open else None
 
     def delay(self) -> tuple[float, float, int]:
@@ -172,13 +163,8 @@ class PostgresWriter(StoreWriter):
             return self._enqueue(encode_steps(steps), batch)
         return self._enqueue(call=lambda store: store.load(batch))
 
-    # -- work in order
-
     def start(self, work: Callable[[PostgresStore], T]) -> asyncio.Future[T]:
-        """Run a function on the store in the thread after all earlier work.
-
-        It is called again if the connection breaks, even if its transaction was stored.
-        """
+        """Run a function on the store after all earlier work; again if the connection breaks."""
         return asyncio.shield(self._enqueue(call=work))
 
     def _enqueue(
@@ -194,7 +180,7 @@ class PostgresWriter(StoreWriter):
         work = _Work(self._loop.create_future(), steps, batch, call)
         self._waiting.append(work)
         self._next()
-        return work.done
+        return work.future
 
     def _next(self) -> None:
         if self._current is not None or not self._waiting:
@@ -207,24 +193,20 @@ class PostgresWriter(StoreWriter):
             self._pipeline.send(work.steps, self._on_batch)
 
     def _finish(self, result: Any) -> None:
-        """Complete the current work with its result, and start the next."""
         work, self._current = self._current, None
         if work is not None:
             self.space.note_stored()
             if work.batch is not None and not self.is_exclusive:
-                self._prove(work.done, result)
+                # This process was held up, and may be replaced: wait for a heartbeat.
+                proof: asyncio.Future[None] = self._loop.create_future()
+                future = work.future
+                proof.add_done_callback(lambda proof: _set(future, proof.exception() or result))
+                self._waiting.appendleft(_Work(proof))
             else:
-                _set(work.done, result)
+                _set(work.future, result)
         self._next()
 
-    def _prove(self, done: asyncio.Future[Any], result: Any) -> None:
-        """Complete ``done`` after a heartbeat: this process was held up, and may be replaced."""
-        proof: asyncio.Future[None] = self._loop.create_future()
-        proof.add_done_callback(lambda proof: _set(done, proof.exception() or result))
-        self._waiting.appendleft(_Work(proof))
-
     def _on_batch(self, failure: Exception | None) -> None:
-        """Handle what became of the current batch."""
         if failure is None:
             self._answered_at = time.monotonic()
             self.space.note_stored()
@@ -233,7 +215,7 @@ class PostgresWriter(StoreWriter):
             self.unknown_batches += isinstance(failure, ConnectionBrokenError)
             self._in_thread(
                 lambda _: self._recover(failure),
-                lambda known: self._on_outcome(failure, is_stored=known),
+                lambda is_stored: self._on_outcome(failure, is_stored=is_stored),
             )
         else:
             self._fail(failure)
@@ -266,13 +248,10 @@ class PostgresWriter(StoreWriter):
         self._pipeline.send((self._current or work).steps, self._on_batch)
 
     def _refuse(self, error: BatchRefusedError) -> None:
-        """Fail the current work, of which nothing is stored, and start the next."""
         work, self._current = self._current, None
         if work is not None:
-            _set(work.done, error)
+            _set(work.future, error)
         self._next()
-
-    # -- in the thread
 
     def _in_thread(
         self, call: Callable[[PostgresStore], T], then: Callable[[T], None] | None = None
@@ -287,13 +266,13 @@ class PostgresWriter(StoreWriter):
                     self._recover(error)  # the driver forgets what is prepared
                     raise
 
-        def on_done(done: asyncio.Future[T]) -> None:
-            if isinstance(error := done.exception(), BatchRefusedError):
+        def on_done(future: asyncio.Future[T]) -> None:
+            if isinstance(error := future.exception(), BatchRefusedError):
                 self._refuse(error)
             elif error is not None:
                 self._fail(error)
             else:
-                (then or self._finish)(done.result())
+                (then or self._finish)(future.result())
 
         self._loop.run_in_executor(self._thread, work).add_done_callback(on_done)
 
@@ -333,8 +312,6 @@ class PostgresWriter(StoreWriter):
                 self.reconnects += 1
                 return store.batch > before.batch
 
-    # -- the beginning and the end
-
     def _beat(self, number: int) -> None:
         """Store an empty batch if none has been stored since the last call."""
         if self._is_open and self._failed is None:
@@ -347,9 +324,9 @@ class PostgresWriter(StoreWriter):
     def _look(self) -> None:
         """Look at the server in another thread if it has not answered for a while."""
 
-        def on_done(done: asyncio.Future[bool]) -> None:
+        def on_done(future: asyncio.Future[bool]) -> None:
             self._looked_at = time.monotonic()
-            if done.result():  # it works, or waits for replicas
+            if future.result():  # it works, or waits for replicas
                 self._answered_at = self._looked_at
 
         if time.monotonic() > max(self._began_at, self._looked_at) + STUCK_S:
@@ -365,7 +342,7 @@ class PostgresWriter(StoreWriter):
             self._waiting.appendleft(self._current)
             self._current = None
         while self._waiting:
-            _set(self._waiting.popleft().done, error)
+            _set(self._waiting.popleft().future, error)
 
     async def close(self) -> None:
         """Release the epoch, so that a standby takes over at once, and disconnect."""
@@ -377,19 +354,18 @@ class PostgresWriter(StoreWriter):
         self._thread.shutdown(wait=False)
 
 
-def _set(done: asyncio.Future[Any], result: Any) -> None:
+def _set(future: asyncio.Future[Any], result: Any) -> None:
     """Complete a future with a result or an error, which nobody has to read."""
-    if done.done():  # cancelled
+    if future.done():  # cancelled
         return
     if isinstance(result, BaseException):
-        done.set_exception(result)
-        done.exception()
+        future.set_exception(result)
+        future.exception()
     else:
-        done.set_result(result)
+        future.set_result(result)
 
 
 def release(store: PostgresStore) -> None:
-    """Mark the epoch as released by its broker."""
     with store.transaction():
         store.execute(store.sql("epoch")["release"], (SHARD, store.epoch))
 

@@ -80,7 +80,6 @@ def accounts_of(
     sessions: Iterable[Row],
     addresses: Iterable[Row] = (),
 ) -> StoredAccounts:
-    """Convert rows returned by the statements in ``accounts.sql`` to accounts."""
     return StoredAccounts(
         users=[_with_globs(User, row) for row in users],
         tokens=[_with_globs(ApiToken, row) for row in tokens],
@@ -120,16 +119,13 @@ class SavedItems(RowReader):
     file = "accounts"
 
     async def all(self, kind: str) -> list[SavedItem]:
-        """Return all items of a kind, sorted by name."""
         return await self._all(_item, "saved_items", kind=kind, limit=SAVED_MAX)
 
     async def one(self, kind: str, name: str) -> SavedItem | None:
-        """Return the item with a given name, or None if it does not exist."""
         return await self._one(_item, "saved_item", kind=kind, name=name)
 
 
 def saved_item_write(kind: str, name: str, content: Any, at_ms: int, saved_by: str) -> SaveItem:
-    """Return the write that saves an item, replacing any item with the same name."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     return SaveItem(kind, name, text, at_ms, saved_by)
 

@@ -57,7 +57,6 @@ class RecentActivity(RowReader):
         return {row.seq: row for row in rows}
 
     async def recent_events(self, queue_id: int, limit: int) -> list[MessageEvent]:
-        """Return the most recent events of a queue's messages, newest first."""
         return await self._all(
             MessageEvent, "recent_events", queue_id=queue_id, among=_EVENTS_SCANNED, limit=limit
         )
@@ -78,12 +77,12 @@ class RecentActivity(RowReader):
 
     async def deaths(self, since_ms: int) -> dict[int, dict[str, int]]:
         """Count messages that have died since a given time, by queue_id and reason."""
-        found: dict[int, dict[str, int]] = {}
+        deaths: dict[int, dict[str, int]] = {}
         for queue_id, reason, count in await self._read(
             "recent_deaths", since=since_ms, limit=COUNT_LIMIT
         ):
-            found.setdefault(queue_id, {})[reason or "no reason"] = count
-        return found
+            deaths.setdefault(queue_id, {})[reason or "no reason"] = count
+        return deaths
 
     async def unread_expiries(self, since_ms: int) -> dict[int, int]:
         """Count messages that have expired undispatched since a given time, by queue_id."""
@@ -102,11 +101,6 @@ KEPT_S: Final = {MINUTE_S: 25 * 3_600, QUARTER_S: 31 * 86_400}  # how long rows 
 ALL: Final = -1  # all queues; ``ready`` and the age exclude dead-letter queues
 DEAD_LETTERS: Final = -2  # all dead-letter queues
 OTHERS: Final = 0  # all queues without rows of their own
-
-COUNTS: Final = (
-    "published", "dispatched", "redelivered", "acked", "requeued", "expired", "dead", "deleted",
-)  # fmt: skip
-GAUGES: Final = ("ready", "held", "live_bytes", "oldest_age_ms")
 
 
 class Point(NamedTuple):
@@ -135,23 +129,23 @@ class Point(NamedTuple):
 
     @classmethod
     def create(cls, numbers: Iterable[int], wait: bytes | None, hold: bytes | None) -> "Point":
-        """Create a point from 14 numbers and the histograms."""
         return cls._make((*numbers, wait, hold))
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All values except the histograms, in order."""
         return self[:14]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The counts, in the order of ``COUNTS``."""
         return self[2:10]
 
     @property
     def gauges(self) -> tuple[int, ...]:
-        """The gauges, in the order of ``GAUGES``."""
         return self[10:14]
+
+
+COUNTS: Final = Point._fields[2:10]
+GAUGES: Final = Point._fields[10:14]
 
 
 class UptimeSpan(NamedTuple):
@@ -172,11 +166,11 @@ class StoredRollups(RowReader):
 
     async def of_queue(self, span_s: int, queue_id: int, since_s: int, until_s: int) -> list[Point]:
         """Return a queue's points with ``since_s`` <= at_s < ``until_s``, in order."""
-        given = {"span_s": span_s, "queue_id": queue_id, "since": since_s, "until": until_s}
-        return await self._all(Point, "of_queue", **given)
+        return await self._all(
+            Point, "of_queue", span_s=span_s, queue_id=queue_id, since=since_s, until=until_s
+        )
 
     async def uptime(self, span_s: int, since_s: int, until_s: int) -> list[UptimeSpan]:
-        """Return the spans in which the broker was running, in order."""
         rows = await self._read("uptime", span_s=span_s, since=since_s, until=until_s)
         return [UptimeSpan(at_s, length, bool(has_rest)) for at_s, length, has_rest in rows]
 

@@ -45,7 +45,6 @@ class AuditFilter:
     upto: int | None = None  # upper bound for at_ms, exclusive
 
     def parameters(self) -> dict[str, Any]:
-        """Return the statement parameters for this filter."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -69,7 +68,7 @@ class AuditLog(RowReader):
 
     async def page(
         self,
-        wanted: AuditFilter,
+        filters: AuditFilter,
         *,
         before: int | None = None,
         after: int | None = None,
@@ -81,16 +80,15 @@ class AuditLog(RowReader):
         if first is None:
             return AuditPage([], has_more=False)
         is_newer = after is not None
+        name = "newer" if is_newer else "older"
         top = last + 1 if before is None else min(before, last + 1)
         place = top if after is None else after
         rows: list[AuditRow] = []
         ends_s = self._timer() + _LIMIT_S
         while (place < last if is_newer else place > first) and len(rows) <= limit:
             end = min(last, place + _SLICE) if is_newer else max(first, place - _SLICE)
-            rows += await self._all(
-                AuditRow, "newer" if is_newer else "older",
-                start=place, stop=end, limit=limit + 1 - len(rows), **wanted.parameters(),
-            )  # fmt: skip
+            bounds = {"start": place, "stop": end, "limit": limit + 1 - len(rows)}
+            rows += await self._all(AuditRow, name, **bounds, **filters.parameters())
             place = end
             if self._timer() > ends_s:
                 break
@@ -106,19 +104,6 @@ class AuditLog(RowReader):
 
 
 @dataclass(slots=True, frozen=True)
-class BulkJobRow:
-    """Audit row of a bulk job; ``detail`` is JSON, and ``at_ms`` is in Unix ms."""
-
-    at_ms: int
-    actor: str
-    action: str
-    target: str
-    count: int
-    result: str
-    detail: str
-
-
-@dataclass(slots=True, frozen=True)
 class Trash:
     """Number and total size of the deleted messages in the history."""
 
@@ -131,12 +116,11 @@ class BulkJobLog(RowReader):
 
     file = "audit"
 
-    async def row(self, number: int) -> BulkJobRow | None:
+    async def row(self, number: int) -> AuditRow | None:
         """Return the row of a job, or None if retention has removed it."""
-        return await self._one(BulkJobRow, "bulk_job", audit_id=number)
+        return await self._one(AuditRow, "bulk_job", audit_id=number)
 
     async def trash(self) -> Trash:
-        """Return the number and size of messages in the trash."""
         return Trash(*(await self._readers.read("database_size", "totals"))[0][2:])
 
     async def next_number(self) -> int:

@@ -33,11 +33,9 @@ class StoredClients(RowReader):
         self, since_ms: int, *, before: tuple[int, int] | None = None, limit: int = 50
     ) -> list[ClientRow]:
         """Return connections closed since a time, before ``(closed_at, client)``, newest first."""
-        before_at, before_client = before or _LATEST
-        return await self._all(
-            ClientRow, "closed_clients", since=since_ms, before_at=before_at,
-            before_client=before_client, limit=max(1, min(limit, CLIENT_ROWS)),
-        )  # fmt: skip
+        limit = max(1, min(limit, CLIENT_ROWS))
+        place = dict(zip(("before_at", "before_client"), before or _LATEST, strict=True))
+        return await self._all(ClientRow, "closed_clients", since=since_ms, limit=limit, **place)
 
     async def one(self, client: int) -> ClientRow | None:
         """Return a connection by number, or None if its row does not exist or has been removed."""
@@ -90,19 +88,15 @@ class StoredPipeline(RowReader):
         return await self._all(SubscriptionRow, "subscriptions", name=None)
 
     async def subscription(self, name: str) -> SubscriptionRow | None:
-        """Return one subscription, or None if it does not exist."""
         return await self._one(SubscriptionRow, "subscriptions", name=name)
 
     async def app_ids(self, after: str, limit: int) -> list[AppIdRow]:
-        """Return the app_ids that follow ``after`` in alphabetical order."""
         return await self._all(AppIdRow, "app_ids", after=after, limit=limit)
 
     async def readers(self) -> list[HistoryReaderRow]:
-        """Return the history readers, sorted by name."""
         return await self._all(HistoryReaderRow, "history_readers")
 
     async def history_bounds(self) -> HistoryOffsets:
-        """Return the range of offsets in the history."""
         return HistoryOffsets(*(await self._readers.read("arrow", "bounds"))[0])
 
     async def offset_at(self, bounds: HistoryOffsets, at_ms: int) -> int:
@@ -113,5 +107,4 @@ class StoredPipeline(RowReader):
         return int(rows[0][0])
 
     async def queue_names(self) -> list[str]:
-        """Return the sorted names of all queues that the history may refer to."""
         return [name for _, name in await self._readers.read("arrow", "queues")]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final, NamedTuple
 
+from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.read.read_pool import RowReader
 
@@ -75,7 +76,6 @@ class DeadLetterGroup:
 
     @property
     def bars(self) -> list[int]:
-        """Return the number of records per time span, oldest first."""
         return [self.arrivals[span] for span in range(SPANS)]
 
 
@@ -98,10 +98,10 @@ def cause_of(block: bytes | None) -> FailureCause | None:
 
     Bytes are matched, because parsing JSON took five times as long and bodies may be malformed.
     """
-    found = _ERROR.search(block) if block else None
-    if found is None:
+    match = _ERROR.search(block) if block else None
+    if match is None:
         return None
-    raw, is_whole = found[1], bool(found[2])
+    raw, is_whole = match[1], bool(match[2])
     try:
         if not is_whole:
             raw = _INCOMPLETE_ESCAPE.sub(b"", raw).decode(errors="ignore").encode()
@@ -122,14 +122,14 @@ def cause_of(block: bytes | None) -> FailureCause | None:
 
 def stated_source(block: bytes | None) -> tuple[tuple[str, str], ...]:
     """Find the detail (or reason) and the queue in a block by matching bytes."""
-    found: dict[str, str] = {}
+    members: dict[str, str] = {}
     for name, pattern in _STATED.items():
         value = pattern.search(block) if block else None
         if value is not None:
-            found[name] = value[1].decode(errors="replace")
-    if "detail" in found:
-        found.pop("reason", None)
-    return tuple(sorted(found.items()))
+            members[name] = value[1].decode(errors="replace")
+    if "detail" in members:
+        members.pop("reason", None)
+    return tuple(sorted(members.items()))
 
 
 class DeadLetterGroups(RowReader):
@@ -145,23 +145,25 @@ class DeadLetterGroups(RowReader):
         names: Iterable[str] = (),
         limit_s: float = LIMIT_S,
     ) -> DeadLetterPage:
-        """Group the newest records of ``queues``, or of all queues if None.
-
-        ``names`` are dead-letter queues whose names do not end in ``.dlq``.
-        """
-        rows = await self._read("dead_letter_queues", names=json.dumps(sorted(names)))
-        queues_with_records = [row for row in rows if queues is None or row[0] in queues]
+        """Group the newest records; ``names`` are dead-letter queues that do not end in .dlq."""
+        named = frozenset(names)
+        queues_with_records = [
+            (queue_id, name, count)
+            for queue_id, name, count in await self._read("filled_queues")
+            if (name.endswith(DEAD_LETTER_SUFFIX) or name in named)
+            and (queues is None or queue_id in queues)
+        ]
         total = sum(count for _, _, count in queues_with_records)
-        found: dict[tuple[object, ...], DeadLetterGroup] = {}
+        by_cause: dict[tuple[object, ...], DeadLetterGroup] = {}
         walks = {queue_id: (name, 1 << 62) for queue_id, name, _ in queues_with_records}
         slice_ = _FIRST_SLICE  # read a few records of each queue first, then more
         began_s = monotonic()
-        ends_s, seen = began_s + limit_s * _FIRST_ROUND_FACTOR, 0
+        ends_s, scanned = began_s + limit_s * _FIRST_ROUND_FACTOR, 0
         while walks:  # take turns so that no queue is left out
             for queue_id, (name, before) in list(walks.items()):
                 slice_began_s = monotonic()
-                count, place = await self._slice(found, queue_id, name, before, now_ms, slice_)
-                seen += count
+                count, place = await self._slice(by_cause, queue_id, name, before, now_ms, slice_)
+                scanned += count
                 if count < slice_:
                     del walks[queue_id]
                 else:
@@ -173,13 +175,13 @@ class DeadLetterGroups(RowReader):
             ends_s, slice_ = began_s + limit_s, _SLICE
             if monotonic() > ends_s:
                 break
-        groups = sorted(found.values(), key=lambda group: -group.last_seq)
+        groups = sorted(by_cause.values(), key=lambda group: -group.last_seq)
         await self._add_names(groups)
-        return DeadLetterPage(groups, seen, max(total, seen))
+        return DeadLetterPage(groups, scanned, max(total, scanned))
 
     async def _slice(
         self,
-        found: dict[tuple[object, ...], DeadLetterGroup],
+        by_cause: dict[tuple[object, ...], DeadLetterGroup],
         queue_id: int,
         name: str,
         before: int,
@@ -195,16 +197,15 @@ class DeadLetterGroups(RowReader):
             cause = cause_of(block)
             said = stated_source(block) if origin is None and reason is None else ()
             key = (queue_id, origin, urn, reason, cause, said)
-            if key not in found and len(found) >= _MAX_GROUPS:
+            if key not in by_cause and len(by_cause) >= _MAX_GROUPS:
                 urn, cause, said = None, None, ()
                 key = (queue_id, origin, urn, reason, cause, said)
-            group = found.get(key)
+            group = by_cause.get(key)
             if group is None:
                 text, is_whole = cause or (None, True)
-                group = found[key] = DeadLetterGroup(
-                    queue_id, name, origin, urn, reason, text, stated=said, is_whole=is_whole,
-                    first_at=at_ms,
-                )  # fmt: skip
+                group = DeadLetterGroup(queue_id, name, origin, urn, reason, text, stated=said)
+                group.is_whole, group.first_at = is_whole, at_ms
+                by_cause[key] = group
             group.records += 1
             group.size += size
             group.died_again += is_again
@@ -216,7 +217,6 @@ class DeadLetterGroups(RowReader):
         return len(rows), rows[-1][0] if rows else before
 
     async def _add_names(self, groups: Sequence[DeadLetterGroup]) -> None:
-        """Add the names of the origin queues and the ids of the sample records."""
         origins = json.dumps([group.origin_id for group in groups if group.origin_id is not None])
         seqs = json.dumps([group.last_seq for group in groups])
         names: dict[int, str] = dict(await self._readers.read("search", "names", queues=origins))

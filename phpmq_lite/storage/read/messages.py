@@ -73,12 +73,10 @@ class MessageRow:
 
     @property
     def message_id(self) -> str:
-        """The message id as sent over the wire: 32 hex digits."""
         return wire_id(self.seq, self.token)
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the message is ready or dispatched."""
         return self.state in (State.READY, State.DISPATCHED)
 
     @property
@@ -99,7 +97,6 @@ class Body:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether ``content`` is complete."""
         return len(self.content) == self.size
 
 
@@ -149,7 +146,6 @@ def wire_id(seq: int, token: int) -> str:
 
 
 def seq_of(message_id: str) -> int:
-    """Return the seq in a message id."""
     return int(message_id[:16], 16)
 
 
@@ -159,14 +155,9 @@ def is_message_id(text: str) -> bool:
 
 
 class MessageReader(RowReader):
-    """Reads messages for the web pages, in display order.
-
-    ``limit`` is at most ``PAGE_ROWS``.
-    """
+    """Reads messages for the web pages, in display order; ``limit`` is at most ``PAGE_ROWS``."""
 
     file = "messages"
-
-    # -- queues
 
     async def oldest_ready_at(self, queue_ids: Iterable[int]) -> dict[int, int]:
         """Return when each queue's first ready message was published, omitting empty queues."""
@@ -210,8 +201,6 @@ class MessageReader(RowReader):
             limit=_page(limit),
         )
         return rows[::-1] if is_backwards else rows
-
-    # -- single messages
 
     async def message(self, message_id: str) -> MessageRow | None:
         """Return a live or settled message, or None if it is unknown or its row was removed."""
@@ -266,7 +255,6 @@ class MessageReader(RowReader):
         return sha256.hexdigest()
 
     async def whole_body(self, message: MessageRow) -> Body | None:
-        """Return the complete body, regardless of its size."""
         rows = await self._read("body", seq=message.seq)
         if not rows:
             return None
@@ -275,14 +263,11 @@ class MessageReader(RowReader):
         return Body(len(content), content, is_damaged)
 
     async def events(self, seq: int) -> list[EventRow]:
-        """Return the events of a message, oldest first."""
         return await self._all(EventRow, "events", seq=seq, limit=EVENT_ROWS)
 
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
         """Return a message's links to others, such as redrive, restore, edit and dead letter."""
         return await self._all(LinkRow, "links", seqs=json.dumps(list(seqs)), limit=LINK_ROWS)
-
-    # -- history
 
     async def history(
         self,
@@ -344,11 +329,7 @@ class MessageReader(RowReader):
         return low
 
     async def trash(
-        self,
-        *,
-        before: int | None = None,
-        queues: frozenset[int] | None = None,
-        limit: int = 50,
+        self, *, before: int | None = None, queues: frozenset[int] | None = None, limit: int = 50
     ) -> Page[MessageRow, int]:
         """Return restorable deleted messages, newest first, scanning a limited number of rows.
 

@@ -46,7 +46,6 @@ class FairReadSlots:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def acquire(self, owner: str) -> None:
-        """Acquire a slot, waiting if none is free."""
         if self.free:
             self.free -= 1
             self.held[owner] += 1
@@ -65,7 +64,6 @@ class FairReadSlots:
             raise
 
     def release(self, owner: str) -> None:
-        """Release a slot and hand it to the next waiter."""
         self.held[owner] -= 1
         if not self.held[owner]:
             del self.held[owner]
@@ -128,9 +126,9 @@ class ReadPool(ABC, Generic[D, C]):
 
     def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> Self:
         """Return a separate pool for slow reads of the same database, closed with this one."""
-        made = type(self)(self._database, count=count, limit_s=limit_s)
-        self._pools.append(made)
-        return made
+        pool = type(self)(self._database, count=count, limit_s=limit_s)
+        self._pools.append(pool)
+        return pool
 
     async def close(self) -> None:
         """Close the connections; later reads open them again.

@@ -36,9 +36,6 @@ _GLOB_MARKS: Final = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
 _QUOTED: Final = re.compile(r'\s|^"|^$|^-')
 
 
-# -- queries
-
-
 @dataclass(slots=True, frozen=True)
 class SearchTerm:
     """One condition in a query.
@@ -55,7 +52,6 @@ class SearchTerm:
     number: int = 0
 
     def __str__(self) -> str:
-        """Return the term as typed by the user."""
         value = self.value
         if self.kind == "text":
             is_plain = not _QUOTED.search(value) and ":" not in value
@@ -78,15 +74,10 @@ class SearchQuery:
         return " ".join(map(str, self.terms))
 
     def without(self, term: SearchTerm) -> "SearchQuery":
-        """Return a copy of the query without one of its terms."""
         return SearchQuery(tuple(other for other in self.terms if other != term))
 
     def of(self, kind: str) -> list[SearchTerm]:
-        """Return all terms of one kind."""
         return [term for term in self.terms if term.kind == kind]
-
-
-# -- patterns
 
 
 def escape_pattern(text: str) -> str:
@@ -135,9 +126,6 @@ def prefix_end(start: str) -> str | None:
 def unescape_pattern(pattern: str) -> str:
     """Return the literal text of a pattern without wildcards."""
     return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
-
-
-# -- parsing
 
 
 @dataclass(slots=True, frozen=True)
@@ -197,7 +185,6 @@ def _refuse(detail: str, bound: str) -> NoReturn:
 
 
 def _term(text: str, start: int) -> tuple[SearchTerm, int]:
-    """Parse the term at index ``start``; return the term and the index of its end."""
     is_negated = text[start] == "-" and bool(text[start + 1 : start + 2].strip())
     name_start = start + is_negated
     qualifier = _NAME.match(text, name_start)
@@ -217,16 +204,13 @@ def _term(text: str, start: int) -> tuple[SearchTerm, int]:
     if parse_value is None:
         _refuse(
             f'There is no qualifier {name!r}. To search for this text, write "{term_text}".',
-            " ".join(f"{each.name}:" for each in QUALIFIERS).replace("data.:", "data.path:"),
+            " ".join(f"{q.name}:" for q in QUALIFIERS).replace("data.:", "data.path:"),
         )
     return parse_value(name, value, is_negated), end
 
 
 def _value(text: str, start: int) -> tuple[str, int, bool]:
-    """Parse a value; return the value, the index of its end, and whether it was quoted.
-
-    In quotes, a backslash escapes a quote or a backslash.
-    """
+    """Parse a value, perhaps with escapes in quotes; return it, its end, and if it was quoted."""
     end = start
     if text[start : start + 1] != '"':
         while end < len(text) and not text[end].isspace():
@@ -245,9 +229,6 @@ def _value(text: str, start: int) -> tuple[str, int, bool]:
     if end < len(text) and not text[end].isspace():
         _refuse(f"A space is missing after {text[start:end]!r}.", 'a space after a closing "')
     return value, end, True
-
-
-# -- one parser for each kind of qualifier
 
 
 def _check_wildcards(name: str, pattern: str) -> None:
@@ -352,9 +333,6 @@ _PARSERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
 }
 
 
-# -- searches for other parts
-
-
 def queue_search(name: str, states: Sequence[str] = ()) -> SearchQuery:
     """Return a search for a queue's messages, with the queue name in quotes if necessary."""
     queue = SearchTerm("queue", escape_pattern(name))
@@ -362,17 +340,14 @@ def queue_search(name: str, states: Sequence[str] = ()) -> SearchQuery:
 
 
 def ids_search(ids: Iterable[str]) -> SearchQuery:
-    """Return a search for messages with any of the given ids."""
     return SearchQuery(tuple(SearchTerm("id", message_id) for message_id in ids))
 
 
 def states_search(states: Iterable[str]) -> SearchQuery:
-    """Return a search for messages in any of the given states."""
     return SearchQuery(tuple(SearchTerm("state", state) for state in states))
 
 
 def traces_search(*trace_ids: str) -> SearchQuery:
-    """Return a search for messages that belong to any of the given traces."""
     return SearchQuery(tuple(SearchTerm("trace", escape_pattern(id_)) for id_ in trace_ids))
 
 
@@ -382,7 +357,6 @@ def meta_search(meta_id: str) -> SearchQuery:
 
 
 def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
-    """Return a search for a queue's messages that validation rejected."""
     return SearchQuery((*queue_search(queue, ("dead",)).terms, SearchTerm("verdict", reason)))
 
 

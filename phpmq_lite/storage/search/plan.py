@@ -169,7 +169,6 @@ def _sources(
     has_traces: bool,
     has_numbers: bool,
 ) -> tuple[list[str], list[str], SearchOrder]:
-    """Choose sources for live and settled messages, and the order in which they are read."""
     alive, settled = states & ALIVE, states & _SETTLED
     of_alive = ["alive_held" if alive == {State.DISPATCHED} else "alive"]
     of_settled = ["settled_seq"]

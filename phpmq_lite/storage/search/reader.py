@@ -106,10 +106,7 @@ class Search(RowReader):
     file = "search"
 
     def __init__(
-        self,
-        readers: Readers,
-        *,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        self, readers: Readers, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     ) -> None:
         super().__init__(readers)
         self._now_ms = now_ms
@@ -232,8 +229,6 @@ class Search(RowReader):
     async def newest_contents(self, limit: int = 200) -> list[Row]:
         """Return the URN and body (None if over 4 KiB) of the newest live and settled messages."""
         return await self._read("newest_contents", limit=limit)
-
-    # -- slices
 
     async def _begin(
         self, query: SearchQuery, allowed: frozenset[int] | None, upto: int | None
@@ -397,7 +392,6 @@ class _MatchSummary:
         self.urns: Counter[str] = Counter()
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows to the selection and count them."""
         if not rows:
             return
         _, seqs, queues, states, urns, published, sizes, deadlines = zip(*rows, strict=True)

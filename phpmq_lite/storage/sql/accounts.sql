@@ -26,19 +26,10 @@ WHERE action = 'session.login' AND result = 'done' AND at_ms >= :since;
 SELECT EXISTS (SELECT 1 FROM "user" WHERE role = 'admin');
 
 -- name: saved_items
--- Saved items of one kind, by name.
--- parameters: kind; limit
+-- twin: saved_item
+-- Saved items of one kind, by name, or a single one.
+-- parameters: kind; limit, or name
 -- columns: name, content (JSON), saved_at, saved_by
 SELECT name, content, saved_at, saved_by
 FROM saved
-WHERE kind = :kind
-ORDER BY name
-LIMIT :limit;
-
--- name: saved_item
--- A single saved item.
--- parameters: kind; name
--- columns: name, content (JSON), saved_at, saved_by
-SELECT name, content, saved_at, saved_by
-FROM saved
-WHERE kind = :kind AND name = :name;
+WHERE kind = :kind {ORDER BY name LIMIT :limit | AND name = :name};

@@ -96,7 +96,6 @@ FROM halving WHERE low = high;
 SELECT queue_id, name FROM queue ORDER BY name;
 
 -- name: subscription
--- parameters: name
 -- columns: subscription_id; queue; acked_upto, next_claim (numbers of claims)
 SELECT s.subscription_id, q.name AS queue, s.acked_upto, s.next_claim
 FROM subscription AS s JOIN queue AS q ON q.queue_id = s.queue_id

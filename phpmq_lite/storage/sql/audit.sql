@@ -28,15 +28,8 @@ WHERE audit_id {< | >} :start AND audit_id {>= | <=} :stop AND {filter}
 ORDER BY audit_id {DESC | ASC} LIMIT :limit;
 
 -- name: newest_of_target
--- The newest row with a given target.
--- parameters: target
--- index: audit_target
-SELECT {columns} FROM audit WHERE target = :target ORDER BY audit_id DESC LIMIT 1;
-
--- name: bulk_job
--- The audit row of a bulk job.
--- parameters: audit_id
--- columns: at_ms, actor, action, target, count, result, detail
-SELECT at_ms, actor, action, target, count, result, detail
-FROM audit
-WHERE audit_id = :audit_id;
+-- twin: bulk_job
+-- The newest row with a given target, or the row of a bulk job.
+-- index: {audit_target | PRIMARY KEY}
+SELECT {columns} FROM audit
+WHERE {target = :target ORDER BY audit_id DESC LIMIT 1 | audit_id = :audit_id};

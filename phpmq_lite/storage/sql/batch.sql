@@ -43,20 +43,19 @@ UPDATE message SET queue_id = given.queue_id, position = given.position, state =
 FROM {given: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
   last_dispatched_at, deliveries, charged, consumer} WHERE message.seq = given.seq;
 
--- name: settle_messages
--- History rows for settled messages in seq order, with the next offsets.
--- before the rows: outcome, reason, now (Unix ms).  rows: seq
-INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
-SELECT {next_offset} ?::bigint, ?::text, ?::bigint, {history_columns}
-FROM message WHERE seq IN ({rows:?}) ORDER BY seq;
+-- part: seqs
+-- rows: seq
+IN ({rows:?})
 
--- name: settle_run
--- Like settle_messages, for messages with consecutive numbers.
--- parameters: outcome, reason, now (Unix ms), first and last seq
+-- name: settle_messages
+-- twin: settle_run
+-- History rows for settled messages in seq order, with the next offsets; of any or of consecutive
+-- numbers.
+-- before the rows: outcome, reason, now (Unix ms); then first and last seq of a run
 -- index: PRIMARY KEY
 INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
 SELECT {next_offset} ?::bigint, ?::text, ?::bigint, {history_columns}
-FROM message WHERE seq BETWEEN ? AND ? ORDER BY seq;
+FROM message WHERE seq {{seqs} | BETWEEN ? AND ?} ORDER BY seq;
 
 -- name: settle_dispatched
 -- Like settle_messages, for stored messages that this batch both dispatched and settled.  Not
@@ -121,29 +120,20 @@ CROSS JOIN message AS record ON record.seq IN (
     WHERE newest.source_seq = given.source_seq AND newest.publisher = given.publisher
     ORDER BY newest.seq DESC LIMIT 8) AS newest_few);
 
--- name: dispatch_run
--- Stored messages with consecutive numbers that this batch dispatched to one consumer.
--- parameters: consumer, dispatched (Unix ms), first and last seq
--- index: PRIMARY KEY
-UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = ?1, last_dispatched_at = ?2,
-  first_dispatched_at = coalesce(first_dispatched_at, ?2)
-WHERE seq BETWEEN ?3 AND ?4;
-
 -- name: dispatch_several
--- The same for other numbers.
--- before the rows: consumer, dispatched (Unix ms).  rows: seq
+-- twin: dispatch_run
+-- Stored messages that this batch dispatched to one consumer; of any or of consecutive numbers.
+-- before the rows: consumer, dispatched (Unix ms); then first and last seq of a run
+-- index: PRIMARY KEY
 UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = ?1, last_dispatched_at = ?2,
   first_dispatched_at = coalesce(first_dispatched_at, ?2)
-WHERE seq IN ({rows:?});
-
--- name: delete_run
--- parameters: first and last seq
--- index: PRIMARY KEY
-DELETE FROM message WHERE seq BETWEEN ?1 AND ?2;
+WHERE seq {{seqs} | BETWEEN ? AND ?};
 
 -- name: delete_messages
--- rows: seq
-DELETE FROM message WHERE seq IN ({rows:?});
+-- twin: delete_run
+-- parameters: first and last seq of a run
+-- index: PRIMARY KEY
+DELETE FROM message WHERE seq {{seqs} | BETWEEN ? AND ?};
 
 -- name: delete_receipts
 -- rows: n
@@ -162,14 +152,6 @@ UPDATE queue SET on_expire = ?, max_deliveries = ?, ack_timeout_s = ?, max_messa
 -- name: close_client
 -- parameters: closed_at, framing, revision, reason, client
 UPDATE client SET closed_at = ?, framing = ?, revision = ?, reason = ? WHERE client = ?;
-
--- name: next_ready
--- The next ready messages of a queue, in order and without bodies.
--- parameters: queue_id; after (position, exclusive); limit
--- index: message_place
-SELECT {all_columns}
-FROM message WHERE queue_id = ? AND position > ? AND state = 0
-ORDER BY position LIMIT ?;
 
 -- name: all_page
 -- A page of a queue's live messages, in order.
@@ -239,13 +221,9 @@ WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms > ?;
 SELECT seq, content FROM body WHERE seq IN ({rows:?});
 
 -- name: checksums
--- rows: seq
-SELECT seq, crc FROM message WHERE seq IN ({rows:?});
-
--- name: settled_checksums
--- rows: seq
--- index: history_seq
-SELECT seq, crc FROM history WHERE seq IN ({rows:?});
+-- twin: settled_checksums
+-- index: {PRIMARY KEY | history_seq}
+SELECT seq, crc FROM {message | history} WHERE seq {seqs};
 
 -- name: release_dispatched
 -- At startup, returns messages held by connections to their positions; claimed messages stay.
@@ -290,7 +268,6 @@ UNION ALL SELECT 'next_number', next_number FROM line;
 UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL AND client > 0;
 
 -- name: delete_body
--- parameters: seq
 -- index: PRIMARY KEY
 DELETE FROM body WHERE seq = :seq;
 
@@ -316,23 +293,19 @@ SELECT step_ms FROM clock_step ORDER BY number DESC LIMIT 1;
 
 -- name: shift_deadlines
 -- Subtracts the broker's downtime from the remaining time of messages stored before it.
--- parameters: away_ms, first_number, excluded
 UPDATE message SET deadline_ms = deadline_ms - :away_ms
 WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
   AND NOT seq IN ids(:excluded);
 
 -- name: create_stage
--- parameters: stage_id, token, created_at, until_ms
 INSERT INTO stage (stage_id, token, created_at, until_ms, "rows", bytes, is_whole)
 VALUES (:stage_id, :token, :created_at, :until_ms, 0, 0, 0);
 
 -- name: update_stage
--- parameters: rows, bytes, is_whole, stage_id
 -- index: PRIMARY KEY
 UPDATE stage SET "rows" = :rows, bytes = :bytes, is_whole = :is_whole WHERE stage_id = :stage_id;
 
 -- name: update_stage_queue
--- parameters: stage_id, queue_id, rows, bytes, bad_rows, bad_bytes, least_ttl_s, policy
 INSERT INTO stage_part
   (stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy)
 VALUES (:stage_id, :queue_id, :rows, :bytes, :bad_rows, :bad_bytes, :least_ttl_s, :policy)
@@ -342,7 +315,6 @@ ON CONFLICT (stage_id, queue_id) DO UPDATE SET "rows" = excluded."rows", bytes =
 
 -- name: copy_staged_messages
 -- Appends new messages to their queues, numbered in the order of the staged rows.
--- parameters: offset, at_ms, steady_ms, publisher, first_row, end_row
 -- index: PRIMARY KEY
 INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
   deliveries, charged, size, crc, publisher, urn, trace_id, meta_id, attempts)
@@ -353,30 +325,25 @@ SELECT row_id + CAST(:offset AS bigint), token, queue_id, row_id + CAST(:offset 
 FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row AND reason IS NULL ORDER BY row_id;
 
 -- name: copy_staged_bodies
--- parameters: offset, first_row, end_row
 -- index: PRIMARY KEY
 INSERT INTO body (seq, content) SELECT row_id + CAST(:offset AS bigint), content
 FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row AND reason IS NULL ORDER BY row_id;
 
 -- name: drop_stage
 -- Marks a stage as published or cancelled; its rows are removed later, in slices.
--- parameters: stage_id
 -- index: PRIMARY KEY
 UPDATE stage SET token = NULL WHERE stage_id = :stage_id;
 
 -- name: seal_stage
 -- Keeps the remaining rows of a partial publish.
--- parameters: token, until_ms, stage_id
 -- index: PRIMARY KEY
 UPDATE stage SET token = :token, until_ms = :until_ms WHERE stage_id = :stage_id;
 
 -- name: drop_stage_queues
--- parameters: stage_id
 -- index: PRIMARY KEY
 DELETE FROM stage_part WHERE stage_id = :stage_id;
 
 -- name: record_published_version
--- parameters: app_id, version, at_ms, rows, owner, used_ms, is_single
 INSERT INTO published (app_id, version, at_ms, "rows", owner, used_ms, single_use)
 VALUES (:app_id, :version, :at_ms, :rows, :owner, :used_ms, :is_single)
 ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.at_ms,
@@ -385,12 +352,10 @@ ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.
 
 -- name: record_app_id_use
 -- Records a repeated publish or a new owner of an app_id.
--- parameters: owner, used_ms, app_id
 -- index: PRIMARY KEY
 UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
 
 -- name: forget_published_version
--- parameters: app_id
 -- index: PRIMARY KEY
 DELETE FROM published WHERE app_id = :app_id;
 
@@ -429,19 +394,16 @@ SELECT app_id, version, owner, used_ms, single_use FROM published ORDER BY used_
 DELETE FROM claim WHERE seq IN ({rows:?});
 
 -- name: create_subscription
--- parameters: subscription_id, name, queue_id, created_at
 INSERT INTO subscription (subscription_id, name, queue_id, next_claim, acked_upto, created_at)
 VALUES (:subscription_id, :name, :queue_id, 1, 0, :created_at);
 
 -- name: update_subscription
--- parameters: queue_id, next_claim, acked_upto, subscription_id
 -- index: PRIMARY KEY
 UPDATE subscription
 SET queue_id = :queue_id, next_claim = :next_claim, acked_upto = :acked_upto
 WHERE subscription_id = :subscription_id;
 
 -- name: delete_subscription
--- parameters: subscription_id
 -- index: PRIMARY KEY
 DELETE FROM subscription WHERE subscription_id = :subscription_id;
 
@@ -457,13 +419,11 @@ SELECT message.queue_id, count(*), CAST(sum(message.size) AS bigint)
 FROM claim CROSS JOIN message USING (seq) GROUP BY message.queue_id;
 
 -- name: record_history_reader
--- parameters: name, offset, at_ms, owner
 INSERT INTO reader (name, "offset", at_ms, owner) VALUES (:name, :offset, :at_ms, :owner)
 ON CONFLICT (name) DO UPDATE
   SET "offset" = excluded."offset", at_ms = excluded.at_ms, owner = excluded.owner;
 
 -- name: delete_history_reader
--- parameters: name
 DELETE FROM reader WHERE name = :name;
 
 -- name: reader_owners
@@ -472,8 +432,6 @@ DELETE FROM reader WHERE name = :name;
 SELECT name, owner FROM reader ORDER BY at_ms, name;
 
 -- name: insert_audit
--- parameters: audit_id, at_ms, actor, source, address, action, target, number, reason, result,
---   detail, request_id
 INSERT INTO audit (audit_id, at_ms, actor, source, address, action, target, count, reason, result,
   detail, request_id)
 VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number, :reason, :result,
@@ -481,86 +439,76 @@ VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number,
 
 -- name: advance_audit
 -- Adds a completed slice of a bulk job to its audit row.
--- parameters: more, result, audit_id
 UPDATE audit SET count = count + CAST(:more AS bigint), result = :result WHERE audit_id = :audit_id;
+
+-- name: create_history_id
+-- twin: renew_history_id
+-- At startup, has an effect only on the first one; a new id invalidates the offsets that history
+-- readers have stored.
+INSERT INTO meta (name, value) VALUES ('history_id', ?)
+ON CONFLICT (name) DO {NOTHING | UPDATE SET value = excluded.value};
 
 -- name: interrupt_audit
 -- At startup, marks jobs that were running when the broker stopped as interrupted.
 UPDATE audit SET result = 'interrupted' WHERE result = 'running';
 
 -- name: add_user
--- parameters: user_id, name, password, role, queues, created_at
 INSERT INTO "user" (user_id, name, password, role, queues, created_at)
 VALUES (:user_id, :name, :password, :role, :queues, :created_at);
 
 -- name: set_password
--- parameters: password, user_id
 UPDATE "user" SET password = :password WHERE user_id = :user_id;
 
 -- name: set_user_rights
--- parameters: role, queues, user_id
 UPDATE "user" SET role = :role, queues = :queues WHERE user_id = :user_id;
 
 -- name: set_last_login
--- parameters: at_ms, user_id
 UPDATE "user" SET last_login_at = :at_ms WHERE user_id = :user_id;
 
 -- name: delete_user
--- parameters: user_id
 DELETE FROM "user" WHERE user_id = :user_id;
 
 -- name: add_token
--- parameters: token_id, name, sha256, role, queues, created_at, created_by, expires_at
 INSERT INTO token (token_id, name, sha256, role, queues, created_at, created_by, expires_at)
 VALUES (:token_id, :name, :sha256, :role, :queues, :created_at, :created_by, :expires_at);
 
 -- name: set_token_used
--- parameters: at_ms, token_id
 UPDATE token SET last_used_at = :at_ms WHERE token_id = :token_id;
 
 -- name: expire_token
--- parameters: expires_at, token_id
 UPDATE token SET expires_at = :expires_at WHERE token_id = :token_id;
 
 -- name: delete_token
--- parameters: token_id
 DELETE FROM token WHERE token_id = :token_id;
 
 -- name: add_session
--- parameters: session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent
 INSERT INTO session
   (session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent)
 VALUES (:session_id, :sha256, :user_id, :csrf, :created_at, :seen_at, :expires_at, :address,
   :agent);
 
 -- name: set_session_seen
--- parameters: at_ms, session_id
 UPDATE session SET seen_at = :at_ms WHERE session_id = :session_id;
 
 -- name: delete_session
--- parameters: session_id
 DELETE FROM session WHERE session_id = :session_id;
 
 -- name: delete_user_sessions
--- parameters: user_id
 -- index of SQLite: session_user
 DELETE FROM session WHERE user_id = :user_id;
 
 -- name: save_item
 -- Replaces any item that has the same name.
--- parameters: kind, name, content, saved_at, saved_by
 INSERT INTO saved (kind, name, content, saved_at, saved_by)
 VALUES (:kind, :name, :content, :saved_at, :saved_by)
 ON CONFLICT (kind, name) DO UPDATE SET
   content = excluded.content, saved_at = excluded.saved_at, saved_by = excluded.saved_by;
 
 -- name: delete_saved_item
--- parameters: kind, name
 DELETE FROM saved WHERE kind = :kind AND name = :name;
 
 -- name: dismiss_start_report
 -- Hides a startup report for everyone.
--- parameters: dismissed_by, start_id
 -- index: PRIMARY KEY
 UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
 
@@ -571,8 +519,6 @@ coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
 
 -- name: put_rollup
 -- Replaces the row of a span that a stop interrupted.
--- parameters: at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead,
---   deleted, ready, held, size, oldest_age_ms, wait, hold, queue_id
 INSERT INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued,
   expired, dead, deleted, ready, held, bytes, oldest_age_ms, wait, hold, queue_id)
 VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead,
@@ -585,7 +531,6 @@ ON CONFLICT (span_s, queue_id, at_s) DO UPDATE SET published = excluded.publishe
 
 -- name: trim_rollups
 -- Removes the oldest spans of one length, at most :limit rows.
--- parameters: span_s, before_s, limit
 -- index: rollup_time
 DELETE FROM rollup
 WHERE (span_s, queue_id, at_s) IN (

@@ -24,25 +24,18 @@ WHERE coalesce(CAST(:name AS text), subscription.name) = subscription.name
 GROUP BY subscription.subscription_id ORDER BY subscription.name;
 
 -- name: history_readers
--- parameters:
 -- columns: name, offset, at_ms, owner
 SELECT name, "offset", at_ms, owner FROM reader ORDER BY name;
 
 -- name: closed_clients
--- Connections closed since a time and before a position, newest first.
--- parameters: since (Unix ms); before_at (Unix ms), before_client: the position, exclusive; limit
+-- twin: client
+-- Connections closed since a time and before a position, newest first; or a single one, even open.
+-- parameters: since (Unix ms); before_at (Unix ms), before_client: the position, exclusive; limit.
+--   Or client
 -- columns: those of consumers.ClientRow
--- index: client_closed
+-- index: {client_closed | PRIMARY KEY}
 SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
 FROM client
-WHERE closed_at >= :since AND (closed_at, client) < (:before_at, :before_client)
-ORDER BY closed_at DESC, client DESC
-LIMIT :limit;
-
--- name: client
--- A single connection, open or closed.
--- parameters: client
--- columns: those of consumers.ClientRow
-SELECT client, kind, address, opened_at, closed_at, framing, revision, reason
-FROM client
-WHERE client = :client;
+WHERE {closed_at >= :since AND (closed_at, client) < (:before_at, :before_client)
+  ORDER BY closed_at DESC, client DESC LIMIT :limit
+  | client = :client};

@@ -1,14 +1,13 @@
 -- Sizes for the system page and the metrics.
 
--- name: counters
--- columns: name, value
-SELECT name, value FROM counter;
-
--- name: history
--- First and last rows of the history; NULL if it is empty.
--- columns: settled_at of the oldest row, offset of the newest row
+-- name: ends
+-- columns: settled_at of the oldest settled message and offset of the newest, or NULL; at_ms of the
+--   oldest audit row, or NULL; number of audit rows; number of migrations applied
 SELECT (SELECT settled_at FROM history ORDER BY "offset" LIMIT 1),
-  (SELECT max("offset") FROM history);
+  (SELECT max("offset") FROM history), (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
+  coalesce(counter_value('audit_rows'), 0) + coalesce(counter_value('audit_refusals'), 0)
+    + (SELECT count(*) FROM audit WHERE audit_id > coalesce(counter_value('audit_counted'), 0)),
+  (SELECT coalesce(max(number), 0) FROM migration);
 
 -- name: totals
 -- Sizes of the history, separately for deleted messages and all other messages; with the rows that
@@ -26,9 +25,3 @@ FROM (
   WHERE "offset" > coalesce(counter_value('placed_upto'), 0)
   ORDER BY "offset" LIMIT 50000
 ) AS tail;
-
--- name: audit
--- columns: at_ms of the oldest row of the audit log, or NULL; number of rows
-SELECT (SELECT at_ms FROM audit ORDER BY audit_id LIMIT 1),
-  coalesce(counter_value('audit_rows'), 0) + coalesce(counter_value('audit_refusals'), 0)
-    + (SELECT count(*) FROM audit WHERE audit_id > coalesce(counter_value('audit_counted'), 0));

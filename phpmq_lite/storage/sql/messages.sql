@@ -50,6 +50,23 @@ LEFT JOIN history AS o ON o.seq = m.source_seq
 LEFT JOIN queue AS oq ON oq.queue_id = m.source_queue_id
 LEFT JOIN body AS b ON b.seq = m.seq
 
+-- part: dead_letter
+-- A dead letter and the reason why its message died.
+SELECT
+  m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
+  EXISTS (
+    SELECT 1 FROM event AS e
+    WHERE e.seq = m.source_seq AND e.kind = 'redrive' AND e.detail < seq_digits(m.source_seq)
+  ),
+  CASE WHEN m.size <= 65536 THEN (
+    SELECT substr(content, nullif({place_of_block}, 0), 400) FROM body WHERE body.seq = m.seq
+  ) END
+
+-- name: filled_queues
+-- Queues that are not empty, by name.
+-- columns: queue_id, name, number of messages
+SELECT queue_id, name, live_count FROM queue WHERE live_count > 0 ORDER BY name;
+
 -- name: oldest_ready
 -- Time when the first ready message of each given queue was published.
 -- parameters: queue_ids (a JSON array)
@@ -194,7 +211,6 @@ WHERE seq {= :seq | IN ids(:seqs)};
 
 -- name: events
 -- The events of a message, in order.
--- parameters: seq; limit
 -- columns: at_ms, kind, detail, count, last_at
 -- index: event_seq
 SELECT at_ms, kind, detail, count, last_at FROM event

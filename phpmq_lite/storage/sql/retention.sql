@@ -35,12 +35,14 @@ UNION ALL SELECT 'deleted_lo', coalesce(counter_value('deleted_lo'), 0);
   AND "offset" < (SELECT max("offset") FROM history)
 
 -- name: next_settled
--- The next rows in order; is_passed marks deleted rows, which belong to the other front.
+-- twin: next_deleted
+-- The next rows in order, or those of deleted messages; is_passed marks rows of the other front.
 -- parameters: lo (offset, inclusive); limit
 -- columns: offset, seq, size, settled_at, is_passed
--- index: PRIMARY KEY
-SELECT "offset", seq, size, settled_at, outcome = 5 FROM history
-WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit;
+-- index: {PRIMARY KEY | history_unusual}
+SELECT "offset", seq, size, settled_at, {outcome = 5 | 0} FROM history
+WHERE {"offset" >= :lo | outcome = 5 AND outcome <> 2 AND "offset" >= :lo} AND {removable}
+ORDER BY "offset" LIMIT :limit;
 
 -- name: settled_range
 -- Sums of the next rows in order, without deleted rows.
@@ -64,21 +66,13 @@ FROM (
 -- index: PRIMARY KEY
 SELECT seq FROM history NOT INDEXED WHERE {range} ORDER BY seq;
 
--- name: next_deleted
--- The next rows of deleted messages, in order.
--- parameters: lo (offset, inclusive); limit
--- columns: offset, seq, size, settled_at, is_passed (always 0)
--- index: history_unusual
-SELECT "offset", seq, size, settled_at, 0 FROM history
-WHERE outcome = 5 AND outcome <> 2 AND "offset" >= :lo AND {removable}
-ORDER BY "offset" LIMIT :limit;
-
 -- name: remove_events
+-- twin: remove_events_run
 -- Removes at most :limit events of removed messages, which may have any number of events.
--- parameters: seqs (JSON list); limit
+-- parameters: seqs (JSON list), or first and last (seq, inclusive); limit
 -- index: event_seq
 DELETE FROM event WHERE event_id IN (
-  SELECT event_id FROM event WHERE seq IN ids(:seqs)
+  SELECT event_id FROM event WHERE seq {IN ids(:seqs) | BETWEEN :first AND :last}
     AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
   LIMIT :limit);
 
@@ -103,15 +97,6 @@ DELETE FROM body WHERE seq IN (
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = body.seq)
   AND NOT EXISTS (SELECT 1 FROM message WHERE source_seq = body.seq);
 
--- name: remove_events_run
--- Like remove_events, for messages with consecutive numbers.
--- parameters: first, last (seq, inclusive); limit
--- index: event_seq
-DELETE FROM event WHERE event_id IN (
-  SELECT event_id FROM event WHERE seq BETWEEN :first AND :last
-    AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = event.seq)
-  LIMIT :limit);
-
 -- name: remove_bodies_run
 -- Like remove_bodies, for messages with consecutive numbers.
 -- parameters: first, last (seq, inclusive)
@@ -121,12 +106,6 @@ DELETE FROM body WHERE seq BETWEEN :first AND :last
   AND seq NOT IN (
     SELECT source_seq FROM message WHERE source_seq BETWEEN :first AND :last
       AND size < (SELECT length(content) FROM body AS original WHERE original.seq = source_seq));
-
--- name: remove_settled_range
--- Removes the rows of a settled_range.
--- parameters: lo (inclusive), end (exclusive)
--- index: PRIMARY KEY
-DELETE FROM history WHERE {range};
 
 -- name: newest_removable_body
 -- Body of the newest row if it is too old, or if this body alone still exceeds a bound.
@@ -140,9 +119,10 @@ WHERE "offset" = (SELECT max("offset") FROM history)
   AND NOT EXISTS (SELECT 1 FROM message WHERE message.seq = history.seq);
 
 -- name: remove_settled
--- parameters: offsets (JSON list)
+-- twin: remove_settled_range
+-- parameters: offsets (JSON list), or lo (inclusive) and end (exclusive)
 -- index: PRIMARY KEY
-DELETE FROM history WHERE "offset" IN ids(:offsets);
+DELETE FROM history WHERE {"offset" IN ids(:offsets) | {range}};
 
 -- name: remove_clients
 -- Removes connections closed before the oldest row of the history.
@@ -154,7 +134,6 @@ DELETE FROM client WHERE client IN (
 
 -- name: remove_excess_clients
 -- Removes the oldest closed connections whose numbers are not among the newest.
--- parameters: most; limit
 -- index: PRIMARY KEY
 DELETE FROM client WHERE client IN (
   SELECT client FROM client

@@ -40,7 +40,6 @@ ORDER BY at_s;
 
 -- name: newest
 -- Start of the newest span of one length; NULL if there is none.
--- parameters: span_s
 -- columns: at_s
 -- index: rollup_time
 SELECT max(at_s) FROM rollup WHERE span_s = :span_s;

@@ -112,6 +112,9 @@ m.trace_id {glob} (:{v})
 -- part: trace_exact
 m.trace_id = :{v}
 
+-- part: origin
+m.source_queue_id IN (SELECT queue_id FROM queue WHERE name {glob} (:{v}))
+
 -- part: id
 message_id(m.seq, m.token) {glob} (:{v})
 
@@ -188,7 +191,6 @@ WHERE queue_id IN ids(:queues);
 
 -- name: newest_contents
 -- URNs and contents of the newest messages, used to complete search terms.
--- parameters: limit
 -- columns: urn, content (NULL if large)
 SELECT m.urn, CASE WHEN m.size <= 4096 THEN b.content END
 FROM (

@@ -12,7 +12,6 @@ DELETE FROM start WHERE start_id <= (SELECT max(start_id) FROM start) - ?;
 
 -- name: newest_starts
 -- The most recent startups, newest first.
--- parameters: limit
 -- columns: start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by
 SELECT start_id, at_ms, version, was_clean, down_from_ms, report, dismissed_by FROM start
 ORDER BY start_id DESC LIMIT :limit;

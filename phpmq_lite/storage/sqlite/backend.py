@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,74 +37,63 @@ from phpmq_lite.storage.start_report import StartRecorder
 _log = get_logger(__name__)
 
 
+@dataclass(eq=False)
 class SqliteBackend(Backend):
     """The database of a locked data folder."""
 
-    def __init__(
-        self,
-        folder: DataFolder,
-        space: DiskSpace,
-        on_fatal: Callable[[BaseException], None],
-        *,
-        accept_loss: bool,
-        cache_bytes: int,
-        wal_bytes: int,
-    ) -> None:
-        self.writer: Writer = Writer(folder.database, space, on_fatal, folder)
-        self.database = folder.database
-        self._folder = folder
-        self._on_fatal = on_fatal
-        self._accept_loss = accept_loss
-        self._cache_bytes = cache_bytes
-        self._wal_bytes = wal_bytes
+    folder: DataFolder
+    space: DiskSpace
+    on_fatal: Callable[[BaseException], None]
+    _: KW_ONLY
+    accept_loss: bool
+    cache_bytes: int
+    wal_bytes: int
+
+    def __post_init__(self) -> None:
+        self.writer: Writer = Writer(self.folder.database, self.space, self.on_fatal, self.folder)
+        self.database = self.folder.database
         self._live_seal: LiveSeal | None = None
 
     def status(self) -> StoreStatus:
-        """Return the state of the store; pages measure that of the files."""
-        return StoreStatus(place=str(self._folder.path))
+        return StoreStatus(place=str(self.folder.path))
 
     def readers(self, count: int = 2) -> Readers:
-        """Return connections for pages."""
-        return SqliteReaders(self._folder.database, count=count)
+        return SqliteReaders(self.folder.database, count=count)
 
     async def open(self, starting: StartRecorder, tell: Callable[[str], None]) -> None:
-        """Check the files, open the database and migrate it."""
-        await asyncio.to_thread(check_standby, self._folder.path)
+        await asyncio.to_thread(check_standby, self.folder.path)
         check = await asyncio.to_thread(
-            check_files, self._folder, accept_loss=self._accept_loss, tell=tell
+            check_files, self.folder, accept_loss=self.accept_loss, tell=tell
         )
         starting.note_wal(check.wal.frames, check.wal.commits, check.wal.commits_lost)
         starting.report.checks += check.checks
         self.is_structure_due = check.is_structure_due
-        await self.writer.open(self._cache_bytes)
+        await self.writer.open(self.cache_bytes)
         tell("migrating")
         starting.note_migrations(
             await self.writer.run(lambda store: migrate(store.connection, migrations_folder()))
         )
 
     def close_with(self, stack: AsyncExitStack) -> None:
-        """Add to ``stack`` what closes and seals the database."""
         stack.push_async_callback(asyncio.to_thread, self._seal)
         if not self.writer.checkpoint_right.is_shared:  # otherwise Litestream changes the database
-            self._live_seal = LiveSeal(self._folder.database, self.writer.files)
+            self._live_seal = LiveSeal(self.folder.database, self.writer.files)
             stack.callback(self._live_seal.close)
         stack.push_async_callback(self.writer.close)
 
     def record_use(self, stack: AsyncExitStack) -> None:
-        """Record that the database is in use and, when ``stack`` unwinds, that it no longer is."""
-        self._folder.record(is_running=True, has_messages=True)
-        stack.push(partial(record_stop, self._folder, self.writer))
+        self.folder.record(is_running=True, has_messages=True)
+        stack.push(partial(record_stop, self.folder, self.writer))
 
     async def start_maintenance(
         self, bounds: RetentionBounds, counters: Callable[[ClockReading], Mapping[str, int]]
     ) -> StoreMaintenance:
-        """Begin checkpoints, indexing and retention."""
         writer, space = self.writer, self.writer.space
         await writer.run(lambda store: space.measure(store.used_bytes()))
         maintenance = writer.maintenance = WriterMaintenance(
-            self._folder.database,
+            self.folder.database,
             bounds,
-            self._wal_bytes,
+            self.wal_bytes,
             counters,
             space,
             self._live_seal,
@@ -113,13 +103,13 @@ class SqliteBackend(Backend):
 
     def _seal(self) -> None:
         """Seal the closed database, so that the next start need not check its structure."""
-        if is_configured(self._folder.path):
+        if is_configured(self.folder.path):
             _log.info("not_sealed", reason="Litestream may change the database after this stop")
             return
         try:
-            seal(self._folder, self.writer.files)
+            seal(self.folder, self.writer.files)
         except DatabaseReplacedError as error:
-            self._on_fatal(error)
+            self.on_fatal(error)
         except OSError as error:
             _log.warning("not_sealed", reason=str(error))
 

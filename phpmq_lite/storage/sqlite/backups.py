@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
@@ -82,32 +82,25 @@ class Backup:
 
     @property
     def database(self) -> Path:
-        """Path of the database copy."""
         return self.folder / DATABASE
 
 
+@dataclass(eq=False)
 class BackupMaker:
     """Makes one backup.  Call ``run`` in a separate thread; ``stop`` can be called from any thread.
 
     ``is_open`` means that a broker has the database open; if not, the caller must lock its folder.
     """
 
-    def __init__(
-        self,
-        database: Path,
-        folder: Path,
-        version: str,
-        *,
-        reserve: int = 0,
-        is_open: bool = True,
-        check_files: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._check_files = check_files  # raises StorageError if the database has been replaced
-        self._reserve = reserve  # number of bytes to leave free on the database's disk
-        self._is_open = is_open
-        self._database = database
-        self._folder = folder
-        self._version = version
+    database: Path
+    folder: Path
+    version: str
+    _: KW_ONLY
+    reserve: int = 0  # number of bytes to leave free on the database's disk
+    is_open: bool = True
+    check_files: Callable[[], None] = lambda: None  # raises StorageError if it has been replaced
+
+    def __post_init__(self) -> None:
         self._connection: sqlite3.Connection | None = None
         self._is_stopped = threading.Event()
 
@@ -135,31 +128,30 @@ class BackupMaker:
             self._prepare()
             with self._temporary_folder() as place:
                 self._copy(place / DATABASE)
-                self._check_files()
+                self.check_files()
                 return self._finish(place, began_at)
         except sqlite3.Error as error:
             raise self._translated(error, limit_s) from error
         except OSError as error:
             raise StorageError(
-                f"cannot make a backup in {self._folder}: {os_reason(error)}"
+                f"cannot make a backup in {self.folder}: {os_reason(error)}"
             ) from error
         finally:
             clock.cancel()
 
     def _prepare(self) -> None:
-        """Create the folder and check that it has enough free space."""
-        if not self._folder.exists():
-            self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
-            sync_folder(self._folder.parent)
-        for left in self._folder.glob(".*.new"):  # these remain from interrupted backups
+        if not self.folder.exists():
+            self.folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
+            sync_folder(self.folder.parent)
+        for left in self.folder.glob(".*.new"):  # these remain from interrupted backups
             shutil.rmtree(left, ignore_errors=True)
-        size = _size(self._database)
-        is_beside = self._folder.stat().st_dev == self._database.stat().st_dev
-        check_space(self._folder, max(2 * size, size + self._reserve * is_beside))
+        size = _size(self.database)
+        is_beside = self.folder.stat().st_dev == self.database.stat().st_dev
+        check_space(self.folder, max(2 * size, size + self.reserve * is_beside))
 
     @contextmanager
     def _temporary_folder(self) -> Iterator[Path]:
-        place = self._folder / f".{token_hex(8)}.new"
+        place = self.folder / f".{token_hex(8)}.new"
         place.mkdir(mode=PRIVATE_FOLDER)
         try:
             yield place
@@ -170,8 +162,8 @@ class BackupMaker:
     def _copy(self, copy: Path) -> None:
         os.close(create_private(copy))  # SQLite accepts an existing empty file and keeps its mode
         # SQLite would create a WAL even to read a closed database.
-        is_alone = not self._is_open and not has_wal(self._database)
-        with self._open(self._database, *["immutable=1"] * is_alone) as connection:
+        is_alone = not self.is_open and not has_wal(self.database)
+        with self._open(self.database, *["immutable=1"] * is_alone) as connection:
             connection.execute("VACUUM INTO ?", (str(copy),))
         sync_file(copy)
 
@@ -200,12 +192,12 @@ class BackupMaker:
             counts = connection.execute(sql["counts"]).fetchone()
             ends = connection.execute(sql["ends"]).fetchone()
         stamp = f"{datetime.fromtimestamp(began_at / 1_000, UTC):%Y%m%dT%H%M%SZ}"
-        folder = unused_path(self._folder, stamp)
+        folder = unused_path(self.folder, stamp)
         manifest = BackupManifest(
             folder.name,
             began_at,
             time_ns() // 1_000_000 - began_at,
-            self._version,
+            self.version,
             schema,
             sha256_of(copy),
             _size(copy),
@@ -214,7 +206,7 @@ class BackupMaker:
         )
         write_json(place / MANIFEST, asdict(manifest))
         place.rename(folder)
-        sync_folder(self._folder)
+        sync_folder(self.folder)
         return Backup(folder, manifest)
 
     def _translated(self, error: sqlite3.Error, limit_s: float) -> StorageError:
@@ -222,10 +214,10 @@ class BackupMaker:
         if name == "SQLITE_INTERRUPT":
             return StorageError(f"the backup was stopped or exceeded its limit of {limit_s:g} s")
         if name == "SQLITE_FULL":
-            return StorageFullError(f"not enough space for a backup in {self._folder}")
+            return StorageFullError(f"not enough space for a backup in {self.folder}")
         if is_corrupt(error):
-            return DataDamagedError(f"cannot copy {self._database}: {error}")
-        return StorageError(f"cannot copy {self._database}: {error}")
+            return DataDamagedError(f"cannot copy {self.database}: {error}")
+        return StorageError(f"cannot copy {self.database}: {error}")
 
 
 def list_backups(folder: Path) -> list[Backup]:
@@ -304,6 +296,7 @@ def _size(path: Path) -> int:
 RETRY_S: Final = 600.0  # delay before retrying a failed backup
 
 
+@dataclass(eq=False)
 class BackupSchedule:
     """Makes backups on a schedule and on demand, and remembers the result of the last one.
 
@@ -311,36 +304,27 @@ class BackupSchedule:
     the database's disk, so that publishing does not stop.
     """
 
-    def __init__(
-        self,
-        database: Path,
-        folder: Path,
-        *,
-        keep: Callable[[], int],
-        reserve: Callable[[], int] = lambda: 0,
-        every_h: float = 0,
-        version: str = "",
-        tell: Callable[[Backup | StorageError], None] = lambda result: None,
-        check_files: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._check_files = check_files
-        self.folder = folder
+    database: Path
+    folder: Path
+    _: KW_ONLY
+    keep: Callable[[], int]
+    reserve: Callable[[], int] = lambda: 0
+    every_h: float = 0  # time between backups; 0 disables the schedule
+    version: str = ""
+    tell: Callable[[Backup | StorageError], None] = lambda result: None
+    check_files: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.last_manifest: BackupManifest | None = None
         self.last_id: str | None = None  # id of the last backup made since startup
         self.error: str | None = None  # error message of the last backup if it failed
-        self._keep = keep
-        self._reserve = reserve
+        self.interval_s = self.every_h * 3_600
         self._is_starting = False  # whether a requested backup is still waiting for its audit row
-        self._database = database
-        self.interval_s = every_h * 3_600  # time between backups; 0 disables the schedule
-        self._version = version
-        self._tell = tell
         self._maker: BackupMaker | None = None
         self._task: asyncio.Task[Backup] | None = None
 
     @property
     def is_running(self) -> bool:
-        """Return whether a backup is in progress."""
         return self._task is not None and not self._task.done()
 
     async def all(self) -> list[Backup]:
@@ -387,18 +371,18 @@ class BackupSchedule:
 
     async def _make(self) -> Backup:
         self._maker = maker = BackupMaker(
-            self._database,
+            self.database,
             self.folder,
-            self._version,
-            reserve=self._reserve(),
-            check_files=self._check_files,
+            self.version,
+            reserve=self.reserve(),
+            check_files=self.check_files,
         )
         try:
             backup = await asyncio.to_thread(maker.run)
             self.last_manifest = backup.manifest
             self.last_id = backup.manifest.id
             try:
-                await asyncio.to_thread(remove_old, self.folder, self._keep(), self.last_id)
+                await asyncio.to_thread(remove_old, self.folder, self.keep(), self.last_id)
             except OSError as error:
                 raise StorageError(
                     f"cannot remove old backups in {self.folder}: {error.strerror}"
@@ -410,18 +394,14 @@ class BackupSchedule:
                 failure = StorageError(f"the backup failed: {error!r}")
                 failure.__cause__ = error
             self.error = str(failure)
-            self._tell(failure)
+            self.tell(failure)
             raise failure from failure.__cause__
         self.error = None
-        self._tell(backup)
+        self.tell(backup)
         return backup
 
     async def wait(self) -> None:
-        """Wait for the backup in progress, if any.
-
-        Raises:
-            StorageError: the backup failed.
-        """
+        """Wait for the backup in progress, if any; raise StorageError if it failed."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
@@ -435,7 +415,10 @@ class BackupSchedule:
                         self.last_manifest = backup.manifest
                         break
             while self.interval_s:
-                await asyncio.sleep(self._delay_s())
+                manifest = self.last_manifest
+                made_s = manifest.made_at / 1_000 if manifest is not None else 0.0
+                delay_s = max(0.0, made_s + self.interval_s - time.time())
+                await asyncio.sleep(min(delay_s, self.interval_s))
                 try:
                     if not self.is_running:
                         self.start()
@@ -447,7 +430,3 @@ class BackupSchedule:
             if self._maker is not None and self._task is not None:
                 self._maker.stop()
                 await asyncio.wait({self._task})
-
-    def _delay_s(self) -> float:
-        made_s = self.last_manifest.made_at / 1_000 if self.last_manifest is not None else 0.0
-        return min(max(0.0, made_s + self.interval_s - time.time()), self.interval_s)

@@ -12,6 +12,7 @@ from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
 from phpmq_lite.storage.data_folder import CopyState, DataFolder, Progress, has_never_had_database
+from phpmq_lite.storage.migrations import table_names
 from phpmq_lite.storage.read.read_pool import Row
 from phpmq_lite.storage.sqlite.database_file import open_read_only
 from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
@@ -62,34 +63,27 @@ class SqliteSide:
         return text
 
     def insert(self, table: str, columns: str, rows: list[Row]) -> None:
-        """Insert rows; call it in a transaction."""
         marks = ", ".join("?" * len(rows[0]))
         self.connection.executemany(f'INSERT INTO "{table}" ({columns}) VALUES ({marks})', rows)
 
     def states(self) -> dict[str, CopyState]:
-        """Return the copies of which this is the ``source`` and, if incomplete, the ``target``."""
         states = {} if self._folder.meta.copy is None else {"source": self._folder.meta.copy}
-        names = {name for (name,) in self.store.execute(self.store.sql("migrate")["tables"])}
+        names = table_names(self.store.execute, self.store.sql("migrate"))
         if self._is_target and "copy_state" in names:
             row = self.connection.execute("SELECT content FROM copy_state").fetchone()
             states["target"] = CopyState.from_json(row[0])
         return states
 
     def set_source(self, state: CopyState | None) -> None:
-        """Store durably which copy this is the source of."""
         self._folder.set_copy(state)
 
     def set_target(self, state: CopyState) -> None:
-        """Store the progress; at its end, forget the totals of the index, which are rebuilt.
-
-        Call it in a transaction.
-        """
+        """Store the progress in a transaction; at its end, forget totals, which are rebuilt."""
         self.connection.execute("UPDATE copy_state SET content = ?", (state.to_json(),))
         if state.is_verified:
             self.store.execute(self.store.sql("copy")["forget_index"])
 
     def is_empty(self, _tables: list[str]) -> bool:
-        """Return whether there is no database."""
         return has_never_had_database(self._folder.path)
 
     def begin(self, state: CopyState, tables: list[str]) -> None:
@@ -107,10 +101,10 @@ class SqliteSide:
 
     def finish(self, progress: Progress) -> None:
         """Index the history, then move the database into place; an old one is moved aside."""
-        done = 0
+        indexed = 0
         while rows := self.store.indexer.run(self.connection, 0, is_idle=True):
-            done += rows
-            progress("indexing", done, None)
+            indexed += rows
+            progress("indexing", indexed, None)
         self.store.checkpoint("TRUNCATE")
         self.connection.close()
         sync_file(self._database)

@@ -18,7 +18,6 @@ from phpmq_lite.errors import DatabaseReplacedError
 
 
 def wal_of(database: Path) -> Path:
-    """Return the path of a database's write-ahead log."""
     return database.with_name(f"{database.name}-wal")
 
 
@@ -74,11 +73,7 @@ class _OpenedFile:
         self.opened = self.identity()
 
     def identity(self) -> tuple[int, ...]:
-        """Return the identity of the file that currently exists at the path.
-
-        Raises:
-            FileNotFoundError: there is no file.
-        """
+        """Return the identity of the file that exists at the path, or raise FileNotFoundError."""
         if _STATX is not None and _STATX(*self._arguments) == 0:
             return _STRUCT.unpack(self._identity)
         status = os.stat(self.path)  # raises an OSError that describes the failure
@@ -143,10 +138,7 @@ class OpenedFiles:
             self._close = finalize(self, stack.pop_all().close)
 
     def close(self) -> None:
-        """Close the WAL and its index.
-
-        Call this after SQLite has: closing any descriptor of the index releases SQLite's locks.
-        """
+        """Close the WAL and its index after SQLite: closing the index releases SQLite's locks."""
         self._close()
         self._descriptors = []
 
@@ -199,11 +191,7 @@ class OpenedFiles:
             )
 
     def check_database(self) -> None:
-        """Check only the database, because closing the last connection removes the other files.
-
-        Raises:
-            DatabaseReplacedError: as for ``check``.
-        """
+        """Check only the database, because closing the last connection removes the other files."""
         for path in self._logs:
             self._opened.pop(path, None)
         self._descriptors = []

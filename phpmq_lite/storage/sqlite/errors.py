@@ -103,10 +103,7 @@ def translated_error(connection: sqlite3.Connection, error: Exception) -> Storag
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether an error means that a value or a row was refused, and nothing else is wrong.
-
-    False if it contradicts what is known about messages: that is a defect.
-    """
+    """Return whether a value or row was refused, and no invariant is broken (a defect)."""
     code = primary_code(error)
     if code == sqlite3.SQLITE_CONSTRAINT and _BROKEN_INVARIANT.search(str(error)):
         return False

@@ -73,26 +73,26 @@ class HistoryIndexer:
             self._due_ms = now_ms + WAIT_MS
         is_due = behind and (behind >= self._rows["placed"] or is_idle or now_ms >= self._due_ms)
         if alive >= self._rows["traced"] and (self._was_settled or not is_due):
-            done, alive = self._index_live(connection, traced, high)
+            indexed, alive = self._index_live(connection, traced, high)
         elif is_due:
             rows = min(behind, self._rows["placed"])
             ends = {"count": first + rows - 1 - after}
             self._was_settled = True
             names = self._settled_statements(connection, ends)
-            done = rows if self._run_slice(connection, names, "placed", ends) else 0
-            behind -= done
+            indexed = rows if self._run_slice(connection, names, "placed", ends) else 0
+            behind -= indexed
         else:
             return 0
         self._waiting = behind
-        if done:
+        if indexed:
             # Continue only with full slices, because each commit adds rows to be indexed.
             has_settled = behind >= self._rows["placed"]
             # Live messages may settle soon, so do not index all of them in one go.
             # Indexing all at once cost an eighth of the throughput at 50,000 messages/s.
             self.has_more = has_settled or (is_idle and alive >= self._rows["traced"])
-        if done and self._was_settled and behind < self._rows["placed"]:
+        if indexed and self._was_settled and behind < self._rows["placed"]:
             self._due_ms = now_ms + WAIT_MS
-        return done
+        return indexed
 
     def is_due(self, settled: int, queues: int) -> bool:
         """Return whether to index settled messages in the transaction of a batch.
@@ -110,7 +110,6 @@ class HistoryIndexer:
         return True
 
     def index_in_batch(self, connection: sqlite3.Connection) -> None:
-        """Index settled messages in the open transaction of a batch."""
         self.wal_bytes = 0
         ends = {"count": MAX_ROWS}
         self._execute(connection, self._settled_statements(connection, ends), ends)
@@ -118,7 +117,6 @@ class HistoryIndexer:
     def _settled_statements(
         self, connection: sqlite3.Connection, ends: dict[str, int]
     ) -> Sequence[str]:
-        """Return the names of the statements for a slice of settled messages."""
         [(runs,)] = connection.execute(self._sql["count_runs"], ends)
         return (
             "index_singly" if runs > _MANY_RUNS else "index_runs",
@@ -158,7 +156,6 @@ class HistoryIndexer:
     def _execute(
         self, connection: sqlite3.Connection, names: Sequence[str], ends: dict[str, int]
     ) -> None:
-        """Run the statements for one slice of an index in the open transaction."""
         for name in names:
             rows = connection.execute(self._sql[name], ends).rowcount
             self.wal_bytes += rows * _WAL_BYTES.get(name, 0)

@@ -68,21 +68,13 @@ def require_litestream() -> None:
 
 
 def check_standby(data: Path) -> None:
-    """Check the Litestream that may run beside a broker, unless it is in another container.
-
-    Raises:
-        StartRefusedError: it is too old.
-    """
+    """Raise StartRefusedError if Litestream is too old, unless it is in another container."""
     if is_configured(data) and shutil.which("litestream"):
         require_litestream()
 
 
 def run_litestream(*arguments: str, data: Path | None = None, timeout_s: float = 60) -> str:
-    """Run a command of Litestream, for a data folder or without one, and return its output.
-
-    Raises:
-        StartRefusedError: it failed or did not end.
-    """
+    """Run a command of Litestream and return its output, or raise StartRefusedError."""
     try:
         return subprocess.run(
             ["litestream", *arguments],  # noqa: S607 - the one on the PATH
@@ -98,9 +90,6 @@ def run_litestream(*arguments: str, data: Path | None = None, timeout_s: float =
         ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartRefusedError(f"litestream {arguments[0]}: {error}") from error
-
-
-# -- configuration
 
 
 def parse_target(target: str) -> tuple[str, str]:
@@ -155,16 +144,11 @@ def write_config(place: Path, replica: str, wal_bytes: int) -> None:
 
 
 def is_configured(data: Path) -> bool:
-    """Return whether the data folder has a standby."""
     return (data / CONFIG).exists()
 
 
 def read_replica(data: Path) -> str:
-    """Return where the data folder is replicated, or "" if it has no standby.
-
-    Raises:
-        SettingsError: the configuration is not one that ``standby init`` wrote.
-    """
+    """Return where the data folder is replicated, or ""; raise SettingsError if that is damaged."""
     if not is_configured(data):
         return ""
     try:
@@ -192,14 +176,8 @@ def environment_of(data: Path) -> dict[str, str]:
     }
 
 
-# -- who may checkpoint
-
-
 class CheckpointRight:
-    """Decides whether this process may checkpoint a database at the moment.
-
-    ``is_shared`` says whether the database has a standby, so that Litestream may checkpoint it.
-    """
+    """Decides whether this process may checkpoint; ``is_shared`` if Litestream may, too."""
 
     def __init__(self, data: Path | None = None) -> None:
         self._lock = data / _LOCK if data is not None and is_configured(data) else None
@@ -219,18 +197,13 @@ class CheckpointRight:
 
 
 def is_running(data: Path) -> bool:
-    """Return whether Litestream is running for a data folder."""
     with suppress(FileNotFoundError), (data / _LOCK).open("rb") as file:
         return not _try_lock(file.fileno(), fcntl.LOCK_SH)
     return False
 
 
 def lock_for_litestream(data: Path) -> None:
-    """Acquire the lock for a process that becomes Litestream, which holds it until it ends.
-
-    Raises:
-        StartRefusedError: Litestream is already running.
-    """
+    """Lock for a process that becomes Litestream; raise StartRefusedError if it already runs."""
     file = os.open(data / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
     until_s = time.monotonic() + _LOCK_S
     while not _try_lock(file):
@@ -246,9 +219,6 @@ def _try_lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-# -- Litestream's files
 
 
 def local_files(data: Path) -> list[tuple[int, Path]]:

@@ -27,10 +27,11 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.migrations import Migration, check_applied, read_migrations
+from phpmq_lite.storage.migrations import Migration, check_applied, read_migrations, table_names
 from phpmq_lite.storage.sqlite.errors import DISK_ERRORS, is_corrupt, primary_code, translated_error
 from phpmq_lite.storage.statements import load
 
+_OK, _DENY = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
 _NOT_INSIDE: Final = {
     sqlite3.SQLITE_PRAGMA,
     sqlite3.SQLITE_TRANSACTION,
@@ -86,8 +87,8 @@ def migrate(
         except sqlite3.Error as error:
             if primary_code(error) in DISK_ERRORS:
                 raise translated_error(connection, error) from error
-            what = f"migration {migration.name} failed and was rolled back"
-            raise _refusal(what, error) from error
+            problem = f"migration {migration.name} failed and was rolled back"
+            raise _refusal(problem, error) from error
     return [migration.name for migration in waiting]
 
 
@@ -123,13 +124,7 @@ def _statements(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def back_up(connection: sqlite3.Connection, number: int) -> Path | None:
-    """Copy the database to ``before-migration-NNNN.db`` in its folder, replacing an older copy.
-
-    Returns None for a database in memory.
-
-    Raises:
-        StartRefusedError: the copy failed, usually for lack of space.
-    """
+    """Copy a database that is not in memory to ``before-migration-NNNN.db``, or raise."""
     database = connection.execute("PRAGMA database_list").fetchone()[2]
     if not database:
         return None
@@ -164,7 +159,8 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
     sql = load("migrate")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.set_authorizer(_authorize)
+        # Deny actions that would end the transaction or access another file.
+        connection.set_authorizer(lambda action, *_: _DENY if action in _NOT_INSIDE else _OK)
         try:
             for statement in split_statements(migration.sql):
                 connection.execute(statement)
@@ -181,21 +177,15 @@ def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
         raise
 
 
-def _authorize(action: int, *_: str | None) -> int:
-    """Deny actions that would end the transaction or access another file."""
-    return sqlite3.SQLITE_DENY if action in _NOT_INSIDE else sqlite3.SQLITE_OK
-
-
 def schema_version(connection: sqlite3.Connection) -> int:
     """Return the number of the last migration that was applied; 0 if there is none."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
-    """Raise an error unless the schema was created by these migrations."""
     sql = load("migrate")
     file = Path(connection.execute("PRAGMA database_list").fetchone()[2])
-    tables = {name for (name,) in connection.execute(sql["tables"])}
+    tables = table_names(connection.execute, sql)
     if ("migration" in tables) != (version > 0) or (tables and not version):
         raise StartRefusedError("the database was not created by phpmq-lite")
     applied = dict(connection.execute(sql["applied"]).fetchall()) if version else {}
@@ -203,7 +193,7 @@ def _check_known(connection: sqlite3.Connection, migrations: list[Migration], ve
     check_applied(migrations, version, applied, str(place))
 
 
-def _refusal(what: str, error: Exception) -> StorageError | StartRefusedError:
+def _refusal(problem: str, error: Exception) -> StorageError | StartRefusedError:
     """Return the error to raise: DataDamagedError for damage, otherwise StartRefusedError."""
     kind = DataDamagedError if is_corrupt(error) else StartRefusedError
-    return kind(f"{what}: {error}")
+    return kind(f"{problem}: {error}")

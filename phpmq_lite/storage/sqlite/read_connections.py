@@ -40,8 +40,8 @@ class _Reader(sqlite3.Connection):
         super().execute("PRAGMA query_only = 1")
         self.create_function("body_part", 3, self.body_part)
         self.create_function("in_time", 0, self._check_time)
-        self.create_function("has_text", 2, self._has_text)
-        self.create_function("matches_glob", 2, self._matches_glob)
+        for function in (has_text, matches_glob):
+            self.create_function(function.__name__, 2, partial(function, check=self._check_time))
         self.set_progress_handler(self.is_over, _STEPS_BETWEEN_CHECKS)
 
     def body_part(self, seq: int, start: int, size: int) -> bytes:
@@ -49,12 +49,6 @@ class _Reader(sqlite3.Connection):
         with self.blobopen("body", "content", seq, readonly=True) as blob:
             blob.seek(min(start, len(blob)))
             return blob.read(size)
-
-    def _has_text(self, content: bytes | None, text: bytes) -> bool | None:
-        return None if content is None else has_text(content, text, self._check_time)
-
-    def _matches_glob(self, content: bytes | None, glob: str) -> bool | None:
-        return None if content is None else matches_glob(content, glob, self._check_time)
 
     def _check_time(self) -> int:
         sleep(0)  # this releases the GIL, so that the broker does not wait 5 ms for it
@@ -134,17 +128,18 @@ DeadlineCheck = Callable[[], object]
 PatternSegment = tuple[str | None, ...]  # characters between two stars; None matches any character
 
 
-def has_text(content: bytes, text: bytes, check: DeadlineCheck) -> bool:
-    """Return whether ``content`` contains ``text``."""
-    return _find(content, text, 0, len(content), check) >= 0
+def has_text(content: bytes | None, text: bytes, check: DeadlineCheck) -> bool | None:
+    return None if content is None else _find(content, text, 0, len(content), check) >= 0
 
 
-def matches_glob(content: bytes, glob: str, check: DeadlineCheck) -> bool:
+def matches_glob(content: bytes | None, glob: str, check: DeadlineCheck) -> bool | None:
     """Return whether a glob from ``search.language.as_glob`` matches all of ``content``.
 
     Each segment between two stars is searched for only once, after the previous segment, because if
     a match exists, so does one with each segment as early as possible.
     """
+    if content is None:
+        return None
     first, *others = segments(glob)
     check()
     text = content.decode("utf-8", "surrogateescape")

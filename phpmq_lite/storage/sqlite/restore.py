@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from secrets import token_hex
 from time import time_ns
 from typing import Final
 
@@ -27,8 +27,8 @@ from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_fil
 from phpmq_lite.storage.batch_sql import execute_write
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.database_check import DatabaseCheck
-from phpmq_lite.storage.migrations import naming
-from phpmq_lite.storage.read.accounts import StoredAccounts, User, accounts_of, globs_text
+from phpmq_lite.storage.migrations import naming, table_names
+from phpmq_lite.storage.read.accounts import StoredAccounts, accounts_of, globs_text
 from phpmq_lite.storage.sqlite import litestream, migrate
 from phpmq_lite.storage.sqlite.backups import check_space, read_backup, verify_backup
 from phpmq_lite.storage.sqlite.database_file import has_wal, wal_of
@@ -38,7 +38,6 @@ from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files, open_stopped
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
-from phpmq_lite.storage.store import NUMBER_GAP
 from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
 
 ReportStep = Callable[[str], None]
@@ -70,7 +69,6 @@ class RestoreResult:
 
     @property
     def problems(self) -> list[str]:
-        """Return the problems found in the restored database."""
         return [problem for check in self.checks for problem in check.problems]
 
 
@@ -105,22 +103,24 @@ def restore(
             staged.unlink(missing_ok=True)
             os.close(create_private(staged))
             shutil.copyfile(database, staged)
-            done = RestoreResult(folder.database)
+            result = RestoreResult(folder.database)
             tell("checking the database")
             with _transaction(staged) as connection:
                 with naming(source):  # rejects what is newer, foreign or of an unreleased version
                     migrate.pending(connection, migrations_folder())
-                done.checks = check_all(connection)
-                if done.problems and not accept_loss:
-                    raise DataDamagedError(f"{database} is damaged: {'; '.join(done.problems[:3])}")
-                _renumber(connection)
+                result.checks = check_all(connection)
+                if result.problems and not accept_loss:
+                    problems = "; ".join(result.problems[:3])
+                    raise DataDamagedError(f"{database} is damaged: {problems}")
+                for name in ("drop_sequence", "drop_lock"):  # tables of Litestream
+                    connection.execute(load("standby")[name])
+                result.history_id = SqliteStore(connection).renumber()
                 if not keep_tokens:
                     tell("comparing users, sessions and tokens with those of the replaced database")
-                    done.withdrawn = _withdraw_access(connection, _replaced_accounts(folder))
-                done.history_id = read_history_id(connection) or token_hex(16)
-            litestream.change_history(folder.path, done.history_id)
+                    result.withdrawn = _withdraw_access(connection, _replaced_accounts(folder))
+            litestream.change_history(folder.path, result.history_id)
             tell("moving the database into place")
-            done.replaced_files = move_aside(folder)
+            result.replaced_files = move_aside(folder)
             # After a power cut at this point, startup fails because the database is missing.
             folder.seal(None if litestream.is_configured(folder.path) else checksum_of(staged))
             folder.record(has_messages=True, is_running=False)
@@ -129,7 +129,7 @@ def restore(
             sync_folder(folder.path)
         finally:
             staged.unlink(missing_ok=True)
-    return done
+    return result
 
 
 def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: None) -> RestoreResult:
@@ -142,20 +142,20 @@ def drill(source: Path, migrations: Path, *, tell: ReportStep = lambda step: Non
     """
     with tempfile.TemporaryDirectory(prefix="phpmq-drill-") as place:
         data = Path(place) / "data"
-        done = restore(source, data, allow_network_fs=True, tell=tell)
+        result = restore(source, data, allow_network_fs=True, tell=tell)
         with closing(DataFolder.open(data, allow_network_fs=True)) as folder:
             check_files(folder)
             tell("migrating and recovering")
             with closing(sqlite3.connect(folder.database, isolation_level=None)) as connection:
                 store = SqliteStore(connection)
                 store.configure(_CACHE_BYTES)
-                done.migrated = migrate.migrate(connection, migrations)
+                result.migrated = migrate.migrate(connection, migrations)
                 now_ms = time_ns() // 1_000_000
                 list(store.recover(ClockReading(now_ms, now_ms), 0, 0).receipts)
             seal(folder)
         tell("checking the result of the trial startup")
-        done.checks = verify(data, migrations)
-    return done
+        result.checks = verify(data, migrations)
+    return result
 
 
 def _verify_source(source: Path, tell: ReportStep) -> Path:
@@ -176,20 +176,9 @@ def _verify_source(source: Path, tell: ReportStep) -> Path:
     return backup.database
 
 
-def _renumber(connection: sqlite3.Connection) -> None:
-    """Raise the next message number, assign a new history id, and remove Litestream's tables."""
-    for name in ("drop_sequence", "drop_lock"):
-        connection.execute(load("standby")[name])
-    last = connection.execute(load("copy")["last_number"]).fetchone()[0]
-    connection.execute(load("batch")["set_counter"], ("next_number", last + 1 + NUMBER_GAP))
-    if connection.execute(load("restore")["has_meta"]).fetchone()[0]:
-        # Offsets stored by history readers belong to the replaced history.
-        connection.execute(load("copy")["renew_history_id"])
-
-
 def read_history_id(connection: sqlite3.Connection) -> str | None:
     """Return a database's history id, or None if no broker has created one yet."""
-    if not connection.execute(load("restore")["has_meta"]).fetchone()[0]:
+    if "meta" not in table_names(connection.execute, load("migrate")):
         return None
     row = connection.execute(load("standby")["history_id"]).fetchone()
     return row and str(row[0])
@@ -241,13 +230,9 @@ def move_aside(folder: DataFolder) -> Path | None:
 
 
 def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
-    """Return the accounts in a database that no broker has open.
-
-    Raises:
-        sqlite3.Error: a table or its index is damaged.
-    """
+    """Return a database's accounts; raise sqlite3.Error if a table or its index is damaged."""
     execute, sql = connection.execute, load("accounts")
-    if not execute(sql["has_users"]).fetchone()[0]:
+    if "user" not in table_names(execute, load("migrate")):
         return StoredAccounts([], [], [])
     for table in ("user", "token", "session"):
         if execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
@@ -265,7 +250,8 @@ def _withdraw_access(
     users become those of ``valid``; otherwise, the backup is from another broker and keeps its own.
     """
     now_ms = time_ns() // 1_000_000
-    done, write = WithdrawnAccess(valid is not None), partial(execute_write, connection.execute)
+    withdrawn = WithdrawnAccess(valid is not None)
+    write = partial(execute_write, connection.execute)
     restored, valid = _read_accounts(connection), valid or StoredAccounts([], [], [])
     expiries = {token.sha256: token.expires_at for token in valid.tokens}
     for token in restored.tokens:
@@ -273,36 +259,28 @@ def _withdraw_access(
         has_expired = token.expires_at is not None and token.expires_at <= now_ms
         if token.expires_at != expires_at and not has_expired:
             write(ExpireToken(expires_at, token.token_id))
-            done.tokens.append(token.name)
+            withdrawn.tokens.append(token.name)
     valid_sessions = {(session.sha256, session.user_id) for session in valid.sessions}
     for session in restored.sessions:
         if (session.sha256, session.user_id) not in valid_sessions:
             write(DeleteSession(session.session_id))
-            done.sessions += 1
+            withdrawn.sessions += 1
     before, after = set(map(_rights, restored.users)), set(map(_rights, valid.users))
     if not {key[:3] for key in before} & {key[:3] for key in after}:
-        return done
+        return withdrawn
     for key in before - after:
         write(DeleteUser(key[0]))
-        done.users.append(key[1])
+        withdrawn.users.append(key[1])
     for user in valid.users:
         if _rights(user) not in before:
             queues = globs_text(user.queues)
             write(
                 AddUser(user.user_id, user.name, user.password, user.role, queues, user.created_at)
             )
-            done.users.append(user.name)
-    done.users = sorted(set(done.users))
-    return done
+            withdrawn.users.append(user.name)
+    withdrawn.users = sorted(set(withdrawn.users))
+    return withdrawn
 
 
-def _rights(user: User) -> tuple[int, str, int, str, str, tuple[str, ...]]:
-    """Return the three values that identify a user, then those on which a login depends."""
-    return (
-        user.user_id,
-        user.name,
-        user.created_at,
-        user.password,
-        user.role,
-        user.queues,
-    )
+# The three values that identify a user, then those on which a login depends.
+_rights: Final = attrgetter("user_id", "name", "created_at", "password", "role", "queues")

@@ -61,13 +61,13 @@ def read_standby(
     replicated: int | None = None,
     *,
     asks_target: bool = False,
-    goes_on: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> StandbyState:
     """Return the state of a standby; ``replicated`` is the last known transaction in the replica.
 
     Blocks for a few seconds if Litestream or the target does not answer.  With ``asks_target``, the
     target is listed, which also finds a target that was emptied.  If nothing is known about it,
-    everything counts as missing.  Once ``goes_on`` returns False, the database is not opened.
+    everything counts as missing.  Once ``may_continue`` returns False, the database is not opened.
     """
     running, newest, problem = litestream.is_running(data), 0, "Litestream is not running"
     if running:
@@ -87,15 +87,11 @@ def read_standby(
             replicated = end
     state = StandbyState(running, replicated=replicated, problem=problem)
     is_complete = not problem and newest <= (replicated or 0)
-    return state if is_complete or not goes_on() else _measure(data, state, newest > 0)
+    return state if is_complete or not may_continue() else _measure(data, state, newest > 0)
 
 
 def _ask_litestream(data: Path) -> tuple[int, int]:
-    """Return the last transaction here and in the replica; 0 if the target has failed.
-
-    Raises:
-        OSError, ValueError: Litestream does not answer, or it answers with an error.
-    """
+    """Return the last transaction here and in the replica (0: failed); raise without an answer."""
     body = json.dumps({"path": str(data.absolute() / DATABASE), "timeout": int(_ANSWER_S)})
     with closing(socket.socket(socket.AF_UNIX)) as sock:
         sock.settimeout(_ANSWER_S)
@@ -155,10 +151,7 @@ def _complete_until(files: list[tuple[int, Path]], replicated: int) -> int:
 
 
 def _unread_bytes(data: Path, last: _Transaction | None) -> int | None:
-    """Return how many bytes the WAL has behind the last transaction.
-
-    Returns None if the WAL was removed or restarted after that, perhaps with more commits.
-    """
+    """Return the bytes of the WAL behind the last transaction; None if the WAL began again."""
     with suppress(FileNotFoundError), wal_of(data / DATABASE).open("rb") as file:
         scan = scan_wal(file)
         if last is not None and last.salts == scan.salts:

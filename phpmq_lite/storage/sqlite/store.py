@@ -62,14 +62,8 @@ class SqliteStore(Store):
         self.retention: tuple[RetentionBounds, int] | None = None
         self._waits_for_locks = True  # whether SQLite currently waits for locks
 
-    # -- startup
-
     def configure(self, cache_bytes: int) -> None:
-        """Set the pragmas and verify their values.
-
-        Raises:
-            StartRefusedError: SQLite did not accept the value of a pragma, which the message names.
-        """
+        """Set the pragmas; raise StartRefusedError if SQLite did not accept one."""
         for name, value in _PRAGMAS.items():
             self.execute(f"PRAGMA {name}={value}").fetchall()
             row = self.execute(f"PRAGMA {name}").fetchone()
@@ -82,21 +76,16 @@ class SqliteStore(Store):
         self.connection.create_function("checksum", 2, checksum, deterministic=True)
 
     def set_lock_wait(self, is_patient: bool) -> None:
-        """Set whether SQLite waits for locks held by other programs or fails immediately.
-
-        The setting is cached, because changing it per batch would take a third as long as BEGIN.
-        """
+        """Set whether SQLite waits for locks; setting it each time would cost a third of BEGIN."""
         if is_patient is not self._waits_for_locks:
             self.execute(f"PRAGMA busy_timeout={_PRAGMAS['busy_timeout'] if is_patient else 0}")
             self._waits_for_locks = is_patient
 
     def many(self, name: str, flat: Sequence[Any]) -> list[Any]:
-        """Execute a multi-row query of ``batch.sql`` and return all rows."""
         return many("batch", name).run(self.execute, flat)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Store what is executed within in one transaction."""
         try:
             with translate_errors(self.connection):
                 self.execute("BEGIN IMMEDIATE")
@@ -107,12 +96,9 @@ class SqliteStore(Store):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Raise any error within as OutcomeUnknownError."""
         with raise_as_unknown():
             self.set_lock_wait(True)
             yield
-
-    # -- batches
 
     def begin(self, steps: Sequence[Step], *, at_once: bool = False) -> None:
         """Begin a transaction and execute a batch's steps; without steps, do nothing.
@@ -196,8 +182,6 @@ class SqliteStore(Store):
             self.wal_bytes += _STAGED_WEIGHT * sum(map(len, contents))
         if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
             self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
-
-    # -- between batches
 
     def used_bytes(self) -> int:
         """Return the size of the database without its free pages."""

@@ -66,11 +66,7 @@ class WriterProcess:
     """The broker's side of the writer process.  At most one request is sent at a time."""
 
     def __init__(self, database: Path, cache_bytes: int, lock: int) -> None:
-        """Start the process, which shares ``lock``, the descriptor of a locked file.
-
-        Raises:
-            OSError: the process cannot be started.
-        """
+        """Start the process, which shares ``lock``, a descriptor; or raise OSError."""
         self.is_ready = False
         with ExitStack() as inherited, ExitStack() as own:
             file = inherited.enter_context(_shared_file())
@@ -92,16 +88,12 @@ class WriterProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def send(
         self, steps: bytes, index_rows: int, retention: tuple[RetentionBounds, int] | None
     ) -> None:
-        """Send the steps of a batch, encoded by ``encode``.  If the process has ended, do nothing.
-
-        ``receive`` then returns None.  The other arguments are as in ``SqliteStore``.
-        """
+        """Send encoded steps; if the process has ended, ``receive`` then returns None."""
         self._memory[: len(steps)] = steps
         bounds, now_ms = retention or (RetentionBounds(), 0)
         share = now_ms - bounds.age_ms, bounds.rows, bounds.bytes, bounds.deleted_share
@@ -216,7 +208,6 @@ def _answer(batches: socket.socket, reply: Reply) -> None:
 
 
 def _store(store: SqliteStore, steps: memoryview, *, with_index: bool) -> Reply:
-    """Store one batch, given its encoded steps."""
     try:
         decoded = marshal.loads(steps)  # noqa: S302 - written by the broker
         store.begin(decoded, at_once=True)
@@ -229,7 +220,6 @@ def _store(store: SqliteStore, steps: memoryview, *, with_index: bool) -> Reply:
 
 
 def _remove(store: SqliteStore, bounds: RetentionBounds, cutoff_ms: int) -> Reply:
-    """Remove old rows of the history."""
     try:
         store.remove_after_batch(bounds, cutoff_ms)
     except (StorageFullError, NotWritableError):  # the next batch, or maintenance, tries again

@@ -14,6 +14,7 @@ from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
 from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus, RunOperation
 from phpmq_lite.storage.backend import Replica, ServerStatus, StoreStatus
+from phpmq_lite.storage.sqlite.migrate import migrate
 
 NOW_MS = 1_767_326_400_000  # 2026-01-02 04:00:00 UTC
 HOSTILE = (
@@ -150,8 +151,7 @@ class Database:
         weakref.finalize(self, self.connection.close)  # CPython 3.13 warns about one left open
         self.connection.execute("PRAGMA journal_mode = WAL")
         self.connection.execute("PRAGMA synchronous = OFF")
-        for script in sorted(migrations_folder().glob("*.sql")):
-            self.connection.executescript(script.read_text(encoding="utf-8"))
+        migrate(self.connection, migrations_folder())
         self._next = 1
         self.first_offset = 1
         self.set_counter("next_number", 1)

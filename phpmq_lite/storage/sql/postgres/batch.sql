@@ -48,7 +48,3 @@ SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail
 FROM jsonb_array_elements(:spans::jsonb) AS span JOIN stage_row
   ON row_id >= (span.value ->> 0)::bigint AND row_id < (span.value ->> 1)::bigint
 WHERE reason IS NOT NULL ORDER BY row_id;
-
--- name: create_history_id
-INSERT INTO meta (name, value) VALUES ('history_id', replace(gen_random_uuid()::text, '-', ''))
-ON CONFLICT (name) DO NOTHING;

@@ -29,7 +29,3 @@ ON CONFLICT (role) DO UPDATE SET content = excluded.content;
 -- name: drop_state
 -- parameters: role
 DELETE FROM copy_state WHERE role = ?;
-
--- name: renew_history_id
-INSERT INTO meta (name, value) VALUES ('history_id', replace(gen_random_uuid()::text, '-', ''))
-ON CONFLICT (name) DO UPDATE SET value = excluded.value;

@@ -2,6 +2,3 @@
 -- Pages of the database, not including the write-ahead log; free pages are not counted.
 SELECT pg_database_size(current_database()) / current_setting('block_size')::bigint,
   0, current_setting('block_size')::bigint;
-
--- name: schema
-SELECT coalesce(max(number), 0) AS user_version FROM migration;

@@ -71,24 +71,8 @@ WHERE m."offset" = ANY (ARRAY(
 ))
 ORDER BY m."offset" {DESC | ASC};
 
--- name: dead_letter_queues
-SELECT queue_id, name, live_count FROM queue
-WHERE (name LIKE '%.dlq' OR name = ANY (ARRAY(SELECT jsonb_array_elements_text(:names::jsonb))))
-  AND live_count > 0
-ORDER BY name;
-
--- part: dead_letter
-SELECT
-  m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
-  EXISTS (
-    SELECT 1 FROM event AS e
-    WHERE e.seq = m.source_seq AND e.kind = 'redrive'
-      AND e.detail < lpad(to_hex(m.source_seq), 16, '0') COLLATE "C"
-  ),
-  CASE WHEN m.size <= 65536 THEN (
-    SELECT substr(content, nullif(position('"dead_letter"'::bytea IN content), 0), 400)
-    FROM body WHERE body.seq = m.seq
-  ) END
+-- part: place_of_block
+position('"dead_letter"'::bytea IN content)
 
 -- name: newest_dead_letters
 -- columns: position, seq, origin (queue_id), urn, reason, published_at, size, whether it died

@@ -46,9 +46,6 @@ coalesce(m.{why} LIKE like_pattern(:{v}), false)
       LIKE like_pattern(:{v})
   )
 
--- part: origin
-m.source_queue_id = ANY (ARRAY(SELECT queue_id FROM queue WHERE name LIKE like_pattern(:{v})))
-
 -- part: text
 position(:{v} IN b.content) > 0
 

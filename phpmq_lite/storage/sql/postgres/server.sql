@@ -44,7 +44,6 @@ SELECT * FROM (
 ) AS held (held_by, age_s) ORDER BY age_s DESC LIMIT 1;
 
 -- name: waits
--- parameters: pid
 -- columns: what a server process waits for
 SELECT wait_event FROM pg_stat_activity WHERE pid = :pid;
 

@@ -57,13 +57,11 @@ DELETE FROM queue WHERE settings = '{"removed": true}'
 
 -- name: overwrite_body
 -- Overwrites a secret before its row is deleted, because SQLite does not clear deleted bytes.
--- parameters: seq
 -- index: INTEGER PRIMARY KEY
 UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
 
 -- name: quarantined_rows
 -- Staged rows that are invalid and will be quarantined.
--- parameters: spans
 -- columns: row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
 --   record, content
 -- index: INTEGER PRIMARY KEY
@@ -72,8 +70,3 @@ SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail
 FROM json_each(:spans) AS span CROSS JOIN stage_row
   ON row_id >= json_extract(span.value, '$[0]') AND row_id < json_extract(span.value, '$[1]')
 WHERE reason IS NOT NULL ORDER BY row_id;
-
--- name: create_history_id
--- Run at startup; has an effect only on the first one.
-INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
-ON CONFLICT (name) DO NOTHING;

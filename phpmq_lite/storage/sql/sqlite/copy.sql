@@ -10,8 +10,3 @@ ORDER BY t.name, place NULLS LAST, c.name;
 -- What the index of the history has counted, and how far it goes.
 DELETE FROM counter WHERE name IN (
   'placed_upto', 'traced_upto', 'history_rows', 'history_bytes', 'deleted_rows', 'deleted_bytes');
-
--- name: renew_history_id
--- Invalidates the offsets that history readers have stored.
-INSERT INTO meta (name, value) VALUES ('history_id', lower(hex(randomblob(16))))
-ON CONFLICT (name) DO UPDATE SET value = excluded.value;

@@ -3,7 +3,3 @@
 -- columns: pages, free pages, page size in bytes
 SELECT (SELECT page_count FROM pragma_page_count()),
   (SELECT freelist_count FROM pragma_freelist_count()), (SELECT page_size FROM pragma_page_size());
-
--- name: schema
--- columns: number of migrations applied
-SELECT user_version FROM pragma_user_version();

@@ -125,27 +125,8 @@ WHERE m."offset" IN (
 )
 ORDER BY m."offset" {DESC | ASC};
 
--- name: dead_letter_queues
--- Dead-letter queues that are not empty, by name.
--- parameters: names (a JSON array of dead-letter queues named in settings)
--- columns: queue_id, name, records
-SELECT queue_id, name, live_count FROM queue
-WHERE (name GLOB '*.dlq' OR name IN (SELECT value FROM json_each(:names))) AND live_count > 0
-ORDER BY name;
-
--- part: dead_letter
--- A dead letter and the reason why its message died.
-SELECT
-  m.position, m.seq, m.source_queue_id, m.urn, m.source_reason, m.published_at, m.size,
-  EXISTS (
-    SELECT 1 FROM event AS e
-    WHERE e.seq = m.source_seq AND e.kind = 'redrive'
-      AND e.detail < printf('%016x', m.source_seq)
-  ),
-  CASE WHEN m.size <= 65536 THEN (
-    SELECT substr(content, nullif(instr(content, CAST('"dead_letter"' AS BLOB)), 0), 400)
-    FROM body WHERE body.seq = m.seq
-  ) END
+-- part: place_of_block
+instr(content, CAST('"dead_letter"' AS BLOB))
 
 -- name: newest_dead_letters
 -- The newest dead letters in one queue, with the beginning of their dead_letter block.

@@ -15,7 +15,6 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: remove_runs
 -- Removes index rows of blocks that are older than the history.
--- parameters: limit
 -- index: history_run USING PRIMARY KEY
 DELETE FROM history_run WHERE (block, queue_id, outcome, first_offset) IN (
   SELECT block, queue_id, outcome, first_offset FROM history_run

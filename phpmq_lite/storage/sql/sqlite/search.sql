@@ -120,9 +120,6 @@ coalesce(m.{why} GLOB :{v}, 0) OR coalesce(m.source_reason GLOB :{v}, 0)
         ELSE 0 END
   )
 
--- part: origin
-m.source_queue_id IN (SELECT queue_id FROM queue WHERE name GLOB :{v})
-
 -- part: text
 -- instr compares the whole text at each byte, so large bodies use has_text instead.
 CASE WHEN m.size <= 16384 THEN instr(b.content, :{v}) > 0 ELSE has_text(b.content, :{v}) END

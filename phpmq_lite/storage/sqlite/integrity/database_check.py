@@ -13,12 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from phpmq_lite.errors import (
-    DataDamagedError,
-    StartRefusedError,
-    StorageError,
-    UnreleasedDataError,
-)
+from phpmq_lite.errors import DataDamagedError, StartRefusedError, StorageError, UnreleasedDataError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, prevent_start, read_meta
@@ -63,7 +58,6 @@ def verify(path: Path, migrations: Path | None = None) -> list[DatabaseCheck]:
 def check_all(
     connection: sqlite3.Connection, migrations: Path | None = None
 ) -> list[DatabaseCheck]:
-    """Run all checks on a database over an open connection."""
     connection.create_function("checksum", 2, _checksum, deterministic=True)
     checks = [
         _run_check("structure and indexes", connection, _check_structure),
@@ -79,9 +73,6 @@ def check_all(
     ]
 
 
-# -- checks
-
-
 def check_log(wal: Path, *, is_needed: bool) -> DatabaseCheck:
     """Check a write-ahead log, which must exist if ``is_needed``."""
     check = DatabaseCheck("write-ahead log", "none; the database was closed")
@@ -89,10 +80,10 @@ def check_log(wal: Path, *, is_needed: bool) -> DatabaseCheck:
         scan = scan_wal_files(wal, wal.with_name(wal.name.removesuffix("-wal") + "-shm"))
     except FileNotFoundError:
         if is_needed:
-            check.found = "missing"
+            check.result = "missing"
             check.problems.append("the log is missing, but the broker did not stop cleanly")
         return check
-    check.found = f"{scan.frames:,} frames, {scan.commits:,} commits"
+    check.result = f"{scan.frames:,} frames, {scan.commits:,} commits"
     if scan.is_damaged:
         check.problems.append(describe_damage(wal.name, scan))
     return check
@@ -100,7 +91,7 @@ def check_log(wal: Path, *, is_needed: bool) -> DatabaseCheck:
 
 def _check_structure(connection: sqlite3.Connection, check: DatabaseCheck) -> None:
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    check.found = f"{pages:,} pages"
+    check.result = f"{pages:,} pages"
     check.problems += integrity_problems(connection)
 
 
@@ -122,7 +113,7 @@ def integrity_problems(
 
 
 def _check_schema(migrations: Path, connection: sqlite3.Connection, check: DatabaseCheck) -> None:
-    check.found = f"version {schema_version(connection)}"
+    check.result = f"version {schema_version(connection)}"
     try:
         waiting = pending(connection, migrations)
     except UnreleasedDataError:
@@ -132,7 +123,7 @@ def _check_schema(migrations: Path, connection: sqlite3.Connection, check: Datab
         return
     check.problems += schema_problems(connection, migrations)
     if waiting:
-        check.found += f"; a start will migrate it to {waiting[-1].number}"
+        check.result += f"; a start will migrate it to {waiting[-1].number}"
 
 
 def _run_check(
@@ -156,12 +147,8 @@ def _checksum(seq: int, content: object) -> int:
     return checksum(seq, content) if isinstance(content, bytes) and seq >= 0 else -1
 
 
-# -- opening without changes
-
-
 @contextmanager
 def _open_unchanged(database: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database without changing it or the files next to it."""
     if not has_wal(database):
         with closing(_open(database, "immutable=1")) as connection:
             yield connection

@@ -47,7 +47,6 @@ class ScrubRound:
 
     @property
     def bad(self) -> int:
-        """Return the number of damaged bodies."""
         return self.bad_alive + self.bad_settled
 
 
@@ -63,7 +62,6 @@ class ScrubState:
 
     @property
     def is_under_way(self) -> bool:
-        """Return whether a round has begun."""
         return self.now.began_at > 0
 
     @property
@@ -73,7 +71,6 @@ class ScrubState:
 
     @property
     def problem_count(self) -> int:
-        """Return the number of known problems."""
         last = 0 if self.last is None else self.last.bad
         return max(self.now.bad, last) + len(self.structure)
 
@@ -142,11 +139,7 @@ class Scrub:
         return checked
 
     def structure(self) -> list[str]:
-        """Return problems in the database's pages and indexes.  This takes at least 2 s per GiB.
-
-        Raises:
-            StorageError: the check was interrupted, or the database cannot be read at present.
-        """
+        """Return problems in pages and indexes, or raise StorageError; takes over 2 s per GiB."""
         try:
             with closing(self._open()) as connection:
                 return integrity_problems(connection)

@@ -44,7 +44,6 @@ def read_seal(folder: Path) -> int | None:
 
 
 def write_seal(file: int, checksum: int) -> None:
-    """Write the checksum of the database to the seal file."""
     os.pwrite(file, _RECORD.pack(_WORD, checksum, _check(checksum)), 0)
 
 
@@ -123,7 +122,6 @@ def break_seal(folder: DataFolder, *, accept_loss: bool = False) -> bool:
 
 
 def checksum_of(path: Path) -> int:
-    """Return the CRC-32 of a file."""
     with path.open("rb") as file:
         return checksum_of_file(file)
 
@@ -132,10 +130,10 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes | None: ...
 
 
-def checksum_of_file(file: _Readable, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """Return the CRC-32 of the rest of a file, stopping early once ``goes_on`` returns False."""
+def checksum_of_file(file: _Readable, may_continue: Callable[[], bool] = lambda: True) -> int:
+    """Return the CRC-32 of the rest of a file, ending early if ``may_continue`` returns False."""
     checksum = 0
-    while goes_on() and (chunk := file.read(_CHUNK_BYTES)):
+    while may_continue() and (chunk := file.read(_CHUNK_BYTES)):
         checksum = zlib.crc32(chunk, checksum)
     return checksum
 
@@ -163,11 +161,7 @@ class LiveSeal:
         self._due_s = 0.0  # when to seal next, in seconds on the monotonic clock
 
     def erase(self) -> None:
-        """Erase the seal and cancel any sealing in progress.
-
-        Raises:
-            OSError: the seal still exists, so the database must not be written to.
-        """
+        """Erase the seal and cancel any sealing; if it raises OSError, write no more."""
         with self._lock:
             self._checkpoints += 1
             if self._file is not None and self._has_seal:
@@ -186,7 +180,6 @@ class LiveSeal:
                 self._thread = thread
 
     def close(self) -> None:
-        """Stop sealing and close the files."""
         with self._lock:
             self._checkpoints += 1
         self._due_s = float("inf")
@@ -206,16 +199,13 @@ class LiveSeal:
                 checksum = checksum_of_file(
                     self._database, lambda: checkpoints == self._checkpoints
                 )
-                self._write(checksum, checkpoints)
+                with self._lock:
+                    if self._file is not None and checkpoints == self._checkpoints:
+                        self._files.check()
+                        self._has_seal = True
+                        write_seal(self._file, checksum)
         took_s = monotonic() - began_s
         self._due_s = max(self._due_s, began_s + max(_MIN_INTERVAL_S, _MAX_SHARE * took_s))
-
-    def _write(self, checksum: int, checkpoints: int) -> None:
-        with self._lock:
-            if self._file is not None and checkpoints == self._checkpoints:
-                self._files.check()
-                self._has_seal = True
-                write_seal(self._file, checksum)
 
 
 def _open_erased(folder: Path) -> int | None:

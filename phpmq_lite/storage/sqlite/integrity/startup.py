@@ -7,7 +7,7 @@ takes less than a second to check; ``database_check.py`` checks everything.
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from typing import Final
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.storage.data_folder import DataFolder, prevent_start
+from phpmq_lite.storage.migrations import table_names
 from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.integrity.database_check import check_log, integrity_problems
 from phpmq_lite.storage.sqlite.integrity.seal import break_seal, checksum_of
@@ -56,17 +57,17 @@ def check_files(
         StartRefusedError: the database cannot be read at the moment, but may be intact.
     """
     tell("checking the write-ahead log")
-    done = StartupCheck(check_wal(folder, accept_loss=accept_loss))
-    done.checks.append("every frame of the write-ahead log against its checksum")
+    check = StartupCheck(check_wal(folder, accept_loss=accept_loss))
+    check.checks.append("every frame of the write-ahead log against its checksum")
     tell("checking the database")
     if break_seal(folder, accept_loss=accept_loss):
-        done.checks.append("every byte of the database against what the broker left")
+        check.checks.append("every byte of the database against what the broker left")
     elif folder.has_journal or folder.database.stat().st_size > CHECKED_BYTES:
-        done.is_structure_due = True
+        check.is_structure_due = True
     else:
         _check_structure(folder, accept_loss=accept_loss)
-        done.checks.append("the structure of the database")
-    return done
+        check.checks.append("the structure of the database")
+    return check
 
 
 def _check_structure(folder: DataFolder, *, accept_loss: bool) -> None:
@@ -92,18 +93,13 @@ def open_stopped(database: Path) -> Iterator[sqlite3.Connection]:
     cannot share one.  On close, SQLite removes a WAL without a commit, whether the WAL is damaged
     or was just restarted; such a WAL is therefore hidden from SQLite.
     """
-    how = "vfs=unix-none" if _has_log(database.resolve()) else "immutable=1"
+    has_log = False
+    with suppress(FileNotFoundError), wal_of(database.resolve()).open("rb") as file:
+        has_log = has_commits(file)
+    how = "vfs=unix-none" if has_log else "immutable=1"
     with closing(open_read_only(database, how)) as connection:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
         yield connection
-
-
-def _has_log(database: Path) -> bool:
-    try:
-        with wal_of(database).open("rb") as file:
-            return has_commits(file)
-    except FileNotFoundError:
-        return False
 
 
 @dataclass(slots=True)
@@ -156,7 +152,7 @@ def read_stopped(path: Path) -> StoppedDatabase:
 def _check_log(folder: DataFolder, stopped: StoppedDatabase) -> None:
     is_needed = folder.meta.needs_wal and not has_closed_database(folder)
     check = check_log(folder.wal, is_needed=is_needed)
-    stopped.log = check.found
+    stopped.log = check.result
     stopped.problems += check.problems
     expected = folder.meta.seal
     is_large = folder.database.stat().st_size > CHECKED_BYTES
@@ -197,9 +193,8 @@ def has_admin(database: Path) -> bool:
         return False
     try:
         with prevent_start(database.parent), open_stopped(database) as connection:
-            return all(
-                connection.execute(load("accounts")[name]).fetchone()[0]
-                for name in ("has_users", "has_admin")
-            )
+            execute, has_admin = connection.execute, load("accounts")["has_admin"]
+            has_users = "user" in table_names(execute, load("migrate"))
+            return has_users and bool(execute(has_admin).fetchone()[0])
     except (sqlite3.Error, StartRefusedError, OSError):
         return True

@@ -81,10 +81,7 @@ def scan_wal(file: BinaryIO) -> WalScan:
 
 
 def has_commits(file: BinaryIO) -> bool:
-    """Return whether a WAL file contains a commit that SQLite would find.
-
-    Only the first transaction is read.
-    """
+    """Return whether a WAL file contains a commit, from its first transaction."""
     file.seek(0)
     raw = file.read(HEADER_BYTES)
     if len(raw) < HEADER_BYTES or not (header := read_header(raw)).is_valid:
@@ -119,8 +116,8 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
 
 def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
     """Return the salts of the first frame and the most frequent salts in the first frames."""
-    seen = [frame.salts for frame in islice(frames, _FRAMES_FOR_SALTS)]
-    return list(dict.fromkeys([*seen[:1], *(salts for salts, _ in Counter(seen).most_common(1))]))
+    first = [frame.salts for frame in islice(frames, _FRAMES_FOR_SALTS)]
+    return list(dict.fromkeys([*first[:1], *(salts for salts, _ in Counter(first).most_common(1))]))
 
 
 class _FrameScan:
@@ -142,7 +139,6 @@ class _FrameScan:
         self.commits = self.frames = self.commits_after = self.last_after = 0
 
     def run(self, frames: Iterable[WalFrame]) -> WalScan:
-        """Check all frames."""
         for number, frame in enumerate(frames, start=1):
             self._add_frame(number, frame)
         return WalScan(
@@ -161,7 +157,11 @@ class _FrameScan:
             ends = self._ends_transaction(frame, fits=fits, has_salts=has_salts)
             self._add_after_damage(number, is_good=is_good, ends=ends)
         self.is_ours = has_salts or fits
-        self.seeds = self._next_seeds(frame, is_good)
+        seed = self.seeds[0]
+        self.seeds = (frame.stored,)
+        # If the stored checksum of one of our frames was damaged, the computed one is correct.
+        if not is_good and self.is_ours:
+            self.seeds += (frame.checksum_after(seed),)
 
     def _add_after_damage(self, number: int, *, is_good: bool, ends: bool) -> None:
         """Count complete transactions, starting at the first bad frame."""
@@ -188,16 +188,6 @@ class _FrameScan:
         if before is not None:
             return before > 0
         return frame.commit > 0 and not frame.is_split
-
-    def _next_seeds(self, frame: WalFrame, is_good: bool) -> tuple[Checksum, ...]:
-        """Return the possible starting checksums for the next frame.
-
-        If the content was damaged, the stored checksum is correct; if the stored checksum was
-        damaged, the computed one is correct.
-        """
-        if is_good or not self.is_ours:
-            return (frame.stored,)
-        return (frame.stored, frame.checksum_after(self.seeds[0]))
 
 
 _SCANS: Final = 5  # maximum number of scans of a WAL that changes
@@ -275,11 +265,7 @@ def describe_damage(name: str, scan: WalScan) -> str:
 def refuse_damaged_database(
     folder: DataFolder, loss: str, checksum: int, *, accept_loss: bool
 ) -> None:
-    """Copy the damaged files, then raise an error unless ``accept_loss`` is set.
-
-    Raises:
-        DataDamagedError: the message states ``loss`` and the remedies, or copying failed.
-    """
+    """Copy the damaged files, then raise DataDamagedError unless ``accept_loss`` is set."""
     copies = copy_damaged_files(folder, loss, f"crc32:{checksum:08x}")
     if not accept_loss:
         raise DataDamagedError(
