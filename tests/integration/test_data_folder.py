@@ -399,5 +399,5 @@ def test_last_error_contains_the_code_of_sqlite(folder: DataFolder) -> None:
 
 
 def test_last_error_raises_nothing_when_the_disk_is_gone(folder: DataFolder, path: Path) -> None:
-    folder.path = path / "gone"
+    folder.last_error_file = path / "gone" / "last_error.json"
     assert not folder.write_last_error(RuntimeError("x"), 1)

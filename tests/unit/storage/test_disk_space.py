@@ -140,10 +140,10 @@ def test_ballast_is_created_if_enough_space_remains(rig: Rig) -> None:
 
 
 def test_failed_ballast_leaves_no_file(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_file: int, _size: int) -> None:
+    def refuse(_file: int, _start: int, _size: int) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(spaces, "_allocate", refuse)
+    monkeypatch.setattr(spaces.os, "posix_fallocate", refuse, raising=False)
     assert rig.measure(10 * LEAST) is None
     assert not rig.has_ballast()
 
