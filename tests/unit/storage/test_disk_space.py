@@ -143,7 +143,7 @@ def test_failed_ballast_leaves_no_file(rig: Rig, monkeypatch: pytest.MonkeyPatch
     def refuse(_file: int, _start: int, _size: int) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(spaces.os, "posix_fallocate", refuse, raising=False)
+    monkeypatch.setattr("os.posix_fallocate", refuse, raising=False)
     assert rig.measure(10 * LEAST) is None
     assert not rig.has_ballast()
 
