@@ -25,18 +25,12 @@ from tests.support.socket_client import (
 
 pytestmark = pytest.mark.acceptance
 
-SETTINGS = (
-    "limits.connections_per_loopback_address=12",
-    "limits.frame_timeout_s=1",
-    "limits.frame_rate_bytes=1GiB",
-    "limits.write_timeout_s=1",
-    "limits.max_content=1MiB",
-    "limits.max_queues=40",
-    "limits.held=50",
-    "limits.unstored_frames=10",
-    "limits.unstored_total=256KiB",
-    "limits.http_connections=5",
-)
+LIMITS = """
+limits.connections_per_loopback_address=12 limits.frame_timeout_s=1 limits.frame_rate_bytes=1GiB
+limits.write_timeout_s=1 limits.max_content=1MiB limits.max_queues=40 limits.held=50
+limits.unstored_frames=10 limits.unstored_total=256KiB limits.http_connections=5
+"""
+SETTINGS = LIMITS.split()
 LONG = b"x" * 400_000
 
 

@@ -12,11 +12,20 @@ from typing import Final
 from tests.fuzz.target import LONGEST, Target
 
 _NUMBER: Final = re.compile(rb"[0-9]+")
+_NUMERALS: Final = b"0 1 -1 32 64 255 256 1000 1001 4096 65536 1e400 1.0 +1 1_0"
 _ODD_NUMBERS: Final = (
-    b"0", b"1", b"-1", b"32", b"64", b"255", b"256", b"1000", b"1001", b"4096", b"65536",
-    b"9" * 18, b"9" * 19, b"9" * 20, b"9" * 29, b"1" + b"0" * 33, b"9" * 310, b"1e400", b"1.0",
-    "٣".encode(), "²".encode(), b"+1", b" 1", b"1_0", b"",
-)  # fmt: skip
+    *_NUMERALS.split(),
+    b"9" * 18,
+    b"9" * 19,
+    b"9" * 20,
+    b"9" * 29,
+    b"1" + b"0" * 33,
+    b"9" * 310,
+    "٣".encode(),
+    "²".encode(),
+    b" 1",
+    b"",
+)
 _STEPS: Final = (1, 1, 1, 2, 2, 3, 6)
 
 

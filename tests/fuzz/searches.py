@@ -74,14 +74,28 @@ def _check_cursor(data: bytes) -> None:
         assert all(0 <= number < 1 << 62 for number in place.values())
 
 
+_WORDS: Final = r"""
+orders mail* a?b dead ready >3 <=100k -1 >1h <60s never * #5 d7e7* poison 127.0.0.1 "\"" \* [a]
+' % 1.5m true null ä
+"""
 _VALUES: Final = (
-    "orders", "mail*", "a?b", "dead", "ready", ">3", "<=100k", "-1", ">1h", "<60s", "never", "*",
-    "#5", "d7e7*", "poison", "127.0.0.1", '"a b"', '"\\""', "\\*", "[a]", "'", "%", "1.5m",
-    "9" * 18, "9" * 19, "9" * 40, "true", "null", "ä", "\U0010ffff", "\u2028", "\0", "\x1f",
-)  # fmt: skip
-_NAMES: Final = (*(one.name for one in language.QUALIFIERS if one.name != "data."),
-                 "data.order_id", "data.items.0.sku", "meta.id", "$.a", "$.0", "dead_letter.error",
-                 "data.a-b", "data.12345678901", "what")  # fmt: skip
+    *_WORDS.split(),
+    '"a b"',
+    "9" * 18,
+    "9" * 19,
+    "9" * 40,
+    "\U0010ffff",
+    "\u2028",
+    "\0",
+    "\x1f",
+)
+_MEMBERS: Final = """
+data.order_id data.items.0.sku meta.id $.a $.0 dead_letter.error data.a-b data.12345678901 what
+"""
+_NAMES: Final = (
+    *_MEMBERS.split(),
+    *(one.name for one in language.QUALIFIERS if one.name != "data."),
+)
 
 
 def _fresh(dice: Random) -> bytes:

@@ -200,12 +200,24 @@ def _seeds(side: str) -> list[bytes]:
 
 
 _PARTS: Final = re.compile(rb"H[0-9]{7}[\r\n]*|P[0-9]{2}[0-9]{29,33}[\r\n]*|[^HP]+|.", re.DOTALL)
+_WORDS: Final = b"""
+H P H01 H0100103 H0100104 H0100202 H0100402 H0100304 H0100702 P01 P02 P03 P04 P05 P06 0 9 0000
+"""
 _TOKENS: Final = (
-    b"H", b"P", b"H01", b"H0100103", b"H0100104", b"H0100202", b"H0100402", b"H0100304",
-    b"H0100702", b"P01", b"P02", b"P03", b"P04", b"P05", b"P06", b"\n", b"\r\n", b"\r", b"0", b"9",
-    b"0000", b"0" * 29, b"\0", b"\xff", b"\xc3", b" ", b" / HTTP/1.1\r\n", b"GET ", LATE,
+    *_WORDS.split(),
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"0" * 29,
+    b"\0",
+    b"\xff",
+    b"\xc3",
+    b" ",
+    b" / HTTP/1.1\r\n",
+    b"GET ",
+    LATE,
     LATE_ANSWER,
-)  # fmt: skip
+)
 
 PARSER: Final = Target(
     "parser",

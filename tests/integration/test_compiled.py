@@ -21,20 +21,17 @@ from tests.support.builds import NEEDS_SOURCES
 PACKAGE = ROOT / "phpmq_lite"
 CORES = ("broker/", "protocol/")
 # What drives the compiled modules: the core, the protocol and the settings of queues.
-SAMPLE = (
-    "tests/unit/broker", "tests/unit/protocol", "tests/unit/server",
-    "tests/integration/test_broker_on_disk.py", "tests/integration/test_heap.py",
-    "tests/integration/test_operations_on_disk.py", "tests/integration/test_pipeline_kill.py",
-    "tests/integration/test_service.py", "tests/properties", "tests/conformance",
-    *(f"tests/acceptance/test_{name}.py" for name in (
-        "hostile", "limits", "order_and_ttl", "session", "worker",
-    )),
-    *(f"tests/faults/test_{name}.py" for name in (
-        "bulk_kill", "clock", "dead_brokers", "hostile_peers", "kill", "poison", "power",
-        "slow_disk", "writer_process",
-    )),
-    "tests/browser/test_journey.py", "tests/fuzz/test_fuzz.py", "tests/soak",
-)  # fmt: skip
+PATHS = """
+unit/broker unit/protocol unit/server integration/test_broker_on_disk.py integration/test_heap.py
+integration/test_operations_on_disk.py integration/test_pipeline_kill.py
+integration/test_service.py properties conformance acceptance/test_hostile.py
+acceptance/test_limits.py acceptance/test_order_and_ttl.py acceptance/test_session.py
+acceptance/test_worker.py faults/test_bulk_kill.py faults/test_clock.py faults/test_dead_brokers.py
+faults/test_hostile_peers.py faults/test_kill.py faults/test_poison.py faults/test_power.py
+faults/test_slow_disk.py faults/test_writer_process.py browser/test_journey.py fuzz/test_fuzz.py
+soak
+"""
+SAMPLE = [f"tests/{path}" for path in PATHS.split()]
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -19,16 +19,17 @@ from tests.unit.admin.pipeline.cases import summary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # with ``filled``
 
-LISTS = (
-    "/", "/queues", "/queues/orders", "/queues/orders?tab=dead", "/queues/orders?tab=history",
-    "/messages?q=queue:orders", "/dead", "/trash", "/history", "/trace/7b3f-1", "/clients",
-    "/clients?state=closed", "/audit", "/users", "/tokens", "/sessions", "/bulk",
-)  # fmt: skip
-API_LISTS = (
-    "/api/v1/queues", "/api/v1/queues/orders/messages", "/api/v1/messages?q=queue:orders",
-    "/api/v1/dead", "/api/v1/dead/groups", "/api/v1/history", "/api/v1/traces/7b3f-1",
-    "/api/v1/audit", "/api/v1/config",
-)  # fmt: skip
+PATHS = """
+/ /queues /queues/orders /queues/orders?tab=dead /queues/orders?tab=history
+/messages?q=queue:orders /dead /trash /history /trace/7b3f-1 /clients /clients?state=closed
+/audit /users /tokens /sessions /bulk
+"""
+LISTS = PATHS.split()
+API_PATHS = """
+/api/v1/queues /api/v1/queues/orders/messages /api/v1/messages?q=queue:orders /api/v1/dead
+/api/v1/dead/groups /api/v1/history /api/v1/traces/7b3f-1 /api/v1/audit /api/v1/config
+"""
+API_LISTS = API_PATHS.split()
 # Redirect, or return a file that does not exist.
 ELSEWHERE = {"login", "setup", "search", "backup-download", "docs-root", "docs-short"}
 OTHER_STATE = {"message-release-form": 1, "message-restore-form": 2, "message-redrive-form": 3}
@@ -43,10 +44,12 @@ BAD_VALUES = (
     ),
     ("format=xml", "id=x", "after_offset=-1"),
 )  # fmt: skip
-UNCOMPARED = {  # tables that the broker updates by itself, or whenever a user is seen
-    "audit", "rollup", "counter", "start", "session", "token", "sqlite_sequence", "history_run",
-    "trace_place",
-}  # fmt: skip
+TABLES = """
+audit rollup counter start session token sqlite_sequence history_run trace_place
+"""
+UNCOMPARED = set(
+    TABLES.split()
+)  # the broker updates them without a change, or whenever a user is seen
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -25,13 +25,12 @@ from tests.support.full_broker import WRITING, FullBroker, full_broker
 from tests.support.http_site import HttpSite
 from tests.support.http_users import PASSWORD, BrokerFixture, HttpReply, HttpUser, broker_fixture
 
-ELSEWHERE = (
-    "/static/x/app.css", "/static/x/nothing", "/static/x/..%2fbase.html", "/nowhere", "/x//y",
-    "/queues/nowhere", "/messages/x", "/messages/" + "f" * 32, "/api/v1/nowhere",
-    "/api/v1/queues/nowhere",
-    "/clients/999", "/bulk/999", "/selections/gone", "/users/nobody", "/api/v1/messages?q=a:b",
-    "/queues?limit=x", "/queues/nowhere?format=json",
-)  # fmt: skip
+STRANGE = """
+/static/x/app.css /static/x/nothing /static/x/..%2fbase.html /nowhere /x//y /queues/nowhere
+/messages/x /api/v1/nowhere /api/v1/queues/nowhere /clients/999 /bulk/999 /selections/gone
+/users/nobody /api/v1/messages?q=a:b /queues?limit=x /queues/nowhere?format=json
+"""
+ELSEWHERE = (*STRANGE.split(), "/messages/" + "f" * 32)
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 OTHER_METHODS = ("HEAD", "OPTIONS", "TRACE", "PROPFIND")
 

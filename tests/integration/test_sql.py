@@ -94,11 +94,14 @@ def test_statement_uses_the_index_that_it_names(
         assert any(index in step for step in plan), plan
 
 
-@pytest.mark.parametrize("name", ["settle_messages", "delete_messages", "messages_by_seq", "bodies",
-                                  "checksums", "update_messages", "dispatch_messages",
-                                  "settle_run", "settle_dispatched_run", "delete_run",
-                                  "dispatch_run", "dispatch_several",
-                                  "close_client", "update_queue"])  # fmt: skip
+HOT = """
+settle_messages delete_messages messages_by_seq bodies checksums update_messages
+dispatch_messages settle_run settle_dispatched_run delete_run dispatch_run dispatch_several
+close_client update_queue
+"""
+
+
+@pytest.mark.parametrize("name", HOT.split())
 def test_statement_of_the_hot_path_searches_by_number(
     connection: sqlite3.Connection, name: str
 ) -> None:

@@ -48,26 +48,19 @@ def test_members_are_found_where_json_finds_an_object(case: Case) -> None:
     ]
 
 
+NO_OBJECTS = b"""
+[] null { {"a"} {"a":} {"a":1,} {,"a":1} {"a":1}} {"a":NaN} {"a":01} {'a':1} {1:1} {"a":1}x
+"""
+
+
 @pytest.mark.parametrize(
     "content",
     [
+        *NO_OBJECTS.split(),
         b"",
-        b"[]",
-        b"null",
-        b"{",
-        b'{"a"}',
-        b'{"a":}',
-        b'{"a":1,}',
-        b'{,"a":1}',
         b'{"a":1 "b":2}',
-        b'{"a":1}}',
-        b'{"a":NaN}',
-        b'{"a":01}',
-        b"{'a':1}",
-        b"{1:1}",
         b'{"a":"\xff"}',
         b'\xef\xbb\xbf{"a":1}',
-        b'{"a":1}x',
         b'{"a":"\x01"}',
         nested(257),
     ],

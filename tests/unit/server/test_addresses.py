@@ -37,28 +37,19 @@ def test_address_is_parsed(text: str, endpoint: ListenAddress | None) -> None:
     assert parse_endpoint(text) == endpoint
 
 
+INVALID = """
+9100 127.0.0.1 127.0.0.1: :9100 127.0.0.1:65536 127.0.0.1:-1 127.0.0.1:+1 127.0.0.1:١٢
+127.0.0.1:9_1 ::1:9100 [::1] [::1:9100 []:9100 [127.0.0.1]:9100 [nonsense]:9100 unix:
+"""
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        *INVALID.split(),
         "",
-        "9100",
-        "127.0.0.1",
-        "127.0.0.1:",
-        ":9100",
-        "127.0.0.1:65536",
         pytest.param("127.0.0.1:" + "9" * 5_000, id="many digits"),
-        "127.0.0.1:-1",
-        "127.0.0.1:+1",
-        "127.0.0.1:١٢",  # digits, but not ASCII
-        "127.0.0.1:9_1",
         "a b:9100",
-        "::1:9100",
-        "[::1]",
-        "[::1:9100",
-        "[]:9100",
-        "[127.0.0.1]:9100",
-        "[nonsense]:9100",
-        "unix:",
         "unix:a\0b",
         pytest.param("unix:/" + "a" * 107, id="long path"),
     ],

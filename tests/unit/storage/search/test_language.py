@@ -157,9 +157,9 @@ def test_invalid_search_is_refused_with_the_problem(text: str, named: str) -> No
     assert named in str(refusal(text))
 
 
+TOKENS = 'queue: state:dead - " * ? : $. data.a.b: > <= never 10k é ['
 PIECES = st.sampled_from(
-    [*(f"{known.name}" for known in QUALIFIERS), "queue:", "state:dead", "-", '"', "\\", "*", "?",
-     ":", "$.", "data.a.b:", ">", "<=", "never", "10k", "\u202e", "\0", " ", "é", "["]
+    [*TOKENS.split(), *(f"{known.name}" for known in QUALIFIERS), "\\", "\u202e", "\0", " "]
 )  # fmt: skip
 
 
