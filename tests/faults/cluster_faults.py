@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from tests.faults.cluster_site import ServedBroker, Site
 from tests.support.patroni_cluster import PatroniCluster
@@ -16,20 +17,25 @@ from tests.support.postgres_nodes import freeze, process_tree
 RECOVERY_S: Final = 180.0
 
 Hit = Callable[["Cluster"], AbstractContextManager[None]]
+Injection = Callable[["Cluster"], Iterator[None]]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault."""
-
-    name: str
-    hit: Hit  # injects it, and heals it at the end of the ``with`` block
+    hit: Hit
     weight: int
     hold_s: tuple[float, float]  # how long it lasts, at least
     limit_s: float | None = None  # of the time without a receipt
     has_service: bool = True  # whether publishes are confirmed before it is healed
     may_confirm: bool = False  # although it has no service
     is_quick: bool = True  # in the short form, too
+
+    @property
+    def name(self) -> str:
+        return self.hit.__name__.replace("_", " ")
+
+
+FAULTS: Final[list[Fault]] = []
 
 
 @dataclass
@@ -67,59 +73,70 @@ class Cluster:
         return self.database.query(self.primary, f"\\connect phpmq\n{statement}")
 
 
+def fault(weight: int, hold_s: tuple[float, float], **fields: Any) -> Callable[[Injection], Hit]:
+    """Add a kind of fault: it is injected until ``yield``, and healed afterwards."""
+
+    def add(injection: Injection) -> Hit:
+        hit = contextmanager(injection)
+        FAULTS.append(Fault(hit, weight, hold_s, **fields))
+        return hit
+
+    return add
+
+
 @contextmanager
+def _between(inject: Callable[[], object], heal: Callable[[], object]) -> Iterator[None]:
+    inject()
+    try:
+        yield
+    finally:
+        heal()
+
+
+@fault(30, (2, 3), limit_s=2.0)
 def broker_killed(cluster: Cluster) -> Iterator[None]:
     cluster.active.signal(signal.SIGKILL)
     yield
 
 
-@contextmanager
+@fault(6, (1, 2))
 def standby_broker_killed(cluster: Cluster) -> Iterator[None]:
     cluster.standby.signal(signal.SIGKILL)
     yield
 
 
-@contextmanager
+@fault(4, (3, 5))
 def all_brokers_killed(cluster: Cluster) -> Iterator[None]:
     for broker in cluster.brokers:
         broker.signal(signal.SIGKILL)
     yield
 
 
-@contextmanager
+@fault(20, (0.5, 6))
 def broker_stopped(cluster: Cluster) -> Iterator[None]:
-    broker = cluster.active
-    broker.signal(signal.SIGSTOP)
-    try:
+    signal_to = cluster.active.signal
+    with _between(partial(signal_to, signal.SIGSTOP), partial(signal_to, signal.SIGCONT)):
         yield
-    finally:
-        broker.signal(signal.SIGCONT)
 
 
-@contextmanager
+@fault(6, (3, 4))
 def broker_terminated(cluster: Cluster) -> Iterator[None]:
     cluster.active.signal(signal.SIGTERM)
     yield
 
 
-@contextmanager
+@fault(12, (3, 8))
 def broker_cut_off(cluster: Cluster) -> Iterator[None]:
     node, network = cluster.active.node, cluster.database.network
-    network.cut_off(node)
-    try:
+    with _between(partial(network.cut_off, node), partial(network.heal, node)):
         yield
-    finally:
-        network.heal(node)
 
 
-@contextmanager
+@fault(12, (3, 8))
 def broker_cut_off_from_the_database(cluster: Cluster) -> Iterator[None]:
     node, network = cluster.active.node, cluster.database.network
-    network.separate(node)
-    try:
+    with _between(partial(network.separate, node), partial(network.heal, node)):
         yield
-    finally:
-        network.heal(node)
 
 
 def _signal_backend(cluster: Cluster, function: str) -> None:
@@ -129,13 +146,13 @@ def _signal_backend(cluster: Cluster, function: str) -> None:
     )
 
 
-@contextmanager
+@fault(14, (1, 2))
 def backend_terminated(cluster: Cluster) -> Iterator[None]:
     _signal_backend(cluster, "pg_terminate_backend")
     yield
 
 
-@contextmanager
+@fault(14, (1, 2))
 def backend_cancelled(cluster: Cluster) -> Iterator[None]:
     for _ in range(10):
         _signal_backend(cluster, "pg_cancel_backend")
@@ -143,46 +160,41 @@ def backend_cancelled(cluster: Cluster) -> Iterator[None]:
     yield
 
 
-@contextmanager
+@fault(12, (2, 4), limit_s=15.0)
 def postgres_killed(cluster: Cluster) -> Iterator[None]:
     cluster.database.kill_postgres(cluster.primary)
     yield
 
 
-@contextmanager
+@fault(8, (2, 4), limit_s=15.0)
 def postgres_and_broker_killed(cluster: Cluster) -> Iterator[None]:
     cluster.active.signal(signal.SIGKILL)
     cluster.database.kill_postgres(cluster.primary)
     yield
 
 
-@contextmanager
+@fault(6, (2, 4), limit_s=30.0, is_quick=False)
 def primary_killed(cluster: Cluster) -> Iterator[None]:
-    cluster.database.kill(cluster.primary)
-    try:
+    database, node = cluster.database, cluster.primary
+    with _between(partial(database.kill, node), partial(database.start, node)):
         yield
-    finally:
-        cluster.database.start(cluster.primary)
 
 
-@contextmanager
+@fault(4, (2, 4), limit_s=30.0, is_quick=False)
 def primary_and_broker_killed(cluster: Cluster) -> Iterator[None]:
     cluster.active.signal(signal.SIGKILL)
     with primary_killed(cluster):
         yield
 
 
-@contextmanager
+@fault(6, (2, 4), limit_s=30.0, is_quick=False)
 def primary_cut_off(cluster: Cluster) -> Iterator[None]:
-    node = cluster.primary
-    cluster.database.cut_off(node)
-    try:
+    database, node = cluster.database, cluster.primary
+    with _between(partial(database.cut_off, node), partial(database.heal, node)):
         yield
-    finally:
-        cluster.database.heal(node)
 
 
-@contextmanager
+@fault(4, (2, 4), limit_s=30.0, is_quick=False)
 def primary_cut_off_from_the_others(cluster: Cluster) -> Iterator[None]:
     """The brokers still reach it."""
     network, node = cluster.database.network, cluster.primary
@@ -193,17 +205,15 @@ def primary_cut_off_from_the_others(cluster: Cluster) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@fault(3, (2, 4), is_quick=False)
 def primary_stopped(cluster: Cluster) -> Iterator[None]:
     """All its processes stand still, and its kernel keeps the connections."""
-    cluster.database.pause(cluster.primary)
-    try:
+    database, node = cluster.database, cluster.primary
+    with _between(partial(database.pause, node), partial(database.resume, node)):
         yield
-    finally:
-        cluster.database.resume(cluster.primary)
 
 
-@contextmanager
+@fault(6, (2, 4))
 def replica_killed(cluster: Cluster) -> Iterator[None]:
     cluster.database.kill_postgres(cluster.rng.choice(cluster.replicas))
     yield
@@ -224,19 +234,19 @@ def _stopped(cluster: Cluster, nodes: list[int]) -> Iterator[None]:
                     os.kill(pid, signal.SIGCONT)
 
 
-@contextmanager
+@fault(8, (2, 6))
 def replica_stopped(cluster: Cluster) -> Iterator[None]:
     with _stopped(cluster, [cluster.rng.choice(cluster.replicas)]):
         yield
 
 
-@contextmanager
+@fault(7, (2, 6), has_service=False)
 def both_replicas_stopped(cluster: Cluster) -> Iterator[None]:
     with _stopped(cluster, cluster.replicas):
         yield
 
 
-@contextmanager
+@fault(4, (3, 6), has_service=False)
 def broker_killed_without_a_quorum(cluster: Cluster) -> Iterator[None]:
     with _stopped(cluster, cluster.replicas):
         time.sleep(1)
@@ -244,7 +254,7 @@ def broker_killed_without_a_quorum(cluster: Cluster) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@fault(8, (2, 4), has_service=False)
 def wait_cancelled_without_a_quorum(cluster: Cluster) -> Iterator[None]:
     function = cluster.rng.choice(("pg_cancel_backend", "pg_terminate_backend"))
     with _stopped(cluster, cluster.replicas):
@@ -253,7 +263,7 @@ def wait_cancelled_without_a_quorum(cluster: Cluster) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@fault(6, (2, 4), has_service=False)
 def quorum_setting_emptied(cluster: Cluster) -> Iterator[None]:
     """PostgreSQL then reports the commits that wait as successful."""
     with _stopped(cluster, cluster.replicas):
@@ -268,55 +278,23 @@ def quorum_setting_emptied(cluster: Cluster) -> Iterator[None]:
 
 
 @contextmanager
+def _disk_full(cluster: Cluster, node: int) -> Iterator[None]:
+    cluster.database.fill_disk(node)
+    try:
+        yield
+    finally:
+        cluster.database.free_disk(node)
+        cluster.database.start(node)  # as systemd does: etcd ends if its disk is full
+
+
+@fault(4, (2, 8), has_service=False, may_confirm=True, is_quick=False)
 def disk_of_the_primary_full(cluster: Cluster) -> Iterator[None]:
-    node = cluster.primary
-    cluster.database.fill_disk(node)
-    try:
+    """PostgreSQL continues and refuses to write, or ends, which starts a failover."""
+    with _disk_full(cluster, cluster.primary):
         yield
-    finally:
-        cluster.database.free_disk(node)
-        cluster.database.start(node)  # as systemd does: etcd ends if its disk is full
 
 
-@contextmanager
+@fault(4, (2, 4), is_quick=False)
 def disk_of_a_replica_full(cluster: Cluster) -> Iterator[None]:
-    node = cluster.rng.choice(cluster.replicas)
-    cluster.database.fill_disk(node)
-    try:
+    with _disk_full(cluster, cluster.rng.choice(cluster.replicas)):
         yield
-    finally:
-        cluster.database.free_disk(node)
-        cluster.database.start(node)  # as systemd does: etcd ends if its disk is full
-
-
-FAULTS: Final = (
-    Fault("broker killed", broker_killed, 30, (2, 3), 2.0),
-    Fault("standby broker killed", standby_broker_killed, 6, (1, 2)),
-    Fault("all brokers killed", all_brokers_killed, 4, (3, 5)),
-    Fault("broker stopped", broker_stopped, 20, (0.5, 6)),
-    Fault("broker terminated", broker_terminated, 6, (3, 4)),
-    Fault("broker cut off", broker_cut_off, 12, (3, 8)),
-    Fault("broker cut off from the database", broker_cut_off_from_the_database, 12, (3, 8)),
-    Fault("backend terminated", backend_terminated, 14, (1, 2)),
-    Fault("backend cancelled", backend_cancelled, 14, (1, 2)),
-    Fault("postgres killed", postgres_killed, 12, (2, 4), 15.0),
-    Fault("postgres and broker killed", postgres_and_broker_killed, 8, (2, 4), 15.0),
-    Fault("primary killed", primary_killed, 6, (2, 4), 30.0, is_quick=False),
-    Fault("primary and broker killed", primary_and_broker_killed, 4, (2, 4), 30.0, is_quick=False),
-    Fault("primary cut off", primary_cut_off, 6, (2, 4), 30.0, is_quick=False),
-    Fault("primary cut off from the others", primary_cut_off_from_the_others, 4, (2, 4), 30.0,
-          is_quick=False),
-    Fault("primary stopped", primary_stopped, 3, (2, 4), is_quick=False),
-    Fault("replica killed", replica_killed, 6, (2, 4)),
-    Fault("replica stopped", replica_stopped, 8, (2, 6)),
-    Fault("both replicas stopped", both_replicas_stopped, 7, (2, 6), has_service=False),
-    Fault("broker killed without a quorum", broker_killed_without_a_quorum, 4, (3, 6),
-          has_service=False),
-    Fault("wait cancelled without a quorum", wait_cancelled_without_a_quorum, 8, (2, 4),
-          has_service=False),
-    Fault("quorum setting emptied", quorum_setting_emptied, 6, (2, 4), has_service=False),
-    # PostgreSQL continues and refuses to write, or ends, which starts a failover.
-    Fault("disk of the primary full", disk_of_the_primary_full, 4, (2, 8), has_service=False,
-          may_confirm=True, is_quick=False),
-    Fault("disk of a replica full", disk_of_a_replica_full, 4, (2, 4), is_quick=False),
-)  # fmt: skip

@@ -31,9 +31,16 @@ PASSWORD = "correct horse battery"
 NOW = 1_790_000_000_000
 TEXT = {"body": "x", "kind": "text"}
 
+WITHOUT_FIELDS = """
+bulk-cancel undo backup-make scrub-start scrub-stop token-remove session-end api-queue-create
+api-queue-remove api-message-requeue api-message-release api-message-restore api-bulk-cancel
+api-undo api-backup api-scrub-start api-scrub-stop api-client-disconnect api-user-remove
+api-token-remove api-session-end api-stage api-insights-put api-pipeline-reader
+"""
 # The requests to each writing route about the foreign queue; {id}, {token}, … are replaced.  None:
 # the route concerns the caller or no queue, and a comment gives the reason.
 ABOUT: dict[str, list[dict[str, Any]] | None] = {
+    **{name: [{}] for name in WITHOUT_FIELDS.split()},
     "queues-act": [{"queue": FOREIGN, "action": each} for each in ("pause", "resume", "purge")],
     "queue-pause": [{"side": "delivery"}],
     "queue-resume": [{"side": "delivery"}],
@@ -44,8 +51,6 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "test-message": [{"queue": FOREIGN}],
     "selection-new": [{"q": f"queue:{FOREIGN}", "action": "delete"}],
     "selection-apply": [{"action": "delete", "confirm": "1"}],
-    "bulk-cancel": [{}],
-    "undo": [{}],
     "publish-send": [
         {"queue": FOREIGN, **TEXT, "count": "1"},
         {"queue": FOREIGN, **TEXT, "do": "save", "template": "canary-template"},
@@ -68,9 +73,6 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "insights-release": [{"subscription": "canary-subscription", "confirm": "canary-subscription"}],
     "system-drain": [{"confirm": "localhost", "reason": "x"}],
     "restart-dismiss": None,  # hides a notice that names no queue
-    "backup-make": [{}],
-    "scrub-start": [{}],
-    "scrub-stop": [{}],
     "clock-decide": [{"decision": "trust"}],
     "client-label": None,  # of an address
     "client-disconnect": [{"reason": "x"}],
@@ -79,26 +81,19 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "user-password": [{"password": PASSWORD}],
     "user-remove": [{"confirm": "ann"}],
     "token-add": [{"name": "evil", "role": "admin", "queues": "", "days": ""}],
-    "token-remove": [{}],
-    "session-end": [{}],
     "log-in": None,
     "logout": None,
     "set-up": None,  # about the caller
     "account-password": None,
     "account-end": None,
-    "api-queue-create": [{}],
     "api-queue-configure": [{"max_deliveries": 1}],
-    "api-queue-remove": [{}],
     "api-purge": [{"confirm": FOREIGN}],
     "api-pause": [{"side": "delivery"}],
     "api-resume": [{"side": "delivery"}],
     "api-publish": [{"content": "x"}],
-    "api-message-requeue": [{}],
-    "api-message-release": [{}],
     "api-message-move": [{"target": "mine"}],
     "api-message-delete": [{"dispatched": True}],
     "api-message-redrive": [{"target": "mine"}],
-    "api-message-restore": [{}],
     "api-message-erase": [{"confirm": "x"}],
     "api-message-edit": [{"content": "x", "queue": "mine"}],
     "api-redrive": [{"target": "mine"}],
@@ -106,8 +101,6 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "api-import": [{"messages": [{"queue": FOREIGN, "content": "x"}]}],
     "api-selection-make": [{"q": f"queue:{FOREIGN}"}],
     "api-bulk-start": [{"token": "{token}", "action": "delete"}],
-    "api-bulk-cancel": [{}],
-    "api-undo": [{}],
     "api-define": [
         {"queues": {FOREIGN: {"max_deliveries": 1}}},
         {"queues": {"mine2": {"on_expire": f"forward:{FOREIGN}"}}},
@@ -116,31 +109,21 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
         {"views": {"canary-view": {"q": "queue:mine"}}},
     ],
     "api-clock-decide": [{"decision": "trust"}],
-    "api-backup": [{}],
-    "api-scrub-start": [{}],
-    "api-scrub-stop": [{}],
-    "api-client-disconnect": [{}],
     "api-user-add": [{"name": "evil", "password": PASSWORD, "role": "admin", "queues": []}],
     "api-user-change": [{"role": "viewer"}],
-    "api-user-remove": [{}],
     "api-token-add": [{"name": "evil", "role": "admin", "queues": []}],
-    "api-token-remove": [{}],
-    "api-session-end": [{}],
     "api-claims-claim": [
         {"subscription": "new", "queue": FOREIGN},
         {"subscription": "canary-subscription", "queue": "mine"},
     ],
     "api-claims-ack": [{"subscription": "canary-subscription", "upto": 9}],
     "api-claims-release": [{"subscription": "canary-subscription", "forget": True}],
-    "api-stage": [{}],
     "api-publish-staged": [
         {"app_id": "new", "version": 1, "tokens": ["canary-staged"]},
         {"app_id": "canary-app", "version": 9, "tokens": []},
     ],
     "api-unstage": [{"tokens": ["canary-staged"]}],
     "api-app-id-transfer": [{"app_id": "canary-app", "owner": None}],
-    "api-insights-put": [{}],
-    "api-pipeline-reader": [{}],
     "api-pipeline-reader-remove": [{"reader": "canary-reader"}],
 }
 

@@ -44,52 +44,57 @@ def _steps(key: str, end_ms: int, length_ms: int, count: int) -> Iterator[dict[s
                 yield {key: at_ms} | step(queue, messages, **_times(12 * wave + number))
 
 
+def rows(names: str, *values: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return [dict(zip(names.split(), row, strict=True)) for row in values]
+
+
+ORDERS = "urn:babel:orders:created"
+FAILED = {"failed": 310, "unknown_urn": 2}
+PATH = [
+    f"orders:{ORDERS}",
+    "shop.cart:urn:babel:cart:checked-out",
+    "mail.outgoing:urn:babel:mail:send",
+]
+
+
 def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> dict[str, Any]:
     """Return a summary computed now; ``changes`` replace its members."""
     made: dict[str, Any] = {
         "version": 1,
         "finished_at": now_ms,
         "history_id": history_id,
-        "archive": {"offset": 10, "rows": 1_204_331, "dates": 34, "bytes": 81_234_567,
-                    "gaps": 2, "missing": 65},
+        "archive": {"offset": 10, "rows": 1_204_331, "dates": 34}
+        | {"bytes": 81_234_567, "gaps": 2, "missing": 65},
         "lag": {"offset": 8, "rows": 3},
-        "jobs": [
-            {"name": "archive", "state": "done", "started_at": now_ms - 40_000,
-             "finished_at": now_ms - 25_000, "offset": 10, "error": None},
-            {"name": "metrics", "state": "done", "started_at": now_ms - 25_000,
-             "finished_at": now_ms - 3_000, "offset": 10, "error": None},
-            {"name": "compact", "state": "failed", "started_at": now_ms - 3_000,
-             "finished_at": now_ms - 1_000, "offset": 4, "error": "No space left: <part>"},
-        ],
-        "gaps": [
-            {"at_ms": now_ms - 90_000, "lo": 10, "hi": 70, "rows": 60, "batch": "b-00000001"},
-            {"at_ms": now_ms - 99_000_000, "lo": 4, "hi": 9, "rows": None, "batch": "b-00000000"},
-        ],
+        "jobs": rows(
+            "name state started_at finished_at offset error",
+            ("archive", "done", now_ms - 40_000, now_ms - 25_000, 10, None),
+            ("metrics", "done", now_ms - 25_000, now_ms - 3_000, 10, None),
+            ("compact", "failed", now_ms - 3_000, now_ms - 1_000, 4, "No space left: <part>"),
+        ),
+        "gaps": rows(
+            "at_ms lo hi rows batch",
+            (now_ms - 90_000, 10, 70, 60, "b-00000001"),
+            (now_ms - 99_000_000, 4, 9, None, "b-00000000"),
+        ),
         "last24h": list(islice(_steps("minute", now_ms, MINUTE_MS, 1_440), 1_600)),
         "last30d": list(islice(_steps("hour", now_ms, HOUR_MS, 720), 1_300)),
-        "urns": [
-            {"queue": "orders", "urn": "urn:babel:orders:created", "acked": 51_210,
-             "failed": {"failed": 310, "unknown_urn": 2}, "attempts": {"0": 50_100, "1": 1_422},
-             "retried": 1_112},
-            {"queue": "shop.cart", "urn": "urn:babel:cart:checked-out", "acked": 420,
-             "failed": {}, "attempts": {"0": 420}, "retried": 0},
-        ],
-        "deaths": [
-            {"queue": "orders", "urn": "urn:babel:orders:created", "reason": "failed",
-             "count": 310},
-            {"queue": "orders", "urn": None, "reason": "max_deliveries", "count": 12},
-            {"queue": "<script>alert(1)</script>", "urn": "urn:\u202eevil", "reason": None,
-             "count": 1},
-        ],
-        "paths": [
-            {"path": ["orders:urn:babel:orders:created", "shop.cart:urn:babel:cart:checked-out",
-                      "mail.outgoing:urn:babel:mail:send"], "traces": 9_100, "p50_ms": 840,
-             "p95_ms": 4_200},
-            {"path": ["orders:urn:babel:orders:created"], "traces": 310, "p50_ms": 12,
-             "p95_ms": None},
-        ],
+        "urns": rows(
+            "queue urn acked failed attempts retried",
+            ("orders", ORDERS, 51_210, FAILED, {"0": 50_100, "1": 1_422}, 1_112),
+            ("shop.cart", "urn:babel:cart:checked-out", 420, {}, {"0": 420}, 0),
+        ),
+        "deaths": rows(
+            "queue urn reason count",
+            ("orders", ORDERS, "failed", 310),
+            ("orders", None, "max_deliveries", 12),
+            ("<script>alert(1)</script>", "urn:\u202eevil", None, 1),
+        ),
+        "paths": rows(
+            "path traces p50_ms p95_ms", (PATH, 9_100, 840, 4_200), (PATH[:1], 310, 12, None)
+        ),
         "expiries": [{"queue": "mail.outgoing", "dispatched": 4, "never": 812}],
-    }  # fmt: skip
+    }
     return made | changes
 
 
