@@ -1,15 +1,20 @@
 """Brokers that several files of tests use."""
 
+import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.core_and_store import MakeDriver, drivers_in
+from phpmq_lite.testing import RunningBroker
+from tests.support.certificates import Certificate, CertificateAuthority
+from tests.support.cli_runner import RunCommand, cli_runner
+from tests.support.core_and_store import Driver, MakeDriver, drivers_in
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.full_broker import FullBroker, full_broker
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, broker_fixture
+from tests.support.live_pages import LivePages, pages
 
 
 @pytest.fixture
@@ -59,3 +64,37 @@ def queue(request: pytest.FixtureRequest) -> str:
 def data(tmp_path: Path) -> Path:
     """Return a data folder that does not exist yet."""
     return tmp_path / "data"
+
+
+@pytest.fixture
+def run(broker: BrokerProcess) -> RunCommand:
+    return cli_runner(broker)
+
+
+@pytest.fixture
+def driver(make: MakeDriver) -> Driver:
+    return make()
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def server(authority: CertificateAuthority) -> Certificate:
+    return authority.make("server")
+
+
+@pytest.fixture
+async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
+    async with pages(broker) as browser:
+        yield browser

@@ -14,12 +14,6 @@ from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
 from tests.support.core_and_store import Client, Driver, MakeDriver, run_operation
 
-
-@pytest.fixture
-def driver(make: MakeDriver) -> Driver:
-    return make()
-
-
 # -- restart
 
 

@@ -20,11 +20,6 @@ def make(make: MakeDriver, request: pytest.FixtureRequest) -> Iterator[MakeDrive
         yield make
 
 
-@pytest.fixture
-def driver(make: MakeDriver) -> Driver:
-    return make()
-
-
 def claim(
     driver: Driver, count: int = 100, *, name: str = "s", size: int = 1 << 20, **options: Any
 ) -> Any:

@@ -18,13 +18,8 @@ from phpmq_lite.cli.errors import TIMED_OUT
 from phpmq_lite.cli.main import root_command
 from tests.support.certificates import CertificateAuthority
 from tests.support.cli_runner import RunCommand as Run
-from tests.support.cli_runner import cli_runner, invoke
+from tests.support.cli_runner import invoke
 from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
-
-
-@pytest.fixture
-def run(broker: BrokerProcess) -> Run:
-    return cli_runner(broker)
 
 
 def listed(run: Run, queue: str) -> dict[str, object]:

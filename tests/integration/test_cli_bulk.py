@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli_runner import RunCommand, cli_runner
+from tests.support.cli_runner import RunCommand
 from tests.support.fork_server import BrokerProcess, broker_process
 
 
@@ -15,11 +15,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     flags = ("--admin", "none", "--set", "ui.confirm_count=2")
     with broker_process(tmp_path_factory.mktemp("cli") / "data", *flags) as it:
         yield it
-
-
-@pytest.fixture
-def run(broker: BrokerProcess) -> RunCommand:
-    return cli_runner(broker)
 
 
 def selected(run: RunCommand, queue: str, count: int) -> str:

@@ -15,7 +15,7 @@ from click.testing import Result
 from phpmq_lite.cli import accounts, output, queues
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.queue_settings import DEFINITIONS
-from tests.support.cli_runner import RunCommand, cli_runner, invoke
+from tests.support.cli_runner import RunCommand, invoke
 from tests.support.fork_server import BrokerProcess, ForkedProcess, broker_process
 
 MAX_CONTENT = 256 << 10
@@ -26,11 +26,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     flags = ("--admin", "127.0.0.1:0", "--set", f"limits.max_content={MAX_CONTENT}")
     with broker_process(tmp_path_factory.mktemp("cli") / "data", *flags) as it:
         yield it
-
-
-@pytest.fixture
-def run(broker: BrokerProcess) -> RunCommand:
-    return cli_runner(broker)
 
 
 def rows(result: Result) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,19 +20,13 @@ from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
 from phpmq_lite.envelopes.producer import Producer
 from phpmq_lite.envelopes.sqlite_file import open_file
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
-from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 CHILDREN = 4
 EACH = 50  # messages of each child
 LIMIT_S = 60  # a child that hangs is killed
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("forks") / "data", "--admin", "none") as running:
-        yield running
 
 
 def begin(work: Callable[[], object]) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -15,7 +15,7 @@ from phpmq_lite.envelopes.producer import Producer
 from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
 from phpmq_lite.errors import ClientError, ConnectionLostError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
-from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(100)]
@@ -23,12 +23,6 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(100)]
 THREADS = 8
 EACH = 100
 LIMIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("threads") / "data", "--admin", "none") as running:
-        yield running
 
 
 class Waiter(threading.Thread):

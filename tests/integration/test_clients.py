@@ -32,12 +32,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
 
 
 @pytest.fixture
-async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
-    async with pages(broker) as browser:
-        yield browser
-
-
-@pytest.fixture
 async def worker(broker: RunningBroker) -> AsyncIterator[Client]:
     """Connect a client that has published, so the broker knows it."""
     async with connect(broker.host, broker.port, reconnect=False) as client:

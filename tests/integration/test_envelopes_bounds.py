@@ -55,11 +55,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
         driver.close()
 
 
-@pytest.fixture
-def driver(make: Make) -> Driver:
-    return make()
-
-
 def padded(size: int) -> bytes:
     return body(x='"%s"' % ("x" * size))
 

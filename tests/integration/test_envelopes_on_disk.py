@@ -29,11 +29,6 @@ def make(make: MakeDriver) -> MakeDriver:
     return lambda **settings: make(None, QueueSettings(**settings), BabelQueueInspector())
 
 
-@pytest.fixture
-def driver(make: MakeDriver) -> Driver:
-    return make()
-
-
 def content(driver: Driver, seq: int) -> bytes:
     [(found,)] = driver.rows("SELECT content FROM body WHERE seq = ?", seq)
     assert isinstance(found, bytes)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli_runner import RunCommand, cli_runner
+from tests.support.cli_runner import RunCommand
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.http_users import HttpUser, visible_text
 
@@ -21,11 +21,6 @@ PASSWORD = "correct horse battery"
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     with broker_process(tmp_path / "data", "--admin", "127.0.0.1:0") as running:
         yield running
-
-
-@pytest.fixture
-def run(broker: BrokerProcess) -> RunCommand:
-    return cli_runner(broker)
 
 
 def create(run: RunCommand, name: str, *options: str) -> str:

@@ -1,12 +1,11 @@
 """Connections and threads leave no memory behind, which a broker would accumulate."""
 
 import asyncio
-import gc
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from weakref import ref
@@ -24,14 +23,6 @@ from tests.support.http_users import HttpUser, broker_fixture, wait_until
 from tests.support.socket_client import WAIT_S, SocketClient
 
 HEAP_BYTES: Final = 64 << 20  # glibc reserves heaps of this size, aligned to it
-
-
-@pytest.fixture
-def _no_garbage_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def consume_and_leave(port: int) -> None:
@@ -61,7 +52,7 @@ def half_close(port: int) -> None:
         peer.rest()
 
 
-@pytest.mark.usefixtures("_no_garbage_collector")
+@pytest.mark.usefixtures("no_garbage_collector")
 @pytest.mark.parametrize("use", [consume_and_leave, reset_connection, send_garbage, half_close])
 async def test_closed_connection_is_freed_at_once(
     tmp_path: Path, use: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -76,7 +67,7 @@ async def test_closed_connection_is_freed_at_once(
             await wait_until(lambda: mark() is None)
 
 
-@pytest.mark.usefixtures("_no_garbage_collector")
+@pytest.mark.usefixtures("no_garbage_collector")
 async def test_answered_call_is_freed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -339,16 +339,6 @@ async def test_file_that_replaced_the_socket_is_kept(tmp_path: Path) -> None:
 # -- TLS
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
-    return CertificateAuthority(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture
-def server(authority: CertificateAuthority) -> Certificate:
-    return authority.make("server")
-
-
 def client_context(ca: Path, own: Certificate | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=ca)
     if own is not None:

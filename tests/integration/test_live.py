@@ -40,12 +40,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[RunningBroker]:
 
 
 @pytest.fixture
-async def browser(broker: RunningBroker) -> AsyncIterator[LivePages]:
-    async with pages(broker) as browser:
-        yield browser
-
-
-@pytest.fixture
 async def client(broker: RunningBroker) -> AsyncIterator[Client]:
     async with connect(broker.host, broker.port) as client:
         yield client

@@ -29,11 +29,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield it
 
 
-@pytest.fixture
-def run(broker: BrokerProcess) -> RunCommand:
-    return cli_runner(broker)
-
-
 def rows(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 

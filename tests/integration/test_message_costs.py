@@ -4,9 +4,8 @@ Codec, sessions, engine and store are real, and so is the SQLite file.  The test
 commit ends, so the figures depend neither on the machine nor on its load.
 """
 
-import gc
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -24,6 +23,8 @@ from phpmq_lite.server.session import Session
 from phpmq_lite.storage.batch_sql import Step, batch_statements
 from tests.support import engine_driver
 from tests.support.engine_driver import EngineDriver, FakeTransport, disable_timers
+
+pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 
 
 class Cost(NamedTuple):
@@ -176,14 +177,6 @@ class Meter:
         changes = self.driver.store.connection.total_changes
         blocks = sys.getallocatedblocks()
         return Cost(len(self._statements), changes, writes, self._calls, blocks, blocks)
-
-
-@pytest.fixture(autouse=True)
-def _no_garbage_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 Measure = Callable[[str, int, int], Awaitable[dict[str, str]]]

@@ -31,13 +31,6 @@ URN = "urn:babel:orders:created"
 _numbers = count(1)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    data = tmp_path_factory.mktemp("php") / "data"
-    with broker_process(data, "--admin", "127.0.0.1:0") as running:
-        yield running
-
-
 @pytest.fixture
 def php(broker: BrokerProcess) -> Iterator[PhpClient]:
     with PhpClient(broker.phpmq[0]) as peer:

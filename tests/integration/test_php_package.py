@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from configparser import RawConfigParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from phpmq_lite.envelopes.codec import decode
 from tests.support.envelope_cases import body
-from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess
 from tests.support.php_client import CLIENT, EXAMPLES, ROOT, STRICT, needs_php
 from tests.support.socket_client import AdminApi, SocketClient
 
@@ -25,13 +24,6 @@ DOUBLES = ROOT / "tests" / "docs"
 UNIT = ROOT / "deploy" / "phpmq-worker@.service"
 needs_composer = pytest.mark.skipif(shutil.which("composer") is None, reason="missing: composer")
 needs_phpunit = pytest.mark.skipif(shutil.which("phpunit") is None, reason="missing: phpunit")
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    data = tmp_path_factory.mktemp("package") / "data"
-    with broker_process(data, "--admin", "127.0.0.1:0") as running:
-        yield running
 
 
 def run(*command: str, folder: Path, **environment: str) -> str:

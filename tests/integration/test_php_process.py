@@ -54,13 +54,6 @@ $said = function (callable $do): string {
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    data = tmp_path_factory.mktemp("php") / "data"
-    with broker_process(data, "--admin", "127.0.0.1:0") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Path]]:
     folder = tmp_path_factory.mktemp("secure")
     cert, key = CertificateAuthority(folder).make("server")

@@ -4,7 +4,7 @@ import base64
 import json
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, parse_se
 from phpmq_lite.storage.search.plan import json_spellings
 from phpmq_lite.storage.search.reader import Search
 from tests.support.copied_readers import readers_of
-from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.fork_server import BrokerProcess
 from tests.support.socket_client import AdminApi, SocketClient
 from tests.unit.admin.cases import NOW_MS, Database
 
@@ -172,13 +172,6 @@ async def test_search_respects_case_as_its_help_says(tmp_path: Path) -> None:
     async with search_in(database) as search:
         found = await search.freeze(parse_search("CafÉ"))
     assert list(found.seqs) == [seq_of(first)]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    data = tmp_path_factory.mktemp("spellings") / "data"
-    with broker_process(data, "--admin", "127.0.0.1:0") as running:
-        yield running
 
 
 @pytest.mark.parametrize(

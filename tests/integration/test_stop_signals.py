@@ -47,12 +47,6 @@ def state_of(pid: int) -> tuple[str, int]:
     return found[0], int(found[11]) + int(found[12])
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("broker") / "data", "--admin", "127.0.0.1:0") as it:
-        yield it
-
-
 @pytest.fixture
 def silent() -> Iterator[str]:
     """A server that accepts connections and never answers."""

@@ -19,16 +19,6 @@ from tests.support.certificates import Certificate, CertificateAuthority, openss
 from tests.support.http_users import PASSWORD, BrokerFixture, HttpUser, broker_fixture
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
-    return CertificateAuthority(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture
-def server(authority: CertificateAuthority) -> Certificate:
-    return authority.make("server")
-
-
 def copy_of(key: Path, folder: Path, mode: int) -> Path:
     copy = folder / "copy.key"
     copy.write_bytes(key.read_bytes())
