@@ -18,10 +18,10 @@ from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.os_process import resident_bytes
 from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server.admission import SPARE_FILES
-from tests.support.beanstalkd import wait_until
 from tests.support.latency_probe import MIB, Figure, Latencies, LatencyProbe
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient, assert_closed_without_reply
 from tests.support.stores import ON_POSTGRES
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -226,7 +226,7 @@ def test_connections_beyond_the_descriptors_are_refused(tmp_path: Path, figure: 
             for consumer in consumers:
                 consumer.barrier()
         # A connection that arrives before the broker has closed all of these would be refused.
-        wait_until(lambda: api.metrics()['phpmq_limit_used{limit="connections"}'] == 0)
+        until(lambda: api.metrics()['phpmq_limit_used{limit="connections"}'] == 0)
         with SocketClient(broker.port) as peer:
             peer.barrier()
         log = broker.log.read_text(encoding="utf-8").splitlines()

@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from select import select
-from time import monotonic, sleep
 from urllib.error import HTTPError
 
 import pytest
@@ -16,12 +15,12 @@ import pytest
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.latency_probe import Figure
 from tests.support.socket_client import (
-    WAIT_S,
     AdminApi,
     SocketClient,
     assert_closed_without_reply,
     connect,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.acceptance
 
@@ -139,10 +138,7 @@ def open_too_many_to_the_admin(broker: BrokerProcess, _queue: str) -> None:
             assert stream.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
         with suppress(ConnectionResetError):
             assert stack.enter_context(connect(address)).recv(1) == b""
-    ends_at = monotonic() + WAIT_S
-    while not is_answered(broker):  # a stream ends when it is next written to
-        assert monotonic() < ends_at
-        sleep(0.1)
+    until(lambda: is_answered(broker))  # a stream ends when it is next written to
 
 
 def new_token(broker: BrokerProcess) -> bytes:

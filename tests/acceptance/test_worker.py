@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.support.envelope_cases import CASES, Case, record_of
 from tests.support.fork_server import BrokerProcess, ForkedProcess
 from tests.support.killing_proxy import KillingProxy, Moment
 from tests.support.socket_client import WAIT_S, AdminApi, SocketClient
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.acceptance
 
@@ -96,15 +97,6 @@ def crew(broker: BrokerProcess, tmp_path: Path, queue: str) -> Iterator[Crew]:
     crew.stop()
 
 
-def wait_until(what: Callable[[], Any]) -> Any:
-    """Wait until the function returns a true value; return it."""
-    until = time.monotonic() + WAIT_S
-    while not (found := what()):
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.02)
-    return found
-
-
 def live_messages(admin: AdminApi, name: str) -> list[dict[str, Any]]:
     if not admin.queue(name):
         return []
@@ -158,7 +150,7 @@ def test_failing_job_is_retried_with_growing_delays_then_dead_lettered(
     made = envelope("fail", big=12345678901234567890, e="1E2")
     peer.store(crew.queue, encoded(made))
     worker = crew.start("--max-attempts", "3")
-    wait_until(lambda: crew.events("job.dead_letter"))
+    until(lambda: crew.events("job.dead_letter"))
     worker.terminate()
     assert worker.wait(WAIT_S) == 0
     runs = crew.runs
@@ -255,7 +247,7 @@ def test_version_2_is_kept_byte_for_byte(crew: Crew, peer: SocketClient, admin: 
 def test_sigterm_lets_the_handler_finish(crew: Crew, peer: SocketClient, admin: AdminApi) -> None:
     peer.store(crew.queue, encoded(envelope("sleep", seconds=1)), encoded(envelope("done")))
     worker = crew.start()
-    wait_until(lambda: crew.runs)
+    until(lambda: crew.runs)
     worker.terminate()
     assert worker.wait(WAIT_S) == 0
     assert len(crew.events("job.ack")) == 1
@@ -268,7 +260,7 @@ def test_sigterm_returns_the_message_after_the_shutdown_timeout(
     content = encoded(envelope("sleep", seconds=60))
     peer.store(crew.queue, content, ttl_s=100)
     worker = crew.start("--shutdown-timeout", "0.5")
-    wait_until(lambda: crew.runs)
+    until(lambda: crew.runs)
     worker.terminate()
     assert worker.wait(WAIT_S) == 0
     assert [event["reason"] for event in crew.events("job.released")] == ["interrupted"]
@@ -284,9 +276,9 @@ def test_second_signal_ends_at_once(crew: Crew, peer: SocketClient) -> None:
     content = encoded(envelope("sleep", seconds=60))
     peer.store(crew.queue, content)
     worker = crew.start()
-    wait_until(lambda: crew.runs)
+    until(lambda: crew.runs)
     worker.terminate()
-    wait_until(lambda: worker.poll() is None)
+    until(lambda: worker.poll() is None)
     time.sleep(0.2)  # signals sent together may merge
     worker.terminate()
     assert worker.wait(10) == 0
@@ -329,14 +321,14 @@ def test_worker_waits_for_a_broker_that_is_away(tmp_path: Path, queue: str) -> N
             peer.store(queue, encoded(envelope("done")))
         broker.terminate()
         worker = crew.start()
-        wait_until(lambda: crew.events("reserve.failed"))
+        until(lambda: crew.events("reserve.failed"))
         broker.start()
-        wait_until(lambda: len(crew.events("job.ack")) == 1)
+        until(lambda: len(crew.events("job.ack")) == 1)
         broker.kill()
         broker.start()
         with SocketClient(broker.port) as peer:
             peer.store(queue, encoded(envelope("done")))
-        wait_until(lambda: len(crew.events("job.ack")) == 2)
+        until(lambda: len(crew.events("job.ack")) == 2)
         worker.terminate()
         assert worker.wait(WAIT_S) == 0
         assert len(crew.events("reserve.failed")) == 2  # once per outage
@@ -359,14 +351,14 @@ def test_killed_process_of_a_worker_is_replaced(crew: Crew, peer: SocketClient) 
         pids = {run["pid"] for run in crew.runs}
         return pids if len(pids) == 2 else None
 
-    os.kill(wait_until(pids_of_both).pop(), signal.SIGKILL)
-    wait_until(lambda: len({run["id"] for run in crew.runs}) == stored)
+    os.kill(until(pids_of_both).pop(), signal.SIGKILL)
+    until(lambda: len({run["id"] for run in crew.runs}) == stored)
 
     def has_third() -> bool:
         peer.store(crew.queue, encoded(envelope("done")))
         return len({run["pid"] for run in crew.runs}) == 3
 
-    wait_until(has_third)
+    until(has_third)
     supervisor.terminate()
     assert supervisor.wait(WAIT_S) == 0
 
@@ -428,7 +420,7 @@ def kill_at(crew: Crew, admin: AdminApi, step: Step, *flags: str) -> None:
     finally:
         proxy.close()
     assert worker.returncode == -signal.SIGKILL
-    wait_until(lambda: {row["state"] for row in live_messages(admin, crew.queue)} <= {"ready"})
+    until(lambda: {row["state"] for row in live_messages(admin, crew.queue)} <= {"ready"})
 
 
 def left_after_kill(

@@ -39,6 +39,7 @@ from tests.faults.mutants import mutant_process
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.seed import SEED
 from tests.support.socket_client import SocketClient
+from tests.support.waiting import until
 
 QUEUES: Final = ("orders", "mail", "audit", "mail.dlq")
 FIRST: Final = 600  # messages before a checkpoint, and after it
@@ -94,7 +95,9 @@ def fill(folder: Path, rng: random.Random, *, is_clean: bool) -> Filled:
             _publish(peer, filled, rng, range(FIRST))
             filled.settled.update(_end(peer, filled, "orders", 40, peer.ack))
             _end(peer, filled, "mail", 8, peer.dead_letter)
-            _wait_for_checkpoint(data)
+            # the idle broker copies its WAL into the database and seals it
+            until(lambda: (data / DATABASE).stat().st_size >= 200_000)
+            until(lambda: seal.read_seal(data) is not None)
             _publish(peer, filled, rng, range(FIRST, FIRST + SECOND))
             filled.settled.update(_end(peer, filled, "audit", 30, peer.ack))
     finally:
@@ -143,14 +146,6 @@ def _pass(peer: SocketClient) -> None:
     """Wait until everything sent so far is stored."""
     peer.publish("passed", b"", ttl_s=1, key=b"pass %d" % time.monotonic_ns())
     peer.receipt()
-
-
-def _wait_for_checkpoint(data: Path) -> None:
-    """Wait until the idle broker has copied its WAL into the database and sealed it."""
-    ends = time.monotonic() + 30
-    while (data / DATABASE).stat().st_size < 200_000 or seal.read_seal(data) is None:
-        assert time.monotonic() < ends, "no checkpoint"
-        time.sleep(0.02)
 
 
 # -- damages

@@ -13,6 +13,7 @@ from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.node_network import NodeNetwork, needs_namespaces
 from tests.support.php_client import CLIENT, ROOT
 from tests.support.socket_client import SocketClient
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.faults, needs_namespaces]
 
@@ -163,13 +164,6 @@ class Consumer:
         return subprocess.run(
             [*self.network.prefix(self.node), *asked], capture_output=True, text=True, check=True
         ).stdout
-
-
-def until(condition: Callable[[], bool], limit_s: float) -> None:
-    ends_at = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < ends_at
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

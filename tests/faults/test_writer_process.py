@@ -29,6 +29,7 @@ from tests.faults.writer_mutants import is_running, wait_until_unlocked, writer_
 from tests.support.fork_server import start_error
 from tests.support.seed import SEED
 from tests.support.socket_client import AdminApi, SocketClient
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.faults,
@@ -62,13 +63,6 @@ def wait_for_exit(broker: BrokerProcess) -> int:
     code = process.wait(SOON_S)
     broker.kill()
     return code
-
-
-def wait_for_end(pid: int) -> None:
-    until_s = time.monotonic() + SOON_S
-    while is_running(pid):
-        assert time.monotonic() < until_s, f"process {pid} still runs"
-        time.sleep(0.005)
 
 
 async def check(ledger: Ledger, broker: BrokerProcess) -> None:
@@ -266,12 +260,6 @@ async def test_receipts_wait_for_a_writer_process_that_is_held_up(
 
 
 def test_broker_reports_a_stopped_writer_process_and_does_not_leave_it(tmp_path: Path) -> None:
-    def wait_until(is_reached: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + 6 * SOON_S
-        while not is_reached():
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
-
     with (
         second_broker(tmp_path / "data", "--admin", "127.0.0.1:0") as broker,
         SocketClient(broker.port) as peer,
@@ -281,7 +269,7 @@ def test_broker_reports_a_stopped_writer_process_and_does_not_leave_it(tmp_path:
         assert admin.metrics()["phpmq_oldest_batch_seconds"] < LATE_S
         os.kill(pid, signal.SIGSTOP)
         peer.publish("orders", b"body", key=b"late")
-        wait_until(lambda: admin.metrics()["phpmq_oldest_batch_seconds"] >= LATE_S)
+        until(lambda: admin.metrics()["phpmq_oldest_batch_seconds"] >= LATE_S)
         with pytest.raises(HTTPError, match="503") as refused:
             admin.get("/readyz")
         assert "BAD batches: the oldest without an answer: " in refused.value.read().decode()
@@ -290,7 +278,7 @@ def test_broker_reports_a_stopped_writer_process_and_does_not_leave_it(tmp_path:
         assert "for the database's answer" in stats["storing_stopped"]
         with urllib.request.urlopen(admin.url) as page:
             assert "Nothing can be stored: a batch has waited " in page.read().decode()
-        wait_until(lambda: "batch_not_answered" in broker.log.read_text())
+        until(lambda: "batch_not_answered" in broker.log.read_text())
         assert broker.terminate() == FAIL_STOP
         assert peer.rest() == b""  # without a receipt
         assert not is_running(pid)
@@ -351,7 +339,7 @@ def test_no_process_remains_after_the_end_of_the_broker(
             assert peer.confirm("orders", b"body") is None
         os.kill(broker.pid, number)
         wait_for_exit(broker)
-        wait_for_end(pid)
+        until(lambda: not is_running(pid), SOON_S)
 
 
 # -- the index of the WAL, through which the two processes see each other's locks

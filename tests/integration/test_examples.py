@@ -7,11 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ import pytest
 from phpmq_lite.envelopes import dead_letter_record
 from tests.support.fork_server import BrokerProcess, broker_with_all_listeners
 from tests.support.socket_client import AdminApi, SocketClient
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.acceptance
 
@@ -142,14 +142,6 @@ def state_of(admin: AdminApi, message_id: str) -> dict[str, Any]:
     return found
 
 
-def until_state(admin: AdminApi, message_id: str, state: str) -> None:
-    """Wait for what is stored: a dispatch leaves ahead of its record."""
-    ends_at = monotonic() + 10
-    while state_of(admin, message_id)["state"] != state:
-        assert monotonic() < ends_at
-        sleep(0.01)
-
-
 def hello(style: Style, queue: str, content: str = "Hello World", ttl: int = 3600) -> bytes:
     return style.write("H0100103", ("01", queue), ("02", content), ("05", f"{ttl}"))
 
@@ -186,7 +178,8 @@ def test_netcat_consumes_and_acknowledges(
         nc.paste(hello(style, queue) + style.line.encode())
         nc.paste(consume(style, queue) + style.line.encode())
         message_id = read_dispatch(nc, style, queue, "Hello World", 3600, 3599)
-        until_state(admin, message_id, "dispatched")
+        # a dispatch leaves ahead of its record
+        until(lambda: state_of(admin, message_id)["state"] == "dispatched")
         nc.paste(style.write("H0100402", ("01", queue), ("03", message_id)))
         assert nc.end() == b""
     assert state_of(admin, message_id)["state"] == "acked"
@@ -362,13 +355,6 @@ def test_plain_python_worker_acknowledges_tries_again_and_puts_aside(
     assert shown[1].endswith("was dead-lettered: not JSON")
     tries = [line for line in shown[2:] if line.endswith("ValueError('order 2 costs -1')")]
     assert len(tries) == len(shown[2:]) == 20  # queues.max_deliveries
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    ends_at = monotonic() + 30
-    while not is_so():
-        assert monotonic() < ends_at
-        sleep(0.01)
 
 
 def test_babelqueue_worker_mails_and_puts_aside(broker: BrokerProcess) -> None:

@@ -18,10 +18,10 @@ from tests.support.beanstalkd import (
     BeanstalkdServer,
     beanstalkd_process,
     needs_beanstalkd,
-    wait_until,
 )
 from tests.support.fork_server import BrokerProcess, ForkedProcess
 from tests.support.socket_client import AdminApi, take_all, take_contents
+from tests.support.waiting import until
 
 pytestmark = needs_beanstalkd
 _numbers = count(1)
@@ -221,7 +221,7 @@ def test_draining_beanstalkd_is_moved(
     ids = source.put(tube, *[b"%d" % number for number in range(50)])
     source.server.delete(ids[:-1])
     source.process.send_signal(signal.SIGUSR1)
-    wait_until(lambda: source.server.ask([b"put 1 0 1 0\r\n"])[0].words == [b"DRAINING"])
+    until(lambda: source.server.ask([b"put 1 0 1 0\r\n"])[0].words == [b"DRAINING"])
     assert run(broker, source, "--move").exit_code == 0
     assert take_contents(broker, tube) == [b"49"]
 
@@ -251,7 +251,7 @@ def test_job_that_cannot_be_stored_stays_ready_and_the_rest_is_moved(
     assert f"job 1 of tube {tube}: " in done.stderr
     assert done.stderr.endswith("1 stored\nError: messages that could not be stored: 1\n")
     assert take_contents(broker, tube) == [b"small"]
-    wait_until(lambda: states(source) == {"ready": 1, "delayed": 0, "buried": 0, "reserved": 0})
+    until(lambda: states(source) == {"ready": 1, "delayed": 0, "buried": 0, "reserved": 0})
 
 
 def test_at_most_ten_refusals_are_listed(
@@ -266,7 +266,7 @@ def test_at_most_ten_refusals_are_listed(
     refused = [line for line in done.stderr.splitlines() if line.endswith("refused: paused")]
     assert len(refused) == 10
     assert done.stderr.endswith("0 stored\nError: messages that could not be stored: 300\n")
-    wait_until(lambda: states(source)["ready"] == 300)
+    until(lambda: states(source)["ready"] == 300)
 
 
 def test_jobs_of_an_older_beanstalkd_are_moved_without_a_reservation(
@@ -324,10 +324,10 @@ def test_killed_move_loses_nothing_and_can_be_continued(
                 ],
                 stderr=stderr,
             )  # fmt: skip
-            wait_until(lambda before=left: sum(states(source).values()) < before)  # type: ignore[misc]
+            until(lambda before=left: sum(states(source).values()) < before)  # type: ignore[misc]
             mover.kill()
             mover.wait(10)
-            wait_until(lambda: states(source)["reserved"] == 0)
+            until(lambda: states(source)["reserved"] == 0)
             left = states(source)["ready"]
     assert 0 < left < jobs
     done = run(broker, source, "--move")

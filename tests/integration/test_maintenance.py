@@ -6,7 +6,6 @@ import io
 import json
 import sqlite3
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict
@@ -31,6 +30,7 @@ from phpmq_lite.storage.sqlite.integrity.scrub import (
 )
 from tests.support.core_and_store import Driver
 from tests.support.http_users import HttpUser, broker_fixture, wait_until
+from tests.support.waiting import until
 
 WAIT_S = 60
 
@@ -41,22 +41,11 @@ def _plain_log(log_stream: io.StringIO) -> None:
     logs.configure(stream=log_stream)
 
 
-def last_round(data: Path) -> ScrubRound:
-    """Wait for the end of a scrub; return its result."""
-    ends = time.monotonic() + WAIT_S
-    while (last := read_state(data).last) is None:
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-    return last
-
-
 def until_failed(data: Path) -> dict[str, Any]:
     """Wait until a backup has failed; return the status of the backups."""
-    ends = time.monotonic() + WAIT_S
-    while not (status := AdminClient(data / "control.sock").get("/backups"))["error"]:
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-    return dict(status)
+    client = AdminClient(data / "control.sock")
+    until(lambda: client.get("/backups")["error"])
+    return dict(client.get("/backups"))
 
 
 async def allow() -> None:
@@ -175,7 +164,7 @@ async def test_scrub_resumes_after_a_stop(tmp_path: Path, monkeypatch: pytest.Mo
         pass
     write_state(data, ScrubState(ScrubRound(began_at=5, part=1, upto=0, bodies=7, bytes=70)))
     async with testing.running_service(data):
-        last = await asyncio.to_thread(last_round, data)
+        last = await asyncio.to_thread(until, lambda: read_state(data).last)
     assert (last.began_at, last.bodies) == (5, 7)
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep
 from urllib.parse import quote
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.fork_server import BrokerProcess, broker_process, broker_with
 from tests.support.php_client import ROOT
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 from tests.support.socket_client import AdminApi, SocketClient
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.acceptance
 
@@ -75,14 +75,6 @@ async def scripted() -> AsyncIterator[ScriptedBroker]:
 @pytest.fixture
 def queue() -> str:
     return f"orders-{next(_numbers)} ü"
-
-
-def wait_until_acked(broker: BrokerProcess, queue: str) -> None:
-    asked = "/api/v1/messages?q=" + quote(f'queue:"{queue}" state:acked')
-    ends_at = monotonic() + 30
-    while not AdminApi(broker.admin[0]).get(asked)["items"]:
-        assert monotonic() < ends_at
-        sleep(0.01)
 
 
 async def ended(process: asyncio.subprocess.Process) -> str:
@@ -165,7 +157,8 @@ async def test_consumer_continues_after_a_restart_of_the_broker(
         process = await program.start("consume", broker.phpmq[0], queue, "2")
         assert process.stdout is not None
         assert await process.stdout.readline() == b"before\n"
-        await asyncio.to_thread(wait_until_acked, broker, queue)
+        acked = "/api/v1/messages?q=" + quote(f'queue:"{queue}" state:acked')
+        await asyncio.to_thread(until, lambda: AdminApi(broker.admin[0]).get(acked)["items"])
         await asyncio.to_thread(broker.kill)
         late = await program.start("publish", broker.phpmq[0], queue, "after")
         await asyncio.to_thread(broker.start)

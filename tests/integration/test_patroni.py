@@ -54,7 +54,7 @@ def store(cluster: PatroniCluster, number: int) -> None:
             return False
         return True
 
-    wait_until(is_stored, 60)
+    wait_until(is_stored, limit_s=60)
 
 
 def stored(cluster: PatroniCluster) -> list[int]:

@@ -5,11 +5,8 @@ import os
 import shutil
 import signal
 import sqlite3
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,18 +41,11 @@ from tests.support.stopped_folder import (
     query_value,
     stopped_folder,
 )
+from tests.support.waiting import until
 
 WAIT_S = 80.0
 HISTORY = "0123456789abcdef0123456789abcdef"
 ADMIN = "--admin", "127.0.0.1:0"
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    until = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.1)
-    return found
 
 
 def store(broker: BrokerProcess, *contents: bytes) -> None:
@@ -245,7 +235,7 @@ def test_wal_that_litestream_removed_is_no_loss_but_another_is(
             broker.kill()
         else:
             assert broker.terminate() == 0
-    wait_for(lambda: local_files(folder))
+    until(lambda: local_files(folder))
     wal, shm = folder / f"{DATABASE}-wal", folder / f"{DATABASE}-shm"
     litestream.end(signal.SIGKILL)
     aside = folder.parent / "aside"
@@ -292,7 +282,7 @@ def test_promoted_broker_has_all_messages_a_new_history_and_no_traces(
     litestream = Litestream(folder)
     with broker_process(folder) as broker:
         store(broker, *(b"%d" % number for number in range(100)))
-        wait_for(lambda: is_replicated(folder))
+        until(lambda: is_replicated(folder))
     litestream.end(signal.SIGKILL)
     promoted = tmp_path / "promoted"
     said = command("standby", "promote", tmp_path / "target" / HISTORY, "--data", promoted)
@@ -315,7 +305,7 @@ def test_promoted_broker_has_all_messages_a_new_history_and_no_traces(
             assert take_contents(broker, "orders")[-101:] == [
                 *(b"%d" % number for number in range(100)), b"later",
             ]  # fmt: skip
-            wait_for(lambda: is_replicated(promoted))
+            until(lambda: is_replicated(promoted))
     finally:
         litestream.end(signal.SIGKILL)
     assert {path.name for path in (tmp_path / "target").iterdir()} == {HISTORY, history_id}
@@ -328,7 +318,7 @@ def test_replica_of_an_unreleased_version_is_refused_by_its_name(
         database.execute("UPDATE migration SET sha256 = 'another'")
     litestream = Litestream(folder)
     try:
-        wait_for(lambda: is_replicated(folder))
+        until(lambda: is_replicated(folder))
     finally:
         litestream.end()
     replica = f"{tmp_path}/target/{HISTORY}"
@@ -366,7 +356,7 @@ def test_restore_changes_the_replica_and_waits_for_litestreams_end(
 def test_lag_counts_what_litestream_has_not_replicated(folder: Path, tmp_path: Path) -> None:
     litestream = Litestream(folder)
     with broker_process(folder) as broker:
-        wait_for(lambda: is_replicated(folder))
+        until(lambda: is_replicated(folder))
         litestream.end(signal.SIGKILL)
         store(broker, *(b"%d" % number for number in range(500)))
         broker.kill()
@@ -386,7 +376,7 @@ def test_lag_counts_what_a_suspended_litestream_has_not_read(
     litestream = Litestream(folder)
     try:
         with broker_process(folder) as broker:
-            wait_for(lambda: is_replicated(folder))
+            until(lambda: is_replicated(folder))
             known = read_standby(folder).replicated
             litestream.process.send_signal(signal.SIGSTOP)
             store(broker, *(b"%d" % number for number in range(50)))
@@ -406,7 +396,7 @@ def test_everything_is_missing_before_litestream_has_run(folder: Path) -> None:
 
 def test_lag_counts_commits_that_the_broker_checkpointed(folder: Path) -> None:
     litestream = Litestream(folder)
-    wait_for(lambda: is_replicated(folder))
+    until(lambda: is_replicated(folder))
     assert litestream.end() == 0
     with broker_process(folder) as broker:
         store(broker, *(b"%d" % number for number in range(50)))
@@ -416,7 +406,7 @@ def test_lag_counts_commits_that_the_broker_checkpointed(folder: Path) -> None:
     assert 50 <= state.lag_messages <= 55
     litestream = Litestream(folder)
     try:
-        wait_for(lambda: is_replicated(folder))
+        until(lambda: is_replicated(folder))
     finally:
         litestream.end(signal.SIGKILL)
 
@@ -428,13 +418,13 @@ def test_target_that_fails_shows_and_stops_nothing(folder: Path, tmp_path: Path)
     try:
         with broker_process(folder, *ADMIN) as broker:
             api = AdminApi(broker.admin[0])
-            wait_for(lambda: is_replicated(folder))
+            until(lambda: is_replicated(folder))
             target.rename(tmp_path / "away")
             target.write_text("not a folder")
             store(broker, b"1")
-            wait_for(lambda: read_standby(folder).problem)
-            wait_for(lambda: api.metrics()["phpmq_standby_failing"])
-            wait_for(lambda: api.metrics()["phpmq_standby_lag_messages"] >= 1)
+            until(lambda: read_standby(folder).problem)
+            until(lambda: api.metrics()["phpmq_standby_failing"])
+            until(lambda: api.metrics()["phpmq_standby_lag_messages"] >= 1)
             notices = api.get("/api/v1/stats")
             assert notices is not None
             store(broker, b"2")
@@ -443,7 +433,7 @@ def test_target_that_fails_shows_and_stops_nothing(folder: Path, tmp_path: Path)
                 store(broker, b"%d" % number)
             target.unlink()
             (tmp_path / "away").rename(target)
-            wait_for(lambda: is_replicated(folder))
+            until(lambda: is_replicated(folder))
             state = read_standby(folder, asks_target=True)
             assert (state.problem, state.lag_messages) == ("", 0)
     finally:
@@ -457,11 +447,11 @@ def test_emptied_target_shows(folder: Path, tmp_path: Path) -> None:
     try:
         with broker_process(folder) as broker:
             snapshots = tmp_path / "target" / HISTORY / "ltx" / "9"
-            wait_for(lambda: list(snapshots.glob("*.ltx")))  # the next one is due in a day
-            wait_for(lambda: is_replicated(folder))
+            until(lambda: list(snapshots.glob("*.ltx")))  # the next one is due in a day
+            until(lambda: is_replicated(folder))
             shutil.rmtree(tmp_path / "target")
             store(broker, b"1")
-            wait_for(lambda: "lacks files" in read_standby(folder, asks_target=True).problem)
+            until(lambda: "lacks files" in read_standby(folder, asks_target=True).problem)
     finally:
         litestream.end(signal.SIGKILL)
 

@@ -3,7 +3,7 @@
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -70,10 +70,3 @@ def beanstalkd_process(folder: Path) -> Iterator[BeanstalkdServer]:
         yield source
     finally:
         source.stop()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    ends_at = monotonic() + 20
-    while not is_so():
-        assert monotonic() < ends_at
-        sleep(0.005)

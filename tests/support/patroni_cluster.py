@@ -130,7 +130,7 @@ class PatroniCluster(TemporaryServers):
             return False
 
         try:
-            wait_until(has_quorum, timeout_s)
+            wait_until(has_quorum, limit_s=timeout_s)
         except AssertionError as error:
             for node in range(3):
                 log = (self.path(node) / "patroni.log").read_text(errors="replace")

@@ -9,10 +9,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -23,6 +22,7 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.support.free_ports import free_ports
 from tests.support.node_network import NodeNetwork, TemporaryServers, kill_all
+from tests.support.waiting import until
 
 BIN: Final = Path("/usr/lib/postgresql/15/bin")
 # PostgreSQL refuses to run as root.
@@ -33,6 +33,7 @@ AS_POSTGRES: Final = (
 )
 DATABASE: Final = "phpmq"  # and the role of the broker
 _TIMEOUT_S: Final = 100.0  # of a step on a loaded machine
+wait_until = partial(until, limit_s=_TIMEOUT_S)
 
 needs_postgres = pytest.mark.skipif(
     not (BIN / "postgres").exists(), reason="PostgreSQL 15 is missing: apt install postgresql-15"
@@ -357,14 +358,6 @@ def make_certificates(folder: Path, addresses: list[str]) -> None:
         script = ROOT / "deploy" / "cluster" / "certificates"
         subprocess.run([script, folder, f"n{number}", address], check=True)
         give_away(folder / f"n{number}.key")
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = _TIMEOUT_S) -> None:
-    """Wait for a condition of a database server."""
-    ends_at = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < ends_at, f"not reached within {timeout_s} s"
-        time.sleep(0.02)
 
 
 def give_away(path: Path) -> None:
