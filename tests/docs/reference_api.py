@@ -50,7 +50,7 @@ def page() -> str:
     schemas = document["components"]["schemas"]
     inputs = {route.takes.__name__ for route in ROUTES if isinstance(route.takes, type)}
     models = [name for name in schemas if name not in inputs]
-    tags = ", ".join(f"[{tag}](#{_anchor(tag)})" for tag, _ in groups)
+    tags = ", ".join(f"[{tag}](#{tag.replace('.', '')})" for tag, _ in groups)
     parts = [
         _HEAD,
         f"{tags}; [models](#models), [pages](#pages-and-other-addresses), "
@@ -65,10 +65,6 @@ def page() -> str:
     writing = (_limited(route) for route in ROUTES if route.is_writing)
     parts += [_LIMITS, _table(("route", "role", "body", "JSON values", "content type"), writing)]
     return "\n".join(parts)
-
-
-def _anchor(tag: str) -> str:
-    return tag.replace(".", "")
 
 
 def _described(call: ApiCall, models: Container[str]) -> str:

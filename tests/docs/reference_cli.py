@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from inspect import cleandoc
 from textwrap import wrap
 from typing import Final
@@ -51,7 +51,12 @@ def page() -> str:
     counts = Counter(option for _, context in found for option in _options(context))
     shared = {option: None for option, count in counts.items() if count >= _SHARED_BY}
     parts = [_HEAD.format(epilog="\n".join(wrap(root_command.epilog or "", 100)))]
-    parts += [_index(context for path, context in found if path.count(" ") == 1)]
+    parts += ["| command | does |\n|---|---|"]
+    for path, context in found:
+        if path.count(" ") == 1:
+            name, first = context.info_name, next(_paragraphs(context.command.help))
+            parts.append(f"| [{name}](#phpmq-lite-{name}) | {cell(first)} |")
+    parts.append("")
     parts += ["## Options that many commands have\n", _table(list(shared))]
     parts += [_described(path, context, set(shared)) for path, context in found]
     return "\n".join(parts)
@@ -59,14 +64,6 @@ def page() -> str:
 
 def every_command() -> Iterator[tuple[str, click.Context]]:
     return _commands("phpmq-lite", root_command, None)
-
-
-def _index(contexts: Iterable[click.Context]) -> str:
-    rows = []
-    for context in contexts:
-        name, first = context.info_name, next(_paragraphs(context.command.help))
-        rows.append(f"| [{name}](#phpmq-lite-{name}) | {cell(first)} |")
-    return "\n".join(["| command | does |", "|---|---|", *rows, ""])
 
 
 def _commands(

@@ -128,7 +128,8 @@ def page() -> str:
 def _table(database: sqlite3.Connection, name: str, sql: str) -> Iterator[str]:
     said = _comments(sql)
     yield f"## {name}\n"
-    yield f"{_sentence(meaning(name, said.get('', '')))}\n"
+    text = meaning(name, said.get("", ""))
+    yield f"{text[:1].upper()}{text[1:]}{'.' * bool(text)}\n"
     if name not in VIEWS:
         yield f"At most {bound(name)}.\n"
     rows = [
@@ -195,7 +196,3 @@ def _comments(sql: str) -> dict[str, str]:
         if comment:
             comments |= {name: f"{comments.get(name, '')} {comment}".strip() for name in names}
     return comments
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""

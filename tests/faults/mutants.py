@@ -96,13 +96,14 @@ class ForgetsKeys(Defective):
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Store everything else, and reply late."""
         batch.keys.clear()
-        return asyncio.ensure_future(_slowly(super().commit(batch)))
+        stored = super().commit(batch)
 
+        async def reply() -> LoadedRows | None:
+            loaded = await stored
+            await asyncio.sleep(SLOW_DISK_S)
+            return loaded
 
-async def _slowly(stored: asyncio.Future[LoadedRows | None]) -> LoadedRows | None:
-    loaded = await stored
-    await asyncio.sleep(SLOW_DISK_S)
-    return loaded
+        return asyncio.ensure_future(reply())
 
 
 class CountsFromTheFirstDispatch(AckTimeouts):

@@ -33,12 +33,6 @@ END_S = 10  # time limit for a broker to reply or exit
 LOAD_S = 20  # time limit for a load that takes a second or two
 
 
-def address_space(pid: int) -> int:
-    """Return the size of a process's address space (VmSize)."""
-    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0]
-    return int(pages) * resource.getpagesize()
-
-
 def press(broker: BrokerProcess) -> None:
     """Send large messages on many connections, until each is rejected or stored."""
     with ExitStack() as stack, suppress(OSError, AssertionError):
@@ -51,7 +45,9 @@ def press(broker: BrokerProcess) -> None:
 def short_of_memory(pid: int, room: int) -> Iterator[None]:
     """Limit the address space of a process to ``room`` beyond its present size."""
     free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid) + room, free[1]))
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0]
+    present = int(pages) * resource.getpagesize()
+    resource.prlimit(pid, resource.RLIMIT_AS, (present + room, free[1]))
     yield
     with suppress(ProcessLookupError):
         resource.prlimit(pid, resource.RLIMIT_AS, free)

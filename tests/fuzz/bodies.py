@@ -18,7 +18,7 @@ from typing import Any, Final
 from phpmq_lite.envelopes import dead_letter_record, indexed_fields, validation
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.strict_json import find_members
-from phpmq_lite.model import DeadLetterCause, Indexed
+from phpmq_lite.model import DeadLetterCause
 from phpmq_lite.queue_settings import QueueSettings
 from tests.fuzz.target import LONGEST, Target
 from tests.support.envelope_cases import CASES, MEMBERS, META, PIECES, to_json
@@ -42,18 +42,14 @@ def check_body(content: bytes) -> str:
             assert said == (None, False, (), right), "the quick verdict differs"
         looked = _INTAKE.validate(content, QueueSettings(empty_list_data=mode))
         assert looked.reason == (judged.problem and judged.problem.reason)
-        _check_indexed(looked.indexed)
+        for text in looked.indexed[:3]:
+            assert text is None or 0 < len(text) <= indexed_fields.INDEX_CHARACTERS
+        assert looked.indexed[3] is None or looked.indexed[3] in _INT64
         assert bool(validation.lint(content, mode)) or judged.problem is None
     _INTAKE.origin_queue(content)
     _check_against_json(content, found)
     _check_record(content, found)
     return _outcome(content, found, is_quick=right is not None)
-
-
-def _check_indexed(indexed: Indexed) -> None:
-    for text in indexed[:3]:
-        assert text is None or 0 < len(text) <= indexed_fields.INDEX_CHARACTERS
-    assert indexed[3] is None or indexed[3] in _INT64
 
 
 def _as_json(content: bytes) -> Any:

@@ -58,10 +58,6 @@ def check_search(data: bytes) -> str:
     return f"query-{query.terms[-1].kind if query.terms else 'empty'}"
 
 
-def _check_status(problem: Problem) -> None:
-    assert problem.status == 422
-
-
 def _check_cursor(data: bytes) -> None:
     signed = b"[%d,%s]" % (crc32(_SCOPE.encode()), data)
     for text in (data.decode(errors="replace"), urlsafe_b64encode(signed).decode()):
@@ -69,7 +65,7 @@ def _check_cursor(data: bytes) -> None:
             found = output.decode_cursor(_SCOPE, text)
             place = output.position_in(found)
         except Problem as problem:
-            _check_status(problem)
+            assert problem.status == 422  # noqa: PT017 - only some cursors are refused
             continue
         assert all(0 <= number < 1 << 62 for number in place.values())
 

@@ -30,6 +30,7 @@ _WORDS: Final = tuple(
     )
     for value in values
 )
+_USUAL: Final = {"body": pa.binary(), "queue": pa.string(), "ttl_s": pa.int64()}
 _TYPES: Final[tuple[Callable[[], Any], ...]] = (
     pa.binary, pa.large_binary, pa.string, pa.large_string, pa.int8, pa.int64, pa.uint64, pa.null,
     pa.float64, pa.bool_, pa.date32, lambda: pa.binary(3), lambda: pa.decimal128(9, 2),
@@ -77,20 +78,15 @@ def _column(dice: Random, type_: Any, rows: int) -> Any:
         return pa.nulls(rows, type_)
 
 
-def _usual(name: str) -> Any:
-    return {"body": pa.binary(), "queue": pa.string(), "ttl_s": pa.int64()}[name]
-
-
 def _fresh(dice: Random) -> bytes:
     """Write a stream whose columns, types, batches or options may be wrong."""
     names = ["body", "queue", "ttl_s"][: dice.choice((3, 3, 2, 1))]
     if dice.random() < 0.1:
         names.append(dice.choice(("ttl_s", "x", "", "body", "ä")))
     types = [
-        dice.choice(_TYPES)() if name not in ("body", "queue", "ttl_s") or dice.random() < 0.1
-        else _usual(name)
+        dice.choice(_TYPES)() if name not in _USUAL or dice.random() < 0.1 else _USUAL[name]
         for name in names
-    ]  # fmt: skip
+    ]
     metadata = {b"k": b"v" * dice.choice((0, 9, 500))} if dice.random() < 0.2 else None
     fields = [
         pa.field(name, type_, dice.random() < 0.9 or pa.types.is_null(type_))

@@ -190,15 +190,16 @@ def test_help_names_the_page_on_one_line_that_can_be_pasted(command: str) -> Non
 
 
 def test_help_of_groups_cuts_no_sentence_on_a_terminal_of_80_columns() -> None:
-    groups = [name for name in COMMANDS if isinstance(command_of(name), click.Group)]
+    context = click.Context(root_command)
+    groups = [
+        name
+        for name in COMMANDS
+        if isinstance(root_command.get_command(context, name), click.Group)
+    ]
     assert len(groups) > 10
     for name in groups:
         found = CliRunner().invoke(root_command, [name, "--help"], terminal_width=80)
         assert "..." not in found.stdout.partition("Commands:")[2], found.stdout
-
-
-def command_of(name: str) -> click.Command | None:
-    return root_command.get_command(click.Context(root_command), name)
 
 
 def test_help_ends_with_the_page_about_the_command() -> None:

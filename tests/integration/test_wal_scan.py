@@ -177,11 +177,8 @@ def test_every_bit_of_header_and_frame_heads_is_reported(small: tuple[bytes, byt
         bits = range(start * 8, (start + size) * 8)
         missed += [bit for bit in bits if not judge(flipped(short, bit)).is_damaged]
     # Where a sector ends between a frame's commit and its salts, a cut can look the same.
-    assert [bit for bit in missed if (at(bit_frame(bit)) + 8) % SECTOR] == []
-
-
-def bit_frame(bit: int) -> int:
-    return (bit // 8 - HEADER_BYTES) // FRAME + 1
+    frames = [(bit // 8 - HEADER_BYTES) // FRAME + 1 for bit in missed]
+    assert [frame for frame in frames if (at(frame) + 8) % SECTOR] == []
 
 
 def test_header_that_is_damaged_loses_all_commits(small: tuple[bytes, bytes]) -> None:

@@ -95,14 +95,10 @@ async def _publish(home: BrokerFixture) -> list[str]:
     for name in HOSTILE:
         path = f"/queues/{encode_name(name)}/messages"
         await home.control("POST", path, {"content": '{"order_id":1042}'})
-    _set_trace(home, ready)
+    # as a queue that inspects envelopes does
+    statement = "UPDATE message SET trace_id = ? WHERE seq = ?"
+    home.rows(statement, TRACE, int(ready[:16], 16))
     return [ready, held, settled, dead]
-
-
-def _set_trace(home: BrokerFixture, message_id: str) -> None:
-    """Store the trace of a message, as a queue that inspects envelopes does."""
-    values = (TRACE, int(message_id[:16], 16))
-    home.rows("UPDATE message SET trace_id = ? WHERE seq = ?", *values)
 
 
 async def _fill(filled: FullBroker) -> None:

@@ -37,11 +37,6 @@ def receipts(keys: list[bytes], reason: str | None = None) -> bytes:
     return b"".join(parts)
 
 
-def feed_all(stream: PublishStream, data: bytes, cut: int) -> int:
-    pieces = (data[at : at + cut] for at in range(0, len(data), cut))
-    return sum(stream.feed(piece) for piece in pieces)
-
-
 def test_publishes_carry_different_keys_and_never_expire() -> None:
     frames = read(PublishStream("orders", 5).encode(3))
     assert all(isinstance(f, Publish) and f.content == b"xxxxx" and f.ttl_s == 0 for f in frames)
@@ -64,7 +59,9 @@ def test_receipts_are_counted_at_any_cut(cut: int) -> None:
     stream = PublishStream("orders", 1)
     frames = read(stream.encode(5))
     keys = [f.key for f in frames if isinstance(f, Publish) and f.key is not None]
-    assert feed_all(stream, receipts(keys), cut) == 5
+    data = receipts(keys)
+    pieces = (data[at : at + cut] for at in range(0, len(data), cut))
+    assert sum(stream.feed(piece) for piece in pieces) == 5
 
 
 def test_receipt_is_found_among_dispatches() -> None:
