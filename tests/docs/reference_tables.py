@@ -156,22 +156,14 @@ def _columns(database: sqlite3.Connection, table: str, said: dict[str, str]) -> 
 
 
 def bound(name: str) -> str:
-    """Return the bound on the rows of a table.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """Return the bound on the rows of a table."""
     if name not in BOUNDS:
         raise LookupError(f"{name} has no bound on its rows: add it to BOUNDS in {__name__}")
     return BOUNDS[name]
 
 
 def meaning(name: str, said: str) -> str:
-    """Return the meaning of a table or a column; ``said`` is the comment of its migration.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """Return the meaning of a table or a column; ``said`` is the comment of its migration."""
     text = WORDS.get(name) or said
     if not text:
         raise LookupError(

@@ -102,11 +102,7 @@ def run(
     seed: int,
     more: tuple[str, ...],
 ) -> list[str]:
-    """Copy there and back; return the figures.
-
-    Raises:
-        AssertionError: something is not the same afterwards.
-    """
+    """Copy there and back; return the figures."""
     chance = random.Random(seed)
     data, back = filled_folder(place / "data", live=live, settled=settled), place / "back"
     expected = sqlite_fingerprint(data)

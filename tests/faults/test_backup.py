@@ -1,7 +1,4 @@
-"""Backups under load: each opens, is whole, and has all messages confirmed before it began.
-
-``python -m tests.faults.backups --backups 20`` makes more.
-"""
+"""Backups under load: each opens, is whole, and has all messages confirmed before it began."""
 
 import os
 from collections.abc import Callable

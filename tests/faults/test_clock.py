@@ -1,7 +1,4 @@
-"""The wall clock is set, live and over a restart: deadlines, keys and dispatched TTLs are correct.
-
-``python -m tests.faults.clock --rounds 5`` does it more often.
-"""
+"""The wall clock is set, live and over a restart: deadlines, keys and TTLs are correct."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Disconnected consumers get and charge nothing, and a stop charges nothing.
-
-``python -m tests.faults.ghosts`` does 1,000 rounds and 20 restarts.
-"""
+"""Disconnected consumers get and charge nothing, and a stop charges nothing."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""A broker with a standby loses its machine; docs/operate/standby.md.
-
-``python -m tests.faults.litestream --times 20 --load-s 3600`` does it for long.
-"""
+"""A broker with a standby loses its machine; docs/operate/standby.md."""
 
 import os
 import subprocess

@@ -84,11 +84,7 @@ class Asked:
     def ask(
         self, operation: Any, mode: GenerationMode, examples: int, seed: int | None = None
     ) -> None:
-        """Send generated requests to one operation; without a seed always the same.
-
-        Raises:
-            Exception: it answered with a 5xx, or otherwise than the document says.
-        """
+        """Send generated requests to one operation; without a seed always the same."""
 
         @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
         @hypothesis.settings(

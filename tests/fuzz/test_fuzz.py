@@ -1,7 +1,4 @@
-"""Any bytes for each parser: the corpus, and some thousands of new inputs.
-
-``python -m tests.fuzz parser --inputs 1000000`` tries more.
-"""
+"""Any bytes for each parser: the corpus, and some thousands of new inputs."""
 
 import os
 from collections.abc import Callable

@@ -368,11 +368,7 @@ class Places:
         return [sys.executable, "-m", "phpmq_lite", *words]
 
     def tell(self, mistake: Mistake, language: str) -> tuple[float, str]:
-        """Run a client with a mistake; return the seconds until it reports it, and its sentence.
-
-        Raises:
-            AssertionError: the program ended, or a minute passed, without such a sentence.
-        """
+        """Run a client with a mistake; return the seconds until it reports it, and its sentence."""
         words = [self.fill(mistake, word) for word in mistake.words_of(language)]
         trusted = self.fill(mistake, mistake.trusts)
         environment = os.environ | {"NODE_EXTRA_CA_CERTS": trusted, "SSL_CERT_FILE": trusted}

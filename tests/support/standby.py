@@ -31,11 +31,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 
 
 def check_program(program: Path) -> None:
-    """Fail unless a Litestream is exactly the one that the tests were written for.
-
-    Raises:
-        AssertionError: it is another program, or there is no hash for this kind of machine.
-    """
+    """Fail unless a Litestream is exactly the one that the tests were written for."""
     machine = f"{platform.system()}-{platform.machine()}"
     expected, found = SHA256.get(machine, f"none for {machine}"), sha256_of(program)
     assert found == expected, (
