@@ -42,7 +42,7 @@ class Suite:
 
 
 def open_suite(cache: Path) -> Suite:
-    """Find or fetch the suite, or fail, because a skip would hide that; ``cache`` outlives the run."""
+    """Find or fetch the suite, or fail: a skip would hide that; ``cache`` outlives the run."""
     named = os.environ.get(VARIABLE)
     if named:
         folder = _manifest_folder(Path(named)) or _unpacked(Path(named), cache)

@@ -17,9 +17,11 @@ RAW = re.compile(  # phrases of Python, pydantic, aiohttp and OpenSSL for progra
     r"\[Errno|Traceback|pydantic|ValidationError|Input should|Extra inputs|String should"
     r"|Value error|byte string|Connect call|_ssl\.c|WRONG_VERSION|object at 0x|\[SSL"
 )
-NO_BROKER = {"completion", "serve", "bench", "config", "context", "doctor", "standby", "store",
-             "database verify", "database migrate", "backup restore", "backup test", "envelope",
-             "schema", "frame", "outbox", "pipeline", "worker", "import"}  # fmt: skip
+WITHOUT_BROKER = """
+completion, serve, bench, config, context, doctor, standby, store, database verify,
+database migrate, backup restore, backup test, envelope, schema, frame, outbox, pipeline, worker,
+import"""
+NO_BROKER = set(re.split(r",\s+", WITHOUT_BROKER.strip()))
 VALUES = {
     "shell": "bash",
     "name": "x",

@@ -134,33 +134,34 @@ async def test_claims_are_audited_unless_they_repeat(site: HttpSite) -> None:
     assert len(rows) == 4  # and the publish
 
 
+INVALID = (422, "invalid")
 WRONG_CALLS = [
-    ("claims/claim", {"subscription": "s"}, 422, "invalid"),
-    ("claims/claim", {"subscription": "", "queue": "orders"}, 422, "invalid"),
-    ("claims/claim", {"subscription": "s", "queue": "nowhere"}, 404, "unknown_queue"),
-    ("claims/claim", {"subscription": "s", "queue": "a\rb"}, 422, "invalid"),
-    ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 0}, 422,
-     "invalid"),
-    ("claims/claim", {"subscription": "s", "queue": "orders", "max_messages": 100_001}, 422,
-     "invalid"),
-    ("claims/claim", {"subscription": "s", "queue": "orders", "max_bytes": "1"}, 422,
-     "invalid"),
-    ("claims/claim", {"subscription": "there", "queue": "mail"}, 409, "other_queue"),
-    ("claims/claim", {"subscription": "there", "queue": "orders", "after": 99}, 422,
-     "unknown_claims"),
-    ("claims/claim", {"subscription": "\ud800", "queue": "orders"}, 422, "invalid"),
-    ("claims/ack", {"subscription": "s", "upto": 1}, 404, "unknown_subscription"),
-    ("claims/ack", {"subscription": "there", "upto": -1}, 422, "invalid"),
-    ("claims/ack", {"subscription": "there", "upto": 1 << 63}, 422, "invalid"),
-    ("claims/ack", {"subscription": "there", "upto": 2}, 422, "unknown_claims"),
-    ("claims/release", {"subscription": "s"}, 404, "unknown_subscription"),
-    ("claims/release", {"subscription": "there", "all": True}, 422, "invalid"),
-    ("publish", {"app_id": "a", "version": -1, "tokens": []}, 422, "invalid"),
-    ("publish", {"app_id": "", "version": 1, "tokens": []}, 422, "invalid"),
-    ("publish", {"app_id": "a", "version": 1, "tokens": ["none"]}, 404, "unknown_token"),
-    ("publish", {"app_id": "a", "version": 1, "tokens": "none"}, 422, "invalid"),
-    ("unstage", {"tokens": [1]}, 422, "invalid"),
-]  # fmt: skip
+    ("claims/claim", INVALID, {"subscription": "s"}),
+    ("claims/claim", INVALID, {"subscription": "", "queue": "orders"}),
+    ("claims/claim", (404, "unknown_queue"), {"subscription": "s", "queue": "nowhere"}),
+    ("claims/claim", INVALID, {"subscription": "s", "queue": "a\rb"}),
+    ("claims/claim", INVALID, {"subscription": "s", "queue": "orders", "max_messages": 0}),
+    ("claims/claim", INVALID, {"subscription": "s", "queue": "orders", "max_messages": 100_001}),
+    ("claims/claim", INVALID, {"subscription": "s", "queue": "orders", "max_bytes": "1"}),
+    ("claims/claim", (409, "other_queue"), {"subscription": "there", "queue": "mail"}),
+    (
+        "claims/claim",
+        (422, "unknown_claims"),
+        {"subscription": "there", "queue": "orders", "after": 99},
+    ),
+    ("claims/claim", INVALID, {"subscription": "\ud800", "queue": "orders"}),
+    ("claims/ack", (404, "unknown_subscription"), {"subscription": "s", "upto": 1}),
+    ("claims/ack", INVALID, {"subscription": "there", "upto": -1}),
+    ("claims/ack", INVALID, {"subscription": "there", "upto": 1 << 63}),
+    ("claims/ack", (422, "unknown_claims"), {"subscription": "there", "upto": 2}),
+    ("claims/release", (404, "unknown_subscription"), {"subscription": "s"}),
+    ("claims/release", INVALID, {"subscription": "there", "all": True}),
+    ("publish", INVALID, {"app_id": "a", "version": -1, "tokens": []}),
+    ("publish", INVALID, {"app_id": "", "version": 1, "tokens": []}),
+    ("publish", (404, "unknown_token"), {"app_id": "a", "version": 1, "tokens": ["none"]}),
+    ("publish", INVALID, {"app_id": "a", "version": 1, "tokens": "none"}),
+    ("unstage", INVALID, {"tokens": [1]}),
+]
 
 
 async def test_invalid_call_is_refused_and_changes_nothing(site: HttpSite) -> None:
@@ -170,7 +171,7 @@ async def test_invalid_call_is_refused_and_changes_nothing(site: HttpSite) -> No
     await site.ok("POST", "/pipeline/claims/claim", there)
     before = await site.ok("GET", "/pipeline/claims/state?subscription=there")
     assert (before["hi"], before["count"]) == (1, 1)
-    for path, body, status, code in WRONG_CALLS:
+    for path, (status, code), body in WRONG_CALLS:
         rows = len(await site.audit())
         answer = await site.api("POST", f"/pipeline/{path}", body)
         assert (answer[0], answer[1]["code"]) == (status, code), (path, body, answer)

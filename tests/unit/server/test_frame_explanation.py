@@ -23,6 +23,9 @@ FOO = ["P0100000000000000000000000000003", "Foo"]
 HELLO = ["P0200000000000000000000000000011", "Hello World"]
 MESSAGE = ["P0300000000000000000000000000032", ID]
 TTL = ["P0500000000000000000000000000004", "3600"]
+CREDIT = "P0400000000000000000000000000001"
+KEY = ["P0300000000000000000000000000003", "k-1"]
+PAUSED = ["P0200000000000000000000000000006", "paused"]
 NEWER, OLDER, UNKNOWN = "newer", "older", "unknown"
 
 
@@ -32,24 +35,23 @@ NEWER, OLDER, UNKNOWN = "newer", "older", "unknown"
     [
         (["H0100103", *FOO, *HELLO, *TTL], "publish", NEWER, "it expires after 3,600 s"),
         (["H0100102", *FOO, *HELLO], "publish", OLDER, "default_ttl_s"),
-        (["H0100202", *FOO, "P0400000000000000000000000000001", "5"], "consume", UNKNOWN,
-         "at most 5 unacknowledged"),
-        (["H0100202", *FOO, "P0400000000000000000000000000001", "0"], "consume", UNKNOWN,
-         "messages it holds are returned"),
-        (["H0100304", *FOO, *HELLO, *MESSAGE, TTL[0], "3300"], "dispatch", NEWER,
-         "3,300 s left"),
+        (["H0100202", *FOO, CREDIT, "5"], "consume", UNKNOWN, "at most 5 unacknowledged"),
+        (["H0100202", *FOO, CREDIT, "0"], "consume", UNKNOWN, "messages it holds are returned"),
+        (["H0100304", *FOO, *HELLO, *MESSAGE, TTL[0], "3300"], "dispatch", NEWER, "3,300 s left"),
         (["H0100303", *FOO, *HELLO, *MESSAGE], "dispatch", OLDER, "until it sends 004"),
         (["H0100402", *FOO, *MESSAGE], "acknowledge", UNKNOWN, f"Settle {ID} in 'Foo' as acked"),
         (["H0100503", *FOO, *MESSAGE, *TTL], "requeue", NEWER, "to the end of 'Foo'"),
         (["H0100602", *FOO, *MESSAGE], "dead letter", NEWER, "dead-letter queue"),
-        (["H0100104", *FOO, *HELLO, *TTL, "P0300000000000000000000000000003", "k-1"], "publish",
-         NEWER, "a receipt (007) for the key k-1"),
-        (["H0100702", *FOO, "P0300000000000000000000000000003", "k-1"], "receipt", NEWER,
-         "with the key k-1 is on disk"),
-        (["H0100703", *FOO, "P0300000000000000000000000000003", "k-1",
-          "P0200000000000000000000000000006", "paused"], "receipt", NEWER, "k-1: paused"),
+        (
+            ["H0100104", *FOO, *HELLO, *TTL, *KEY],
+            "publish",
+            NEWER,
+            "a receipt (007) for the key k-1",
+        ),
+        (["H0100702", *FOO, *KEY], "receipt", NEWER, "with the key k-1 is on disk"),
+        (["H0100703", *FOO, *KEY, *PAUSED], "receipt", NEWER, "k-1: paused"),
     ],
-)  # fmt: skip
+)
 def test_frame_is_named_and_its_effect_explained(
     pieces: list[str], kind: str, revision: str, outcome: str, line_break: str
 ) -> None:

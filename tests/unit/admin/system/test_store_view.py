@@ -19,6 +19,11 @@ from tests.unit.admin.cases import NOW_MS, broker_status, postgres_store
 READY = Replica("n2", "10.0.0.2", "streaming", True, 0, 0.0)
 
 
+ONE_LEFT = (
+    "1 replica must confirm each commit, and only 1 can: if one more fails, nothing can be stored"
+)
+
+
 def server_with(**changes: Any) -> StoreStatus:
     store = postgres_store()
     assert store.server is not None
@@ -33,18 +38,8 @@ def test_nothing_is_wrong_with_one_replica_more_than_required() -> None:
 @pytest.mark.parametrize(
     ("store", "level", "text"),
     [
-        (
-            postgres_store(READY),
-            "warn",
-            "1 replica must confirm each commit, and only 1 can: if one more fails, nothing can be "
-            "stored",
-        ),
-        (
-            postgres_store(READY, replace(READY, is_counted=False)),
-            "warn",
-            "1 replica must confirm each commit, and only 1 can: if one more fails, nothing can be "
-            "stored",
-        ),
+        (postgres_store(READY), "warn", ONE_LEFT),
+        (postgres_store(READY, replace(READY, is_counted=False)), "warn", ONE_LEFT),
         (
             postgres_store(replace(READY, state="catchup")),
             "bad",
