@@ -238,9 +238,7 @@ def test_connections_beyond_the_descriptors_are_refused(tmp_path: Path, figure: 
         broker.kill()
 
 
-def test_gone_publishers_of_a_full_queue_do_not_lock_out_its_consumer(
-    tmp_path: Path,
-) -> None:
+def test_gone_publishers_of_a_full_queue_do_not_lock_out_its_consumer(tmp_path: Path) -> None:
     """PHP connects, publishes and closes, again and again, while the consumer is away."""
     flags = ["--admin", "none", "--set", "queues.max_messages=1", "--set", "limits.connections=20"]
     with broker_process(tmp_path / "data", *flags) as broker:

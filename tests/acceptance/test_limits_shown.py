@@ -14,12 +14,7 @@ import pytest
 
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.latency_probe import Figure
-from tests.support.socket_client import (
-    AdminApi,
-    SocketClient,
-    assert_closed_without_reply,
-    connect,
-)
+from tests.support.socket_client import AdminApi, SocketClient, assert_closed_without_reply, connect
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.acceptance

@@ -20,7 +20,7 @@ from tests.conformance.babelqueue_suite import Suite
 SIDES: Final[dict[str, type[Package] | type[Ours]]] = {"package": Package, "ours": Ours}
 PACKAGE_FAILS: Final[dict[tuple[str, str], str]] = {}  # (section, case): why
 NOT_IN_PYTHON: Final = {  # (section, case): why it can be asked of no side
-    ("encode_reject", "reject-repeated-key"): "a mapping has each key once",
+    ("encode_reject", "reject-repeated-key"): "a mapping has each key once"
 }
 
 Case = Mapping[str, Any]

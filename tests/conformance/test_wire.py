@@ -126,13 +126,7 @@ def server_side_like(case: Case) -> ServerSide:
     sent = raw(case["bytes"])
     line_break = b"" if case["framing"] == "compact" else sent[8 : sent.index(b"P")]
     digits = case["packet_header"] - 3
-    consume = [
-        b"H0100202",
-        b"P01%0*d" % (digits, 3),
-        b"Foo",
-        b"P04%0*d" % (digits, 1),
-        b"5",
-    ]
+    consume = [b"H0100202", b"P01%0*d" % (digits, 3), b"Foo", b"P04%0*d" % (digits, 1), b"5"]
     revision: Revision = "legacy" if sent.startswith(b"H0100303") else "ttl"
     side = ServerSide(LIMITS, revision=revision, http_guard=False)
     assert len(side.receive(line_break.join(consume))) == 1

@@ -48,11 +48,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     },
     "benchmarks/README.md": {"peers.py": "needs the other brokers, and an hour"},
     "benchmarks/profile.md": {"profile_paths.py": "needs root and minutes"},
-    "docs/operate/container.md": {
-        "sudo ": MACHINE,
-        "openssl rand": DOCKER,
-        "docker ": DOCKER,
-    },
+    "docs/operate/container.md": {"sudo ": MACHINE, "openssl rand": DOCKER, "docker ": DOCKER},
     "docs/operate/proxy.md": {
         "user create": "would require a login of the pages after this one",
         "location /mq/": PROXIES,
@@ -122,7 +118,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
 # By page, the written text -> the text that is run instead.
 INSTEAD: Final[dict[str, dict[str, str]]] = {
     "docs/guides/admin.md": {
-        "--role admin": "--role admin --password-file - <<< 'typed by nobody'",
+        "--role admin": "--role admin --password-file - <<< 'typed by nobody'"
     },
     "docs/operate/another-machine.md": {
         "mq.example": "localhost",

@@ -100,11 +100,7 @@ def place_after(happens: Callable[[Scene], None]) -> tuple[str, str]:
             "yes",
         ),
         ("its consumer changes its credit (another 002), or stops", [Scene.consume_again], "no"),
-        (
-            "an operator releases or requeues it",
-            [Scene.release, Scene.requeue_by_operator],
-            "no",
-        ),
+        ("an operator releases or requeues it", [Scene.release, Scene.requeue_by_operator], "no"),
     ],
 )
 def test_message_returns_as_the_page_says(

@@ -298,10 +298,7 @@ def _original(queue: str, content: bytes) -> bytes:
 
 
 def _dead(data: Path) -> int:
-    with (
-        closing(sqlite3.connect(data / DATABASE)) as connection,
-        suppress(sqlite3.DatabaseError),
-    ):
+    with closing(sqlite3.connect(data / DATABASE)) as connection, suppress(sqlite3.DatabaseError):
         found = connection.execute("SELECT count(*) FROM history WHERE reason = 'crc'")
         return int(found.fetchone()[0])
     return 0

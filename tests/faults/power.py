@@ -195,7 +195,7 @@ class Tally:
         lines = [
             f"power: {self.points} points x {len(Policy)} policies, {self.same} disks the same, "
             f"{self.pending / max(1, self.points):.0f} changes not synced at a point; "
-            f"{self.confirmed:,} confirmed, {self.ended:,} ends stored, {self.served} served",
+            f"{self.confirmed:,} confirmed, {self.ended:,} ends stored, {self.served} served"
         ]
         for policy in Policy:
             found = self.found[policy]

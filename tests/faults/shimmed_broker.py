@@ -30,11 +30,7 @@ class _ShimmedBroker(fork_server.BrokerProcess):
 
 
 def shimmed_broker(
-    shim: Shim,
-    *flags: str,
-    mutant: str = "",
-    is_hasty: bool = False,
-    is_second: bool = False,
+    shim: Shim, *flags: str, mutant: str = "", is_hasty: bool = False, is_second: bool = False
 ) -> fork_server.BrokerProcess:
     """Return a broker that uses ``shim``; see ``program_of`` for the other parameters."""
     program = program_of(mutant, is_hasty=is_hasty, is_second=is_second)

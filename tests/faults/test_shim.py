@@ -170,8 +170,7 @@ def test_only_the_wall_clock_is_set(shim: Shim, offset_ms: int) -> None:
 def test_sync_takes_longer(shim: Shim) -> None:
     shim.delay_sync_ms = 100
     (seconds,) = _run(
-        shim,
-        "fd = new('one')\nat = time.monotonic()\nos.fsync(fd)\nprint(time.monotonic() - at)",
+        shim, "fd = new('one')\nat = time.monotonic()\nos.fsync(fd)\nprint(time.monotonic() - at)"
     )
     assert float(seconds) >= 0.1
 

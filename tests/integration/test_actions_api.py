@@ -554,9 +554,7 @@ def _template(queue: str, name: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-async def test_limited_user_uses_templates_and_views_of_their_queues_only(
-    tmp_path: Path,
-) -> None:
+async def test_limited_user_uses_templates_and_views_of_their_queues_only(tmp_path: Path) -> None:
     """A template contains a body, so a foreign one must not be read, changed or removed."""
     async with broker_fixture(tmp_path / "data") as home:
         await home.add_user("ann")

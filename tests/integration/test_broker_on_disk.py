@@ -331,9 +331,7 @@ def test_all_expire_however_many_are_due_at_once(make: MakeDriver, on_expire: st
         assert driver.rows("SELECT count(*) FROM message") == [(count,)]
 
 
-def test_overdue_message_that_returns_while_a_later_one_expires_expires_too(
-    driver: Driver,
-) -> None:
+def test_overdue_message_that_returns_while_a_later_one_expires_expires_too(driver: Driver) -> None:
     worker = driver.consume(1)
     driver.publish(b"held", ttl_s=1)
     driver.clock.advance(1)

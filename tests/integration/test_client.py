@@ -489,9 +489,7 @@ async def test_unanswered_publish_is_repeated_under_its_key(broker: ScriptedBrok
     assert sorted(broker.stored.values()) == sorted(b"%d" % number for number in range(20))
 
 
-async def test_publish_many_keeps_its_window_and_takes_async_bodies(
-    broker: ScriptedBroker,
-) -> None:
+async def test_publish_many_keeps_its_window_and_takes_async_bodies(broker: ScriptedBroker) -> None:
     unanswered: list[Publish] = []
     most = 0
 

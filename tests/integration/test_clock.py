@@ -57,9 +57,7 @@ async def ready(home: BrokerFixture) -> list[str]:
     return [item["preview"] for item in reversed(found["items"])]
 
 
-async def test_nothing_expires_by_a_clock_in_doubt_and_a_restart_remembers(
-    tmp_path: Path,
-) -> None:
+async def test_nothing_expires_by_a_clock_in_doubt_and_a_restart_remembers(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with in_doubt(data) as home, HttpUser(home.url) as browser:
         assert await ready(home) == ["short", "long"]

@@ -237,8 +237,7 @@ async def test_nothing_is_written_after_a_failure_of_unknown_outcome(tmp_path: P
     """An fsync is never retried: it would succeed for pages that the kernel has dropped."""
     ends: list[tuple[object, int]] = []
     one = Writer(
-        make_database(tmp_path),
-        on_fatal=lambda error: ends.append((error, threading.get_ident())),
+        make_database(tmp_path), on_fatal=lambda error: ends.append((error, threading.get_ident()))
     )
     await one.open(1 << 20)
 

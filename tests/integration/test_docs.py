@@ -95,11 +95,7 @@ async def test_errors_lead_to_the_page_about_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("page", "path"),
-    [
-        ("", ""),
-        ("admin", "guides/admin"),
-        ("concepts/ttl#try-it", "concepts/ttl#try-it"),
-    ],
+    [("", ""), ("admin", "guides/admin"), ("concepts/ttl#try-it", "concepts/ttl#try-it")],
 )
 def test_command_opens_the_page_at_the_broker(
     monkeypatch: pytest.MonkeyPatch, page: str, path: str

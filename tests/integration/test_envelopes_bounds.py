@@ -304,9 +304,7 @@ def test_records_of_any_size_are_redriven_in_order(
         assert live(driver) == {"orders.dlq": len(contents)}
 
 
-def test_queue_configured_while_records_are_read_applies_its_new_settings(
-    driver: Driver,
-) -> None:
+def test_queue_configured_while_records_are_read_applies_its_new_settings(driver: Driver) -> None:
     quarantined(driver, BAD[1])
     driver.ask("configure", "orders", {"payload_policy": "observe"})
     driver.ask("redrive", "orders.dlq")

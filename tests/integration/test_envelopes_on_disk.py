@@ -365,9 +365,7 @@ def test_repeated_key_returns_the_first_reply_with_quarantined_messages(
     assert list(first.quarantined.values()) == ["poison"] * bodies.count(b"bad")
 
 
-def test_repeated_key_names_the_record_of_a_message_that_left_the_history(
-    make: MakeDriver,
-) -> None:
+def test_repeated_key_names_the_record_of_a_message_that_left_the_history(make: MakeDriver) -> None:
     driver = make(payload_policy="envelope")
     publish(driver, b"bad")
     driver.store.execute("DELETE FROM history")

@@ -14,11 +14,7 @@ from phpmq_lite.cli.main import root_command
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes.dead_letter_record import read_block, redrive_content
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, JobGroup
-from tests.support.beanstalkd import (
-    BeanstalkdServer,
-    beanstalkd_process,
-    needs_beanstalkd,
-)
+from tests.support.beanstalkd import BeanstalkdServer, beanstalkd_process, needs_beanstalkd
 from tests.support.fork_server import BrokerProcess, ForkedProcess
 from tests.support.socket_client import AdminApi, take_all, take_contents
 from tests.support.waiting import until

@@ -207,9 +207,7 @@ def test_program_does_not_inherit_the_socket(php: Scripts) -> None:
 # -- free workers
 
 
-def test_message_goes_to_a_free_worker_when_another_polls_two_queues(
-    broker: BrokerProcess,
-) -> None:
+def test_message_goes_to_a_free_worker_when_another_polls_two_queues(broker: BrokerProcess) -> None:
     first, second = (f"poll-{next(_numbers)}" for _ in range(2))
     with PhpClient(broker.phpmq[0]) as busy, PhpClient(broker.phpmq[0]) as free:
         assert busy.reserve(first, 0.1) is None

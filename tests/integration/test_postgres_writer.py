@@ -22,11 +22,7 @@ from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
 from phpmq_lite.storage.postgres.quorum import Quorum
 from phpmq_lite.storage.postgres.store import PostgresStore, connection_info
 from phpmq_lite.storage.postgres.writer import PostgresWriter
-from tests.support.postgres_nodes import (
-    DATABASE,
-    ReplicatedPostgres,
-    needs_postgres,
-)
+from tests.support.postgres_nodes import DATABASE, ReplicatedPostgres, needs_postgres
 
 pytestmark = needs_postgres
 WAIT_S = 60.0

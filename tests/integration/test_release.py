@@ -14,10 +14,7 @@ from phpmq_lite import __version__
 from tests.support.builds import NEEDS_SOURCES
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [
-    NEEDS_SOURCES,
-    pytest.mark.skipif(shutil.which("git") is None, reason="missing: git"),
-]
+pytestmark = [NEEDS_SOURCES, pytest.mark.skipif(shutil.which("git") is None, reason="missing: git")]
 Git = Callable[..., None]
 
 

@@ -170,10 +170,7 @@ def test_part_has_the_same_parameters(file: str) -> None:
 
 @pytest.mark.parametrize(("file", "name"), STATEMENTS)
 def test_statement_prepares_with_the_same_columns(
-    sqlite: sqlite3.Connection,
-    server: "psycopg.Connection[tuple[str]]",
-    file: str,
-    name: str,
+    sqlite: sqlite3.Connection, server: "psycopg.Connection[tuple[str]]", file: str, name: str
 ) -> None:
     text, _ = compiled(text_of(file, name, "postgres"))
     prepared = server.pgconn.prepare(b"", text.encode())

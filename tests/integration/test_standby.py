@@ -35,12 +35,7 @@ from phpmq_lite.storage.store import NUMBER_GAP
 from tests.support.fork_server import BrokerProcess, broker_process, start_error
 from tests.support.socket_client import AdminApi, SocketClient, take_contents
 from tests.support.standby import Litestream, check_program, command
-from tests.support.stopped_folder import (
-    driver_with_history,
-    problems,
-    query_value,
-    stopped_folder,
-)
+from tests.support.stopped_folder import driver_with_history, problems, query_value, stopped_folder
 from tests.support.waiting import until
 
 WAIT_S = 80.0

@@ -18,13 +18,7 @@ from phpmq_lite.errors import (
     StartRefusedError,
 )
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.storage.copying import (
-    AnySide,
-    Table,
-    copy_store,
-    release,
-    tables_of,
-)
+from phpmq_lite.storage.copying import AnySide, Table, copy_store, release, tables_of
 from phpmq_lite.storage.data_folder import DATABASE, CopyState, DataFolder, read_meta
 from phpmq_lite.storage.postgres.copy_side import PostgresSide, open_database
 from phpmq_lite.storage.read.read_pool import Row
@@ -200,11 +194,7 @@ def test_identities_continue_after_a_copy(data: Path, url: str, conninfo: str) -
 
 
 def test_copy_is_continued_after_each_interruption(
-    data: Path,
-    url: str,
-    conninfo: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    data: Path, url: str, conninfo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phpmq_lite.storage.postgres.copy_side.SILENCE_S", 0.0)
     expected = sqlite_content(data)

@@ -108,9 +108,7 @@ WHERE a.atttypid = 'text'::regtype
 """
 
 
-def test_every_indexed_text_has_a_bound_that_postgresql_can_index(
-    postgres: PostgresServer,
-) -> None:
+def test_every_indexed_text_has_a_bound_that_postgresql_can_index(postgres: PostgresServer) -> None:
     with postgres.database() as name, psycopg.connect(postgres.conninfo(name)) as connection:
         indexed = {row[0] for row in connection.execute(INDEXED_TEXTS)}
         assert indexed - {*LONGEST} == set()

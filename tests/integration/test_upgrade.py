@@ -117,10 +117,7 @@ def driver_on(database: Path) -> Iterator[Driver]:
     """Run a broker on a copy of a migrated database."""
     folder = database.parent / "upgraded"
     folder.mkdir()
-    with (
-        drivers_in(folder) as start,
-        patch.object(stores, "empty_database", database.read_bytes),
-    ):
+    with drivers_in(folder) as start, patch.object(stores, "empty_database", database.read_bytes):
         yield start()
 
 

@@ -246,8 +246,7 @@ async def test_batch_is_stored_as_it_was_at_the_commit(opened: Writer, is_delaye
     gate.set()
     await stored
     assert rows(
-        opened,
-        "SELECT seq, state, position, deliveries, consumer, last_dispatched_at FROM message",
+        opened, "SELECT seq, state, position, deliveries, consumer, last_dispatched_at FROM message"
     ) == [(1, 1, 1, 1, 7, 5), (2, 1, 2, 1, 7, 5), (3, 0, 3, 0, None, None)]
     assert rows(opened, "SELECT live_count, max_deliveries FROM queue WHERE queue_id = 3") == [
         (1, 3)

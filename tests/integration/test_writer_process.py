@@ -148,10 +148,7 @@ async def test_process_is_not_started_on_one_processor(
 
 @pytest.mark.parametrize("code", ["exit(3)", "import os; os.kill(os.getpid(), 9)"])
 async def test_process_that_does_not_start_is_done_without(
-    opened: Writer,
-    monkeypatch: pytest.MonkeyPatch,
-    code: str,
-    failures: list[Fatal],
+    opened: Writer, monkeypatch: pytest.MonkeyPatch, code: str, failures: list[Fatal]
 ) -> None:
     monkeypatch.setattr(writer_process, "PROGRAM", ("-c", code))
     for seq in range(1, START_BATCHES + 1):

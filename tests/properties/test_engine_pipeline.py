@@ -14,13 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from phpmq_lite.model import Limits, State
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
@@ -291,12 +285,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
         assert {content for _, outcome, content in settled if outcome != State.ACKED} <= self.mortal
         assert {outcome for _, outcome, _ in settled} <= {State.ACKED, State.EXPIRED}
         assert {key for _, key, _, _ in house.receipts()} == self.keys
-        assert (core.held, core.held_bytes, core.messages, core.bodies.total_bytes) == (
-            0,
-            0,
-            {},
-            0,
-        )
+        assert (core.held, core.held_bytes, core.messages, core.bodies.total_bytes) == (0, 0, {}, 0)
         for queue in core.queues.values():
             assert (queue.held, queue.held_bytes) == (0, 0)
             assert (queue.row.live_count, queue.row.live_bytes) == (0, 0)

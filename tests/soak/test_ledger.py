@@ -34,16 +34,8 @@ def ledger() -> SoakLedger:
     [
         ({7: key_of(1) + b"body", 9: key_of(2)}, [], 0),
         ({7: key_of(1)}, ["message 2 was confirmed and is lost"], 1),
-        (
-            {7: key_of(1), 8: key_of(2), 9: key_of(1)},
-            ["message 1 is stored twice, as 7 and 9"],
-            0,
-        ),
-        (
-            {7: key_of(1), 8: key_of(2), 9: key_of(3)},
-            ["message 3 was refused and is stored"],
-            0,
-        ),
+        ({7: key_of(1), 8: key_of(2), 9: key_of(1)}, ["message 1 is stored twice, as 7 and 9"], 0),
+        ({7: key_of(1), 8: key_of(2), 9: key_of(3)}, ["message 3 was refused and is stored"], 0),
     ],
     ids=["all stored", "lost", "stored twice", "refused and stored"],
 )

@@ -53,10 +53,7 @@ def test_series_without_growth_is_not_above_the_bound(value_at: Callable[[float]
 
 @pytest.mark.parametrize(
     ("more_an_hour", "is_found"),
-    [
-        pytest.param(0.0, False, id="filling"),
-        pytest.param(3.0, True, id="filling and leak"),
-    ],
+    [pytest.param(0.0, False, id="filling"), pytest.param(3.0, True, id="filling and leak")],
 )
 @pytest.mark.parametrize("hours", [1, 2, 4])
 def test_intended_filling_is_not_a_leak(hours: int, more_an_hour: float, is_found: bool) -> None:

@@ -11,8 +11,7 @@ from phpmq_lite.installation import build_kind
 
 # tests/compiled.py runs the others on a compiled build.
 NEEDS_SOURCES: Final = pytest.mark.skipif(
-    build_kind() == "compiled",
-    reason="replaces, inspects or builds from the sources",
+    build_kind() == "compiled", reason="replaces, inspects or builds from the sources"
 )
 
 

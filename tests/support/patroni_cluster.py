@@ -99,10 +99,7 @@ class PatroniCluster(TemporaryServers):
         """Return role and state of all machines as one of them knows them; empty if it is down."""
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         url = f"https://{self.addresses[node]}:8008/cluster"
-        with (
-            suppress(OSError),
-            urllib.request.urlopen(url, timeout=1, context=context) as reply,
-        ):
+        with suppress(OSError), urllib.request.urlopen(url, timeout=1, context=context) as reply:
             members = json.load(reply)["members"]
             return {int(one["name"][1:]) - 1: (one["role"], one["state"]) for one in members}
         return {}

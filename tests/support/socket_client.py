@@ -45,9 +45,7 @@ class SocketClient:
     """A connection in compact framing and the newer revision; use it in a ``with``."""
 
     def __init__(
-        self,
-        address: int | str | Path | socket.socket,
-        context: ssl.SSLContext | None = None,
+        self, address: int | str | Path | socket.socket, context: ssl.SSLContext | None = None
     ) -> None:
         if isinstance(address, socket.socket):
             self.socket = address  # connected already

@@ -399,9 +399,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("limits", [Limits(held=8), Limits(held_bytes=24)])
-def test_hung_consumer_does_not_stop_another_queue(
-    limits: Limits,
-) -> None:
+def test_hung_consumer_does_not_stop_another_queue(limits: Limits) -> None:
     rig = CoreRig(limits)
     hung, worker = rig.consumer("hung", credit=100), rig.consumer("orders", credit=100)
     assert len(sent_messages(rig.publish(*numbered(20), queue="hung"), hung)) == 8  # alone: all

@@ -4,12 +4,7 @@ import pytest
 
 from phpmq_lite.broker import batches, commands
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.flow_control import (
-    MAX_PER_PUBLISHER,
-    MIN_PER_BATCH,
-    UNLIMITED,
-    FlowControl,
-)
+from phpmq_lite.broker.flow_control import MAX_PER_PUBLISHER, MIN_PER_BATCH, UNLIMITED, FlowControl
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import Limits
 from tests.support.core_rig import CoreRig

@@ -63,11 +63,7 @@ def test_csv_cell_is_no_formula_in_any_export(written: Write, sign: str) -> None
 
 def test_table_aligns_numbers_and_escapes(written: Write) -> None:
     lines = [line.rstrip() for line in written(ROWS, "table")[0].splitlines()]
-    assert lines == [
-        "QUEUE         READY",
-        "orders       12,408",
-        "=cmd\\x1b[2J       –",
-    ]
+    assert lines == ["QUEUE         READY", "orders       12,408", "=cmd\\x1b[2J       –"]
 
 
 def test_empty_table_has_a_note_on_standard_error(written: Write) -> None:

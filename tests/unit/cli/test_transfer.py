@@ -54,9 +54,7 @@ def test_invalid_line_is_named(text: str, wrong: str) -> None:
         read(text)
 
 
-def test_exported_line_without_content_is_skipped(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_exported_line_without_content_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     gone = '{"id": "0", "queue": "a", "content": null, "encoding": "utf-8"}'
     kept = '{"id": "1", "queue": "a", "content": "x"}'
     assert read(f'{gone}\n{kept}\n{gone}\n{{"complete": true}}') == [{"content": "x", "queue": "a"}]
@@ -64,9 +62,7 @@ def test_exported_line_without_content_is_skipped(
     assert told == "2 messages skipped: the export lacks their content\n"
 
 
-def test_settled_line_is_skipped_unless_it_is_asked_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_settled_line_is_skipped_unless_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [
         f'{{"queue": "a", "content": "{state}", "state": "{state}"}}'
         for state in ("ready", "acked", "expired", "dead", "deleted")

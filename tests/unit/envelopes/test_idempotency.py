@@ -64,10 +64,7 @@ def test_failure_lets_the_next_delivery_run(claims: SqliteIdempotencyStore) -> N
     assert claims.claim("a") is RUN
 
 
-@pytest.mark.parametrize(
-    ("later_ms", "answer"),
-    [(299_999, IN_FLIGHT), (300_000, RUN)],
-)
+@pytest.mark.parametrize(("later_ms", "answer"), [(299_999, IN_FLIGHT), (300_000, RUN)])
 def test_claim_of_a_dead_process_ends_with_its_lease(
     claims: SqliteIdempotencyStore, clock: Clock, later_ms: int, answer: IdempotencyDecision
 ) -> None:

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.admin.http import body
-from phpmq_lite.admin.http.body import (
-    HEAD_BYTES,
-    UploadedFile,
-    check_values,
-    read_json,
-    read_parts,
-)
+from phpmq_lite.admin.http.body import HEAD_BYTES, UploadedFile, check_values, read_json, read_parts
 from phpmq_lite.admin.http.headers import boundary_of, parse_parameters
 from phpmq_lite.admin.http.problems import Problem
 

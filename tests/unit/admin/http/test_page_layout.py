@@ -4,11 +4,7 @@ import re
 
 import pytest
 
-from phpmq_lite.admin.http.page_layout import (
-    NAVIGATION,
-    PARENT_ENTRIES,
-    colour_of,
-)
+from phpmq_lite.admin.http.page_layout import NAVIGATION, PARENT_ENTRIES, colour_of
 from phpmq_lite.admin.http.templates import COLOURS
 from phpmq_lite.admin.routes import ROUTES, route_paths
 from phpmq_lite.installation import templates_folder

@@ -46,13 +46,7 @@ def test_reader_is_reached_where_no_row_is_left() -> None:
         ({"bytes_max": 1_500_000}, 100, NOW, NOW + 500 * 10_000, "bytes"),  # by the mean size
         ({}, 100, NOW - 8 * DAY, NOW, "days"),  # overdue
         ({"oldest_at": None}, 100, NOW, NOW + 7 * DAY, "days"),  # without a rate
-        (
-            {"oldest_at": NOW - 1_000},
-            100,
-            NOW,
-            NOW + 4_000 * 3_600,
-            "rows",
-        ),  # at least an hour
+        ({"oldest_at": NOW - 1_000}, 100, NOW, NOW + 4_000 * 3_600, "rows"),  # at least an hour
     ],
 )
 def test_first_bound_reaches_a_reader(

@@ -31,10 +31,7 @@ def test_standby_needs_attention_if_it_fails_or_is_late() -> None:
 
     assert notices(StandbyState(True, lag_s=2.0, lag_messages=30)) == []
     assert notices(StandbyState(False, 9.0, 100, 1, problem="Litestream is not running")) == [
-        (
-            "bad",
-            "Litestream is not running; a loss of this machine would lose up to 9 s, 1 message",
-        )
+        ("bad", "Litestream is not running; a loss of this machine would lose up to 9 s, 1 message")
     ]
     assert notices(StandbyState(True, 61.0, 100, 2_000)) == [
         ("bad", "The target is slow; a loss of this machine would lose up to 61 s, 2,000 messages")

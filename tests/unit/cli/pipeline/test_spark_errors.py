@@ -4,11 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phpmq_lite.cli.pipeline.spark_errors import (
-    explain_spark_errors,
-    find_cause,
-    in_command_words,
-)
+from phpmq_lite.cli.pipeline.spark_errors import explain_spark_errors, find_cause, in_command_words
 from phpmq_lite.cli.pipeline.target import PipelineTarget
 from phpmq_lite.spark.errors import BrokerError, DataLossError, Remedy
 from phpmq_lite.spark.pipeline_client import HistoryBounds
