@@ -156,7 +156,6 @@ def _columns(database: sqlite3.Connection, table: str, said: dict[str, str]) -> 
 
 
 def bound(name: str) -> str:
-    """Return the bound on the rows of a table."""
     if name not in BOUNDS:
         raise LookupError(f"{name} has no bound on its rows: add it to BOUNDS in {__name__}")
     return BOUNDS[name]

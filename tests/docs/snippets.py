@@ -103,7 +103,6 @@ class Walk:
         return Said((block, self.step(block, before)) for block in blocks(page))
 
     def step(self, block: Block, before: Before | None = None) -> str:
-        """Run one block; return its output."""
         for part, prepare in (before or {}).items():
             if part in block.text:
                 prepare(self)

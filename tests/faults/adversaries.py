@@ -94,8 +94,6 @@ class Target:
 
 
 def repeat_in_threads(count: int, work: Callable[[], object]) -> None:
-    """Repeat ``work`` in threads until the process is killed."""
-
     def repeat() -> None:
         while True:
             with suppress(*_FAILED, AssertionError):

@@ -60,7 +60,6 @@ class Load:
             thread.join(WAIT_S)
 
     def wait_for(self, number: int) -> None:
-        """Wait until ``number`` more messages are confirmed."""
         goal, ends = len(self.confirmed) + number, time.monotonic() + WAIT_S
         while len(self.confirmed) < goal:
             assert time.monotonic() < ends, self.errors

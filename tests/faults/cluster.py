@@ -206,7 +206,6 @@ class Run:
             )
 
     def figures(self) -> list[str]:
-        """Return the report of the run in lines."""
         ledger, site = self.ledger, self.site
         lines = [f"{'seconds without a receipt':36} {'n':>4} {'median':>7} {'max':>7}   limit"]
         for fault in FAULTS:

@@ -54,7 +54,6 @@ class ServedBroker:
         return self._process.pid if self._process else 0
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, if it runs."""
         with suppress(ProcessLookupError):
             if self.pid:
                 os.kill(self.pid, number)
@@ -176,7 +175,6 @@ class Publisher(Client):
         self.answered_at = time.monotonic()
 
     def begin(self) -> None:
-        """Publish one message."""
         self.publish()
         self.tick()
 
@@ -192,7 +190,6 @@ class Publisher(Client):
         self.mine[key] = self.ledger.unanswered[key]
 
     def tick(self) -> None:
-        """Publish what is due."""
         if self.transport.is_closing():
             return
         loop, now = asyncio.get_running_loop(), time.monotonic()

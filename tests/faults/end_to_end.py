@@ -127,7 +127,6 @@ class EndToEnd(RuleBasedStateMachine):
         self.call("PATCH", f"/api/v1/queues/{queue}", changes)
 
     def call(self, method: str, path: str, body: Any, **headers: str) -> Any:
-        """Call the API and return the response."""
         request = urllib.request.Request(
             self.admin.url + path, json.dumps(body).encode(),
             {"Content-Type": "application/json", "Origin": self.admin.url, **headers},
@@ -192,7 +191,6 @@ class EndToEnd(RuleBasedStateMachine):
     @precondition(lambda self: any(consumer.held for consumer in self.consumers))
     @rule(verb=st.sampled_from(["ack", "requeue", "dead_letter"]))
     def end(self, verb: str) -> None:
-        """End the first message that a consumer holds."""
         consumer = next(consumer for consumer in self.consumers if consumer.held)
         dispatch = consumer.held.pop(0)
         if verb == "requeue":

@@ -129,7 +129,6 @@ class Story:
 
     @property
     def admin(self) -> AdminApi:
-        """The HTTP API of the broker."""
         return AdminApi(self.broker.admin[0])
 
     def publish(self, peer: SocketClient, size: int = 1_000) -> bool:

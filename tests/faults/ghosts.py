@@ -100,7 +100,6 @@ def play(broker: BrokerProcess, publisher: SocketClient, end: str, figures: Figu
 
 
 def haunt(broker: BrokerProcess, rounds: int, figures: Figures) -> None:
-    """Play rounds with each way to end in turn."""
     with SocketClient(broker.port) as publisher:
         for number in range(rounds):
             play(broker, publisher, ENDS[number % len(ENDS)], figures)
@@ -137,7 +136,6 @@ def deploy(broker: BrokerProcess, figures: Figures, rng: random.Random) -> None:
 
 
 def accepts(broker: BrokerProcess) -> bool:
-    """Return whether the broker accepts connections."""
     try:
         SocketClient(broker.port).close()
     except ConnectionError:
@@ -162,7 +160,6 @@ def run(rounds: int, stops: int, seed: int) -> Figures:
 
 
 def describe(figures: Figures, took_s: float) -> str:
-    """Return the figures in two lines."""
     ends = ", ".join(f"{count} {end}" for end, count in figures.rounds.items())
     return (
         f"{sum(figures.rounds.values()):,} rounds with {CONSUMERS} dead consumers ({ends}) in "

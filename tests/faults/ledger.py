@@ -203,7 +203,6 @@ class Client(asyncio.Protocol):
         self.after_read()
 
     def confirm(self, queue: str, key: bytes, body: bytes, ttl_s: int = 0) -> None:
-        """Publish with a key, and record it as unanswered."""
         frame = self.side.publish(queue, body, ttl_s, key)
         self.ledger.unanswered[key] = frame
         self.transport.write(frame)

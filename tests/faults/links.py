@@ -109,7 +109,6 @@ async def _pass(
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection with a reset."""
     own = writer.get_extra_info("socket")
     with suppress(OSError):
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

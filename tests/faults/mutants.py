@@ -265,7 +265,6 @@ class LiveWallClock(Clock):
     """Expires by the wall clock, with its jumps."""
 
     def now(self) -> ClockReading:
-        """Read the wall clock."""
         wall_ms = super().now().wall_ms
         return ClockReading(wall_ms, wall_ms)
 

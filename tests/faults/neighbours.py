@@ -78,7 +78,6 @@ class Tenant:
         self._publish_staged(0)
 
     def run(self) -> None:
-        """Run the workload until all messages are settled."""
         works = (self._publish, self._consume, self._search, self._stage)
         threads = [threading.Thread(target=self._record_errors, args=(work,)) for work in works]
         for thread in threads:

@@ -149,7 +149,6 @@ async def _checkpoint(shim: Shim) -> None:
 
 
 def processes_of(logs: Iterable[Path], kind: Kind = Kind.SYNC_ENDED) -> Counter[int]:
-    """Count the records of a kind by process."""
     return Counter(record.owner[0] for record in records_of(logs) if record.kind is kind)
 
 

@@ -161,7 +161,6 @@ class Shim:
 
     @property
     def failed(self) -> int:
-        """Number of calls that failed since ``fail``."""
         return int(self._layout.failed)
 
     @property

@@ -149,7 +149,6 @@ class Consumer:
         )  # fmt: skip
 
     def next(self) -> str:
-        """Return the next message that it prints."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 

@@ -80,7 +80,6 @@ def write(broker: BrokerProcess, size: int = WRITTEN) -> int:
 
 
 def wait_for_wal_below(broker: BrokerProcess, limit: int) -> float:
-    """Wait until the WAL is truncated; return the seconds."""
     began = time.monotonic()
     while wal_of(broker) > limit:
         assert time.monotonic() - began < 30, f"the WAL still has {wal_of(broker):,} bytes"

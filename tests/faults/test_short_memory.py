@@ -70,7 +70,6 @@ async def load(broker: BrokerProcess, ledger: Ledger) -> None:
 
 
 def is_at_work(broker: BrokerProcess) -> bool:
-    """Return whether the broker stores, dispatches and acknowledges."""
     try:
         with SocketClient(broker.port) as peer:
             peer.socket.settimeout(END_S)

@@ -36,7 +36,6 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 async def attack(port: int, connections: int, seed: int) -> Counter[str]:
-    """Open the connections; return what became of them."""
     outcomes, numbers = Counter[str](), iter(range(connections))
     seeds = PARSER.seeds()
 

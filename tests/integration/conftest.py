@@ -41,7 +41,6 @@ async def home(tmp_path: Path) -> AsyncIterator[BrokerFixture]:
 
 @pytest.fixture
 async def filled(tmp_path: Path) -> AsyncIterator[FullBroker]:
-    """Run a broker with something on each page."""
     async with full_broker(tmp_path / "data") as filled:
         yield filled
 

@@ -18,7 +18,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def selected(run: RunCommand, queue: str, count: int) -> str:
-    """Publish and select ``count`` messages; return the token."""
     run("publish", queue, "--body", "x", "--count", str(count))
     return run("message", "delete", "--query", f"queue:{queue}", "--dry-run").stdout.strip()
 

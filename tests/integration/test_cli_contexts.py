@@ -181,7 +181,6 @@ def test_listener_of_a_context_is_checked_and_whole() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run commands in an empty folder."""
     path = tmp_path / "here"
     path.mkdir()
     monkeypatch.chdir(path)

@@ -27,7 +27,6 @@ async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
 
 
 async def bodies(site: HttpSite, queue: str, count: int) -> list[bytes]:
-    """Consume ``count`` messages and return their bodies."""
     got: list[bytes] = []
     async with site.client() as client, client.consume(queue) as deliveries:
         while len(got) < count:

@@ -84,7 +84,6 @@ def live(driver: Driver) -> dict[str, int]:
 
 
 def create(driver: Driver, queue: str, **settings: Any) -> None:
-    """Create a queue with these settings."""
     driver.ask("create_queue", queue)
     driver.step()
     driver.ask("configure", queue, settings)

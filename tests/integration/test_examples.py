@@ -89,7 +89,6 @@ class Netcat:
         self._process.communicate()
 
     def paste(self, data: bytes) -> None:
-        """Write bytes to its standard input."""
         self._stdin.write(data)
         self._stdin.flush()
 

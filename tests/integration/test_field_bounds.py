@@ -46,7 +46,6 @@ def resolved(document: Any, schema: Any) -> Any:
 
 
 def value_of(document: Any, schema: Any) -> Any:
-    """Return some valid value."""
     schema = resolved(document, schema)
     if "enum" in schema:
         return schema["enum"][0]

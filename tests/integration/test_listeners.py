@@ -150,7 +150,6 @@ async def test_end_of_a_connection_is_detected_before_it_is_read(family: int, ho
 
 @contextmanager
 def socketpair(family: int) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield two connected sockets."""
     if family == socket.AF_UNIX:
         ours, theirs = socket.socketpair()
     else:

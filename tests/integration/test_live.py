@@ -201,7 +201,6 @@ async def waited(browser: LivePages, query: str) -> tuple[int, str, dict[str, An
 
 
 async def wait_for_waits(broker: RunningBroker, count: int) -> None:
-    """Wait until the broker serves at least ``count`` waits."""
     await poll_until(lambda: taps(broker), lambda found: found >= count)
 
 

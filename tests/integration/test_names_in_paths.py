@@ -103,7 +103,6 @@ SEARCH = str(queue_search(NAME))
 
 @pytest.fixture
 async def published(site: HttpSite) -> HttpSite:
-    """Publish three messages to the queue of that name."""
     async with site.client() as client:
         for body in (b"a", b"b", b"c"):
             await client.publish(NAME, body)

@@ -78,7 +78,6 @@ def queue() -> str:
 
 
 async def ended(process: asyncio.subprocess.Process) -> str:
-    """Wait for a successful end; return the output."""
     out, error = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, error.decode()
     return out.decode()

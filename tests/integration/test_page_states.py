@@ -94,8 +94,6 @@ def rows(**fields: Any) -> Change:
 
 
 def queues(**fields: Any) -> Change:
-    """Replace fields of the status of each listed queue."""
-
     def change(values: Values) -> Values:
         page = values["listed"]
         statuses = [replace(queue, status=replace(queue.status, **fields)) for queue in page.queues]
@@ -122,7 +120,6 @@ def audited(changes: list[SettingChange], **fields: Any) -> Change:
 
 
 def groups(**fields: Any) -> Change:
-    """Replace fields of each group of dead letters."""
     return lambda values: {
         "groups": [(replace(group, **fields), q, points) for group, q, points in values["groups"]]
     }
@@ -524,7 +521,6 @@ class ChangedTemplate:
         self._change = change
 
     def generate(self, values: Values) -> Iterator[str]:
-        """Render the template in pieces."""
         return self._template.generate(values | self._change(values))
 
 

@@ -231,7 +231,6 @@ def postgres(
     run_as: tuple[str, ...] = (),
     text: str = "",
 ) -> str:
-    """Run a program of PostgreSQL; return its output."""
     folder = cluster.folder
     done = subprocess.run(
         [*run_as, BIN / program, *words], cwd=folder, input=text, capture_output=True, text=True

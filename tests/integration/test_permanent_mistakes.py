@@ -59,7 +59,6 @@ class Mistake:
 
 
 def http(name: str, words: Words, *command: str) -> Mistake:
-    """Return a mistake of commands that use HTTP."""
     return Mistake(name, words, command=command, absent=dict.fromkeys(CLIENTS, NO_HTTP))
 
 

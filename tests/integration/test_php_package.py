@@ -27,7 +27,6 @@ needs_phpunit = pytest.mark.skipif(shutil.which("phpunit") is None, reason="miss
 
 
 def run(*command: str, folder: Path, **environment: str) -> str:
-    """Run a command, which must succeed; return its output."""
     done = subprocess.run(
         command, cwd=folder, env=os.environ | environment,
         capture_output=True, text=True, timeout=100, check=False,

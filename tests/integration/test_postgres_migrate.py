@@ -29,7 +29,6 @@ def database(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def store(postgres: PostgresServer, database: str) -> Iterator[PostgresStore]:
-    """Yield the store of the active broker."""
     with closing(connect(postgres.conninfo(database))) as connection:
         store = PostgresStore(connection, lambda *_: None)
         assert take_over(store, read_row(store), "{}")

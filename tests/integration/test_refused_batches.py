@@ -47,7 +47,6 @@ class Store:
             return connection.execute(text).fetchall()
 
     def refuse(self, table: str) -> None:
-        """Refuse rows of a table that are poison."""
         condition, check = KINDS[table]
         if self.store:
             self.rows(f"ALTER TABLE {table} ADD CONSTRAINT poison CHECK ({check}) NOT VALID")

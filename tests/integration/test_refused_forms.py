@@ -10,7 +10,6 @@ from tests.support.http_site import HttpSite, running_site
 
 
 def value_of(page: str, name: str) -> str | None:
-    """Return what a page shows in a field."""
     tag = re.search(rf'<input[^>]* name="{name}"[^>]*>', page)
     if tag is None:
         area = re.search(rf'<textarea[^>]* name="{name}"[^>]*>\n?(.*?)</textarea>', page, re.DOTALL)

@@ -82,7 +82,6 @@ def exit_code(broker: testing.BrokerProcess) -> int:
 
 
 def assert_ready(broker: testing.BrokerProcess, *bodies: bytes) -> None:
-    """Assert that exactly these messages of ``orders`` are dispatched."""
     with SocketClient(broker.port) as consumer:
         consumer.consume("orders", 10)
         assert consumer.bodies(len(bodies)) == [*bodies]

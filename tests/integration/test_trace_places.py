@@ -59,7 +59,6 @@ class TraceDatabase:
         self.execute(load("batch")["set_counter"], ("next_number", seq + 1))
 
     def settle(self, nth: int, outcome: int) -> None:
-        """Settle a live message, as the writer does."""
         alive = [seq for (seq,) in self.execute("SELECT seq FROM message ORDER BY seq")]
         if alive:
             seqs = [alive[nth % len(alive)]]
@@ -67,12 +66,10 @@ class TraceDatabase:
             many("batch", "delete_messages").run(self.execute, seqs)
 
     def place(self, rows: int) -> int:
-        """Index up to ``rows`` rows."""
         self.places._rows = {"placed": rows, "traced": rows}
         return self.places.run(self.connection, 0, is_idle=True)
 
     def retain(self, rows: int) -> None:
-        """Remove all but ``rows`` rows from the history."""
         remove_expired(
             SqliteStore(self.connection),
             RetentionBounds(age_ms=1 << 60, rows=rows, deleted_share=0.3),

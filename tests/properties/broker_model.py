@@ -103,7 +103,6 @@ class Model:
         return rows in ([], [('{"removed": true}',)])
 
     def of_queue(self, queue: str) -> list[Copy]:
-        """Return the messages of a queue in order."""
         return sorted((m for m in self.alive.values() if m.queue == queue),
                       key=lambda m: m.position)  # fmt: skip
 

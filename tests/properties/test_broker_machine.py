@@ -373,7 +373,6 @@ class BrokerAgainstModel(RuleBasedStateMachine):
     def delete_by_mistake(
         self, queue: str, count: int, ttl_s: int | None, seconds: int, how: str
     ) -> None:
-        """Delete, then restore."""
         seqs = [m.seq for m in self.model.of_queue(queue)][:count]
         options = ActionOptions(ttl_s, with_dispatched=True)
         self.driver.ask("act_on_messages", Action.DELETE, seqs, options, audit="message.delete")

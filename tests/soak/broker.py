@@ -42,7 +42,6 @@ class ProcessRun:
 
 
 def descriptors_of(pid: int) -> dict[str, int]:
-    """Count the open descriptors of a process by kind."""
     counts = dict.fromkeys((SOCKETS, DATABASES, OTHERS), 0)
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed in the meantime
@@ -77,7 +76,6 @@ class SoakBroker:
 
     @property
     def code(self) -> int | None:
-        """The exit code, None while it runs."""
         return None if self.child.process is None else self.child.process.poll()
 
     @asynccontextmanager

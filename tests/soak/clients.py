@@ -96,7 +96,6 @@ class Client:
         """Finish a read, after all its frames were handled."""
 
     def handle_receipt(self, number: int, reason: str | None) -> None:
-        """Record a receipt in the ledger."""
         if reason is None:
             self.ledger.confirm(number)
             self.scene.last_confirm_at = monotonic()
@@ -169,7 +168,6 @@ class Consumer(Client):
     """
 
     def begin(self) -> None:
-        """Consume from all queues."""
         self._is_last = not self.scene.is_publishing  # then it forgets nothing
         self._leaves_at = monotonic() + self.scene.rng.uniform(*STAYS_S)
         self._ends: list[bytes] = []  # frames of this read

@@ -172,7 +172,6 @@ class Nemesis:
         await self.broker.request("/api/v1/backups", "POST")
 
     async def scrub(self) -> None:
-        """Start a scrub of all bodies."""
         await self.broker.request("/api/v1/scrub", "POST")
 
     async def crowd(self) -> None:

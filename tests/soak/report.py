@@ -37,7 +37,6 @@ def _longest_run(soak: Soak) -> ProcessRun:
 
 
 def readings(soak: Soak) -> str:
-    """Return the readings of the longest run as CSV."""
     run = _longest_run(soak)
     lines = [",".join(("seconds", "resident_mib", *run.descriptors))]
     for (at, mib), *counts in zip(run.memory, *run.descriptors.values(), strict=True):

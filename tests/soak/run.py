@@ -131,7 +131,6 @@ async def _drain(scene: Scene, producers: Sequence[Producer], broker: SoakBroker
 
 
 async def _browse(broker: SoakBroker, rng: random.Random) -> None:
-    """Request random admin pages, until cancelled."""
     while True:
         await asyncio.sleep(0.5)
         if broker.is_up:

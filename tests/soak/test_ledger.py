@@ -13,7 +13,6 @@ from tests.soak.ledger import SoakLedger, key_of
 
 
 def store(data: Path, rows: dict[int, bytes]) -> None:
-    """Store bodies in a new database."""
     with closing(sqlite3.connect(data / DATABASE, isolation_level=None)) as database:
         migrate(database, migrations_folder())
         database.executemany("INSERT INTO body VALUES (?, ?)", rows.items())

@@ -178,7 +178,6 @@ class CoreRig:
         return self.core.queues[name]
 
     def window(self, name: str = "orders") -> ReadyWindow:
-        """Return the window of a queue with a consumer."""
         window = self.queue(name).window
         assert window is not None
         return window

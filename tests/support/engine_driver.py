@@ -214,7 +214,6 @@ class EngineDriver:
 
     @property
     def task(self) -> asyncio.Task[None]:
-        """The task of the engine, after ``start``."""
         assert self.running is not None
         return self.running
 

@@ -165,7 +165,6 @@ class BrokerProcess(processes.BrokerProcess):
 
 
 def broker_process(data: Path, *flags: str, listeners: int = 1) -> BrokerProcess:
-    """Return a broker like ``phpmq_lite.broker_process.broker_process``."""
     return BrokerProcess(data, list(flags), listeners)
 
 

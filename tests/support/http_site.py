@@ -92,7 +92,6 @@ class HttpSite:
         return await self.get(done.location)
 
     async def csrf(self) -> str:
-        """Return the CSRF token of this session."""
         page = await self.get("/publish")
         found = re.search(r'name="csrf" value="([^"]+)"', page.text)
         assert found is not None, page.text[:2_000]
@@ -127,7 +126,6 @@ class HttpSite:
         return status, problem["code"]
 
     async def create_queue(self, name: str, **settings: Any) -> None:
-        """Create a queue with these settings."""
         path = f"/queues/{encode_name(name)}"
         await self.ok("PUT", path)
         await self.ok("PATCH", path, settings)
@@ -203,7 +201,6 @@ class HttpSite:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Connect a client of the message protocol."""
         async with connect(self.broker.host, self.broker.port) as made:
             yield made
 
@@ -215,7 +212,6 @@ def _message(content: str | bytes) -> dict[str, Any]:
 
 
 def error_of(text: str) -> str:
-    """Return the error messages of a page."""
     found = re.findall(r'<p class="(?:field-error|inset bad)[^>]*>(.*?)</p>', text, flags=re.S)
     trouble = re.search(r"<h1 id=\"trouble-title\">.*?</section>", text, flags=re.S)
     return " / ".join(found) or (trouble[0] if trouble else text[:1_000])

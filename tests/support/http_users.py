@@ -199,5 +199,4 @@ async def wait_until(check: Callable[[], bool]) -> None:
 
 
 def visible_text(text: str) -> str:
-    """Return the text of a page without its tags."""
     return unescape(re.sub(r"<[^>]+>", "", text))

@@ -74,7 +74,6 @@ class LivePages:
         return URL(self.base + path, encoded=True)
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Request a page and return its status and text."""
         async with self.session.get(self.url(path)) as response:
             return response.status, await response.text()
 

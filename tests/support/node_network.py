@@ -18,7 +18,6 @@ _NOWHERE: Final = "02:00:00:00:00:01"  # a hardware address that no node has
 
 
 def ip(*words: str) -> str:
-    """Run the ip command; return its output."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True)
     if done.returncode:
         raise NetworkError(f"ip {' '.join(words)}: {done.stderr.strip()}")
@@ -31,7 +30,6 @@ class NetworkError(Exception):
 
 @cache
 def can_create_namespaces() -> bool:
-    """Return whether this process may create network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     return subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
@@ -152,7 +150,6 @@ def _create_bridge() -> tuple[str, str]:
 
 
 def kill_all(find: Callable[[], list[int]]) -> None:
-    """Kill processes until ``find`` returns none that is alive."""
     ends_at = time.monotonic() + 20
     while pids := [pid for pid in find() if is_alive(pid)]:
         assert time.monotonic() < ends_at, f"still alive after SIGKILL: {pids}"

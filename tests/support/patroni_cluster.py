@@ -189,7 +189,6 @@ class PatroniCluster(TemporaryServers):
         mount_memory(self.path(node), (sizes.f_blocks - sizes.f_bfree) * sizes.f_frsize, "remount,")
 
     def free_disk(self, node: int) -> None:
-        """Undo ``fill_disk``."""
         mount_memory(self.path(node), self._disk_bytes, "remount,")
 
     def start(self, node: int) -> None:

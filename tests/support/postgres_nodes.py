@@ -182,7 +182,6 @@ class ReplicatedPostgres(TemporaryServers):
                 filler.flush()
 
     def free_disk(self, node: int) -> None:
-        """Undo ``fill_disk``."""
         (self._data(node).parent / "filler").unlink()
 
     # -- roles

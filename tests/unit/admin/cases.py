@@ -178,7 +178,6 @@ class Database:
         return self._insert("message", queue_id, content, {"state": 0} | columns)
 
     def settled(self, queue_id: int, content: bytes | None = b"{}", **columns: Any) -> str:
-        """Store a settled message and return its id."""
         given = {"outcome": 2, "settled_at": NOW_MS - 1_000, "deliveries": 1, "charged": 0}
         if self.connection.execute("SELECT 1 FROM history LIMIT 1").fetchone() is None:
             columns['"offset"'] = self.first_offset

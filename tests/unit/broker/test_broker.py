@@ -25,7 +25,6 @@ from tests.support.core_rig import (
 
 
 def held_by(rig: CoreRig, worker: Connection, *contents: bytes) -> list[Message]:
-    """Publish, and return the messages that the consumer received."""
     got = sent_messages(rig.publish(*contents), worker)
     assert bodies(got) == list(contents)
     return got
