@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from phpmq_lite.errors import EpochEndedError, OutcomeUnknownError, StartRefusedError
-from phpmq_lite.model import Batch, Message, checksum
+from phpmq_lite.model import Batch
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres import leadership, pipeline, writer
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
 from phpmq_lite.storage.postgres.quorum import Quorum
 from phpmq_lite.storage.postgres.store import PostgresStore, connection_info
 from phpmq_lite.storage.postgres.writer import PostgresWriter
+from tests.support.core_rig import message
 from tests.support.postgres_nodes import DATABASE, ReplicatedPostgres, needs_postgres
 
 pytestmark = needs_postgres
@@ -87,10 +88,7 @@ class Seat:
         for seq in range(self.next_number, self.next_number + messages):
             body = b"body %d" % seq
             batch.bodies.append(body)
-            batch.created.append(
-                Message(seq, 5, 1, seq, 0, None, None, 1_000, None, None, 0, 0, len(body),
-                        checksum(seq, body), 0, None)
-            )  # fmt: skip
+            batch.created.append(message(seq, body=body))
         self.next_number += messages
         return self.writer.commit(batch)
 

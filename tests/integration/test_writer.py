@@ -14,11 +14,12 @@ from phpmq_lite.errors import (
     StartRefusedError,
     StorageError,
 )
-from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State, checksum
+from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State
 from phpmq_lite.storage.sqlite import store as stores
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer import Writer
 from tests.support.core_and_store import MakeDriver
+from tests.support.core_rig import message
 from tests.support.stores import commit, make_database, open_store
 
 SIZES = [1, 5, 20, 100, 500, 626, 1_251, 2_499]
@@ -69,8 +70,7 @@ def test_batch_is_atomic(make: MakeDriver) -> None:
     driver.publish(b"a")
     batch = Batch(0, first_number=2)
     batch.new_queues.append(QueueRow(2, "mails", 0))
-    batch.created = [Message(seq, 1, 2, seq, 0, None, None, 0, None, None, 0, 0, 1,
-                          checksum(seq, b"b"), None, None) for seq in (2, 3, 1)]  # fmt: skip
+    batch.created = [message(seq, body=b"b", queue_id=2) for seq in (2, 3, 1)]
     batch.bodies = [b"b"] * 3
     batch.counters = {"next_number": 4}
     with pytest.raises(OutcomeUnknownError, match="CONSTRAINT"):

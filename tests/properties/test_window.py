@@ -4,17 +4,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
-from phpmq_lite.model import Message, State
+from phpmq_lite.model import Message
+from tests.support import core_rig
 
 sizes = st.integers(0, 9)
 picks = st.integers(0, 100)
 
 
 def message(position: int, size: int, *, has_body: bool) -> Message:
-    made = Message(position, 0, 1, position, State.READY, None, None, 0, None, None, 0, 0, size, 0,
-                   None, None)  # fmt: skip
-    made.body = b"x" * size if has_body else None
-    return made
+    return core_rig.message(position, size=size, body=b"x" * size if has_body else None)
 
 
 class WindowAgainstQueue(RuleBasedStateMachine):

@@ -1,6 +1,7 @@
 """Batches for tests of the writer without a broker."""
 
-from phpmq_lite.model import Batch, Message, QueueRow, checksum
+from phpmq_lite.model import Batch, QueueRow
+from tests.support.core_rig import message
 
 
 def batch_of_new(*seqs: int) -> Batch:
@@ -8,7 +9,6 @@ def batch_of_new(*seqs: int) -> Batch:
     row = QueueRow(seqs[0], f"queue {seqs[0]}", 0, live_count=len(seqs), live_bytes=len(seqs))
     batch.new_queues, batch.queue_rows = [row], {row.queue_id: row}
     for seq in seqs:
-        batch.created.append(Message(seq, 1, row.queue_id, seq, 0, None, None, 0, None, None, 0, 0,
-                                     1, checksum(seq, b"b"), None, None))  # fmt: skip
+        batch.created.append(message(seq, body=b"b", queue_id=row.queue_id))
         batch.bodies.append(b"b")
     return batch
