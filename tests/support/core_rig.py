@@ -51,7 +51,7 @@ def message(
     deadline_ms: int | None = None,
 ) -> Message:
     made = Message(
-        seq, seq * 7 + 1, queue_id, seq if position is None else position, State.READY, None,
+        seq, seq * 7 + 1, queue_id, seq if position is None else position, 0, None,
         deadline_ms, WALL_MS, None, None, 0, 0, size if body is None else len(body),
         checksum(seq, body or b""), None, None,
     )  # fmt: skip
