@@ -4,16 +4,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
 
+import jinja2
 from aiohttp import web
 
 from phpmq_lite import logs
-from phpmq_lite.admin.accounts import middleware, refused_forms
+from phpmq_lite.admin.accounts import middleware
 from phpmq_lite.admin.accounts.accounts import Accounts
-from phpmq_lite.admin.accounts.audit_rows import begin_entry, finish_entry, write_entry
+from phpmq_lite.admin.accounts.audit import begin_entry, finish_entry, write_entry
+from phpmq_lite.admin.accounts.middleware import CSRF_FIELD, check_site
 from phpmq_lite.admin.accounts.services import (
     MINUTE_MS,
     SERVICES,
@@ -22,19 +25,18 @@ from phpmq_lite.admin.accounts.services import (
     services_of,
 )
 from phpmq_lite.admin.accounts.setup_token import SetupToken
-from phpmq_lite.admin.http.body import check_length, release_memory
-from phpmq_lite.admin.http.browser_sessions import BASE_PATH
+from phpmq_lite.admin.http.body import check_length, read_form_fields, release_memory
+from phpmq_lite.admin.http.browser_sessions import BASE_PATH, KeptForm
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import CONTEXT, Context, EngineProtocol
-from phpmq_lite.admin.http.headers import check_encoding, media_type_of
+from phpmq_lite.admin.http.headers import HSTS, add_headers, check_encoding, media_type_of
 from phpmq_lite.admin.http.identity import set_identity
 from phpmq_lite.admin.http.input import check_path
 from phpmq_lite.admin.http.memory import FREE_BYTES
-from phpmq_lite.admin.http.output import problem_json
+from phpmq_lite.admin.http.output import problem_json, send_response
+from phpmq_lite.admin.http.page_layout import REFUSED, layout_values
 from phpmq_lite.admin.http.problems import Problem, forget_frames, problem_of
 from phpmq_lite.admin.http.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
-from phpmq_lite.admin.http.security_headers import HSTS, add_headers
-from phpmq_lite.admin.http.sending import send_response
 from phpmq_lite.admin.http.source import (
     address_of,
     as_browser_sent,
@@ -44,33 +46,50 @@ from phpmq_lite.admin.http.source import (
     is_program,
     known_hosts,
 )
-from phpmq_lite.admin.http.templates import PageTemplates, StaticFiles
-from phpmq_lite.admin.messages.stores import STORES, MessageStores
-from phpmq_lite.admin.page_values import page_environment, page_values
+from phpmq_lite.admin.http.templates import PageTemplates, StaticFiles, make_environment
+from phpmq_lite.admin.messages import bodies
+from phpmq_lite.admin.messages.arrow_export import EXPORTS
+from phpmq_lite.admin.messages.envelope_card import RowVerdicts, shorten
+from phpmq_lite.admin.messages.jobs import STORES, MessageStores
+from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.pipeline.staging import UPLOAD_SLOTS, UPLOADS
 from phpmq_lite.admin.pipeline.summary import SUMMARIES, SummaryFile
 from phpmq_lite.admin.routes import ROUTES, form_page, register_routes, route_paths
 from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits, connection_of
+from phpmq_lite.admin.system.docs import DOCS
 from phpmq_lite.admin.system.health import (
     HEALTH_PATHS,
     check_started,
     is_relaying,
     is_started,
+    list_access_warnings,
+    list_broker_problems,
 )
 from phpmq_lite.admin.system.metrics import HTTP_COUNTERS, LABELS, HttpCounters, MetricLabels
+from phpmq_lite.admin.trends import polyline
 from phpmq_lite.admin.urls import Urls
+from phpmq_lite.documentation import Documentation
+from phpmq_lite.durations import FORM_UNITS
+from phpmq_lite.envelopes.schema_registry import ActiveSchemas
 from phpmq_lite.errors import StorageError
-from phpmq_lite.installation import templates_folder
+from phpmq_lite.export.exports import ExportProcesses
+from phpmq_lite.installation import docs_folder, templates_folder
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import AuditEntry
+from phpmq_lite.model import OUTCOMES, AuditEntry
+from phpmq_lite.operator_actions import ACTIONS
+from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 from phpmq_lite.roles import Role
 from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import FairReadSlots, Readers
+from phpmq_lite.storage.search.language import meta_search
 from phpmq_lite.storage.search.reader import SLICE_LIMIT_S, Search
 
 _HOST_CHARACTERS: Final = 255  # of a refused host name, which is shown
+_SECRETS: Final = frozenset({CSRF_FIELD, "password", "again", "old"})
+_HIDDEN: Final = frozenset({"next", "id", "action", "upto", "q", "side"})  # nobody types them
+_TARGET_ERRORS: Final = frozenset({"unknown_queue", "bad_name"})  # errors that name no field
 _log = get_logger(__name__)
 _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
 
@@ -131,6 +150,11 @@ def create_app(
     app[STORES] = MessageStores(now_ms)
     app[SUMMARIES] = SummaryFile(settings.data)
     app[UPLOAD_SLOTS] = FairReadSlots(UPLOADS)
+    app[SCHEMAS] = ActiveSchemas(None)
+    app[DOCS] = Documentation(docs_folder(), urls.docs)
+    app[EXPORTS] = ExportProcesses(
+        *readers.export_databases, passed=lambda: engine.counters.bytes_in
+    )
     app[LIMITS] = ConnectionLimits.of(settings)
     app[HTTP_COUNTERS], app[LABELS] = HttpCounters(), MetricLabels()
     app[CONTEXT] = Context(
@@ -157,6 +181,35 @@ def create_app(
     for prefix in dict.fromkeys((urls.base_path, "")):
         app.router.add_get(prefix + "/static/{version}/{name}", static.handle)
     return app
+
+
+@cache
+def page_environment(folder: Path) -> jinja2.Environment:
+    """Return the environment of the templates in a folder.
+
+    All brokers in a process share the environment and its compiled templates.
+    """
+    functions = {
+        "preview": bodies.preview,
+        "preview_data": bodies.preview_data,
+        "cut": shorten,
+        "meta_search": lambda meta_id: str(meta_search(meta_id)),
+        "ACTIONS": ACTIONS,
+        "FORM_UNITS": FORM_UNITS,
+        "OUTCOMES": OUTCOMES,
+        "LONGEST_NAME": LONGEST_NAME,
+        "LONGEST_TTL_S": LONGEST_TTL_S,
+    }
+    return make_environment(folder, {"points": polyline}, functions)
+
+
+def page_values(call: Call) -> dict[str, Any]:
+    """Return the values that every page requires."""
+    return layout_values(call) | {
+        "dangers": list(list_access_warnings(call)),
+        "troubles": list_broker_problems(call),
+        "badge_of": RowVerdicts(lambda: call.queues).of,
+    }
 
 
 async def _stop(app: web.Application) -> None:
@@ -274,13 +327,13 @@ async def _problem_response(call: Call, problem: Problem) -> web.StreamResponse:
     if path.startswith("/api/") or is_data or media_type_of(request) == "application/json":
         return problem_json(request, problem)
     try:
-        form = await refused_forms.typed_form(call)
+        form = await typed_form(call)
         if form is not None and problem.code == "login":
             sessions.keep_form(sessions.open(request), form)
         elif form is not None and (page := form_page(request[ROUTE])) is not None:
-            again = await refused_forms.ask_again(request, page, form, problem)
-            if again is not None:
-                return again
+            response = await ask_again(request, page, form, problem)
+            if response is not None:
+                return response
         response = await call.render(
             "error.html",
             status=problem.status,
@@ -291,6 +344,41 @@ async def _problem_response(call: Call, problem: Problem) -> web.StreamResponse:
     except Exception:  # rendering the error page failed as well
         _log_failure("problem_page_failed", request)
         return problem_json(request, problem)
+    response.headers.update(problem.headers)
+    return response
+
+
+async def typed_form(call: Call) -> KeptForm | None:
+    """Return a form of our pages if something can be typed into it and it is at most 64 KiB."""
+    request, route = call.request, call.request.get(ROUTE)
+    if route is None or route.is_api or not route.is_writing or route.role is Role.PUBLIC:
+        return None
+    try:
+        public_url = call.context.settings.admin.public_url
+        check_site(request, needs_origin=True, public_url=public_url)
+        is_small = (request.content_length or FREE_BYTES + 1) <= FREE_BYTES
+        values = await read_form_fields(request) if is_small else []
+    except Problem:
+        return None
+    fields = [(key, text) for key, text in values if isinstance(text, str) and key not in _SECRETS]
+    return (call.own_path, fields) if any(key not in _HIDDEN for key, _ in fields) else None
+
+
+async def ask_again(
+    request: web.Request, page: Route, form: KeptForm, problem: Problem
+) -> web.StreamResponse | None:
+    """Return a confirmation's page with what was typed, or None if its object is gone."""
+    typed = dict(form[1])
+    if "target" in typed and (problem.field == "queue" or problem.code in _TARGET_ERRORS):
+        problem.field = "target"
+    url = request.rel_url.with_query({key: typed.get(key, "") for key in ("next", "action")})
+    page_request = request.clone(method="GET", rel_url=url)
+    page_request[REFUSED] = (typed, problem)
+    try:
+        response = await page.handler(page_request)
+    except Problem:
+        return None
+    response.set_status(problem.status)
     response.headers.update(problem.headers)
     return response
 

@@ -34,7 +34,7 @@ class TimeText(NamedTuple):
     """A point in time, formatted for the ``<time>`` element."""
 
     iso: str
-    shown: str
+    text: str
     title: str
 
 
@@ -140,9 +140,9 @@ def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
     return pieces
 
 
-def plural(count: int, one: str, many: str) -> str:
-    """Return ``one`` for a count of one, and ``many`` for any other count."""
-    return one if count == 1 else many
+def plural(count: int, singular: str, many: str) -> str:
+    """Return ``singular`` for a count of one, and ``many`` for any other count."""
+    return singular if count == 1 else many
 
 
 def state_name(state: int) -> str:
@@ -166,6 +166,6 @@ def count_messages(count: int) -> str:
     return count_of(count, "message", "messages")
 
 
-def count_of(count: int, one: str, many: str) -> str:
-    """Format a count, followed by its noun in the singular (``one``) or plural (``many``)."""
-    return f"{format_number(count)} {plural(count, one, many)}"
+def count_of(count: int, singular: str, many: str) -> str:
+    """Format a count, followed by its noun in the singular or plural (``many``)."""
+    return f"{format_number(count)} {plural(count, singular, many)}"

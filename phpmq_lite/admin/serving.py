@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
-from phpmq_lite.admin.http.security_headers import add_headers_everywhere
+from phpmq_lite.admin.http.headers import add_headers_everywhere
 from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits, LimitedConnection
 from phpmq_lite.logs import is_quiet
 from phpmq_lite.server.admission import Handshake
@@ -37,13 +37,13 @@ async def open_admin(
     app: web.Application,
     sockets: Iterable[socket.socket],
     tls: ssl.SSLContext | None,
-    front: Front,
+    make_front: Front,
 ) -> Connect:
     """Serve connections to ``sockets``, the first of which must be the control socket.
 
-    Without ``tls``, all sockets use plain HTTP; Unix sockets never use TLS.  ``front`` makes the
-    protocols of all connections but those to the control socket.  Return what makes the protocol
-    of one more connection.
+    Without ``tls``, all sockets use plain HTTP; Unix sockets never use TLS.  ``make_front`` makes
+    the protocols of all connections but those to the control socket.  Return what makes the
+    protocol of one more connection.
     """
     runner = web.AppRunner(
         app,
@@ -71,7 +71,7 @@ async def open_admin(
         kind: Kind = (
             "unix" if listener.family == socket.AF_UNIX else "tcp" if tls is None else "tls"
         )
-        accept = partial(front, connect, limits, kind)
+        accept = partial(make_front, connect, limits, kind)
         if tls is not None and kind == "tls":
             accepting = asyncio.create_task(_accept(listener, tls, limits, accept))
             stack.push_async_callback(_end, accepting)

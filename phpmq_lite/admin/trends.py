@@ -307,13 +307,13 @@ def forecast(queue: QueueStatus, per_s: float | None) -> str:
     """
     if not queue.ready:
         return ""
-    why = "delivery paused" if queue.delivery_paused else "" if queue.consumers else "no consumers"
+    note = "delivery paused" if queue.delivery_paused else "" if queue.consumers else "no consumers"
     rate, steady = queue.published_per_s - queue.acked_per_s, max(1.0, queue.ready / 1_000)
     signs = set() if per_s is None else {_sign(x * FORECAST_S, steady) for x in (rate, per_s)}
     text = "Steady" if signs == {0} else f"Grows by {_speed(rate)}" if signs == {1} else ""
     if signs == {-1} and not queue.delivery_paused:
         return f"Empty in about {_about(queue.ready / -rate)}"
-    return f"{text}, {why}" if text and why else text or why.capitalize()
+    return f"{text}, {note}" if text and note else text or note.capitalize()
 
 
 def _sign(value: float, steady: float) -> int:

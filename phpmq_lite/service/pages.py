@@ -85,6 +85,7 @@ class AdminPages:
         from phpmq_lite.admin.accounts.services import SERVICES
         from phpmq_lite.admin.app import create_app
         from phpmq_lite.admin.http.context import CONTEXT
+        from phpmq_lite.admin.messages.schemas import SCHEMAS
         from phpmq_lite.admin.serving import open_admin
         from phpmq_lite.admin.system.system import DRAIN
 
@@ -101,7 +102,7 @@ class AdminPages:
         app[DRAIN] = self._drain
         context = self.context = app[CONTEXT]
         context.rollups = state.rollups
-        context.schemas = state.schemas
+        app[SCHEMAS] = state.schemas
         context.maintenance = self._maintenance
         app[SERVICES].setup = state.setup_token
         self._connect = await open_admin(stack, app, sockets, tls, self._accept)
@@ -131,5 +132,7 @@ class AdminPages:
     async def close_readers(self) -> None:
         """Close the readers before the writer: the last connection to close removes the WAL."""
         if self.context is not None:
-            await self.context.exports.close()
+            from phpmq_lite.admin.messages.arrow_export import EXPORTS
+
+            await self.context.app[EXPORTS].close()
             await self.context.readers.close()

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from phpmq_lite.admin.app import create_app
-from phpmq_lite.admin.http.security_headers import HEADERS
+from phpmq_lite.admin.http.headers import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import StoreStatus

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from phpmq_lite import logs
 from phpmq_lite.admin.http.body import FORMS
+from phpmq_lite.admin.http.headers import HEADERS
 from phpmq_lite.admin.http.route import Route
-from phpmq_lite.admin.http.security_headers import HEADERS
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.cli.main import root_command
 from tests.support.full_broker import WRITING, FullBroker, full_broker

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from phpmq_lite.admin.http.feed_keys import feed_key
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.identity import Identity
 from phpmq_lite.admin.http.live_feeds import WAITS
 from phpmq_lite.admin.messages.wait import WaitPosition
@@ -612,7 +612,9 @@ def test_viewers_of_the_same_queues_share_a_feed() -> None:
     def key(name: str, *queues: str) -> Hashable:
         request = make_mocked_request("GET", "/api/v1/live")
         identity = Identity(name, Role.OPERATOR, "token", queues)
-        return feed_key(cast(Any, SimpleNamespace(request=request, identity=identity)), "queues")
+        return Call.feed_key(
+            cast(Any, SimpleNamespace(request=request, identity=identity)), "queues"
+        )
 
     assert key("a") == key("b")
     assert key("a", "mail") != key("b", "mail")

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from phpmq_lite.admin.messages.arrow_export import EXPORTS
 from phpmq_lite.export.exports import PROGRAM, ExportProcesses
 from phpmq_lite.testing import RunningBroker, running_service
 from tests.support.settled_folder import move_to_engine, read_counted, settled_folder
@@ -36,7 +37,7 @@ class ExportSite:
     def exports(self) -> ExportProcesses:
         context = self.broker.service.pages.context
         assert context is not None
-        return context.exports
+        return context.app[EXPORTS]
 
     @property
     def database(self) -> Path:

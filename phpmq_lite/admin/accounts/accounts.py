@@ -260,12 +260,9 @@ class Accounts:
 
     async def remove_token(self, entry: AuditEntry, token: ApiToken) -> None:
         """Revoke a token."""
-
-        def apply() -> None:
-            self.tokens.pop(token.sha256, None)
-
         async with self._changing:
-            await self._store(entry, [DeleteToken(token.token_id)], apply)
+            row = DeleteToken(token.token_id)
+            await self._store(entry, [row], lambda: self.tokens.pop(token.sha256, None))
 
     # -- sessions
 
@@ -274,7 +271,7 @@ class Accounts:
         entry: AuditEntry | None,
         user: User,
         now_ms: int,
-        visitor: LoginOrigin,
+        origin: LoginOrigin,
         *,
         is_kept: bool,
         password: str | None = None,
@@ -301,10 +298,10 @@ class Accounts:
                 created_at=now_ms,
                 seen_at=now_ms,
                 expires_at=now_ms + (KEPT_MS if is_kept else LONGEST_MS),
-                address=visitor.address,
-                agent=visitor.agent[:_AGENT_LENGTH],
+                address=origin.address,
+                agent=origin.agent[:_AGENT_LENGTH],
             )
-            ended = [each for each in self.sessions.values() if has_session_ended(each, now_ms)]
+            ended = [old for old in self.sessions.values() if has_session_ended(old, now_ms)]
             ended += self.sessions_of(user, now_ms)[SESSIONS_PER_USER - 1 :]
 
             def apply() -> None:
@@ -328,8 +325,8 @@ class Accounts:
 
     def open_sessions(self, now_ms: int) -> list[LoginSession]:
         """Return the open sessions, most recently used first."""
-        sessions = (each for each in self.sessions.values() if not has_session_ended(each, now_ms))
-        return sorted(sessions, key=lambda each: (each.seen_at, each.session_id), reverse=True)
+        opened = (login for login in self.sessions.values() if not has_session_ended(login, now_ms))
+        return sorted(opened, key=lambda login: (login.seen_at, login.session_id), reverse=True)
 
     def sessions_of(self, user: User, now_ms: int) -> list[LoginSession]:
         """Return a user's open sessions, most recently used first."""
@@ -338,12 +335,9 @@ class Accounts:
 
     async def remove_session(self, entry: AuditEntry, session: LoginSession) -> None:
         """End a session."""
-
-        def apply() -> None:
-            self.sessions.pop(session.sha256, None)
-
         async with self._changing:
-            await self._store(entry, [DeleteSession(session.session_id)], apply)
+            row = DeleteSession(session.session_id)
+            await self._store(entry, [row], lambda: self.sessions.pop(session.sha256, None))
 
     def _forget_sessions(self, user_id: int) -> None:
         self.sessions = {
@@ -369,7 +363,7 @@ class Accounts:
     # -- writes
 
     async def _store(
-        self, entry: AuditEntry | None, rows: Iterable[Write], apply: Callable[[], None]
+        self, entry: AuditEntry | None, rows: Iterable[Write], apply: Callable[[], object]
     ) -> None:
         def store(core: Broker, reply: Callable[[int], None]) -> None:
             def stored(count: int) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.server.addresses import address_key
 from phpmq_lite.settings.initial_password import LONGEST, SHORTEST
 
@@ -25,7 +25,7 @@ class Passwords:
     """Hashes and checks passwords; each application has one instance and closes it at shutdown."""
 
     def __init__(self, argon2: "PasswordHasher | None" = None) -> None:
-        self._given = argon2
+        self._hasher = argon2
         self._threads = ThreadPoolExecutor(HASHES_AT_ONCE, "password")
         self._pending = 0  # number of hash computations running or waiting
         self.count = 0  # number of hash computations since the broker started
@@ -35,7 +35,7 @@ class Passwords:
         # Imported only when needed, because most brokers have no users.
         from argon2 import PasswordHasher
 
-        return self._given or PasswordHasher()  # the defaults follow RFC 9106
+        return self._hasher or PasswordHasher()  # the defaults follow RFC 9106
 
     def close(self) -> None:
         """Stop each thread as soon as it finishes its current hash."""
@@ -91,8 +91,7 @@ def check_length(password: str, field: str = "password") -> None:
     """Raise a 422 ``Problem`` that names the bounds if a password is too short or too long."""
     if not SHORTEST <= len(password) <= LONGEST:
         detail = f"A password of {len(password)} characters is not allowed."
-        bound = f"{SHORTEST} to {LONGEST} characters"
-        raise Problem(422, "invalid", detail, field=field, bound=bound)
+        raise invalid(detail, field, f"{SHORTEST} to {LONGEST} characters")
 
 
 def _same_everywhere(password: str) -> str:
@@ -115,17 +114,17 @@ class LoginThrottle:
     def __init__(self) -> None:
         self._attempts: dict[str, deque[float]] = {}  # times of last minute's attempts, by address
         self._unknown: deque[float] = deque()
-        self._known: dict[str, float] = {}  # time of the last login, keyed by address
+        self._logins: dict[str, float] = {}  # time of the last login, keyed by address
 
     def add_login(self, address: str, now_s: float) -> None:
         """Record a login; from then on, other addresses cannot use up this address's attempts."""
-        self._known[address_key(address)] = now_s
+        self._logins[address_key(address)] = now_s
 
     def wait_s(self, address: str, now_s: float) -> float:
         """Count an attempt and return 0.0, or return how many seconds the attempt has to wait."""
         self._forget(now_s)
         key = address_key(address)
-        is_known = now_s - self._known.get(key, now_s - KNOWN_S) < KNOWN_S
+        is_known = now_s - self._logins.get(key, now_s - KNOWN_S) < KNOWN_S
         own = self._attempts.setdefault(key, deque())
         waits = [_wait_s(own, MAX_ATTEMPTS, now_s)]
         if not is_known:

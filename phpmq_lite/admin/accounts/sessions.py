@@ -7,17 +7,16 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin.accounts.accounts import KEPT_MS, LoginOrigin
-from phpmq_lite.admin.accounts.audit_rows import count_refused_login
+from phpmq_lite.admin.accounts.audit import count_refused_login
 from phpmq_lite.admin.accounts.services import accounts_of, services_of
 from phpmq_lite.admin.accounts.setup_token import SETUP_FILE
 from phpmq_lite.admin.accounts.users import add_user
 from phpmq_lite.admin.http.browser_sessions import LOGIN, cookie_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
-from phpmq_lite.admin.http.fields import FormatQuery
-from phpmq_lite.admin.http.forms import Form
+from phpmq_lite.admin.http.input import Form
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.admin.http.source import address_of
 from phpmq_lite.roles import Role
 from phpmq_lite.server.addresses import address_key
@@ -45,7 +44,7 @@ def _check_attempts(call: Call) -> None:
 def _check_same(form: Form) -> str:
     """Return the form's new password; raise a 422 ``Problem`` if its confirmation differs."""
     if (password := form.raw("password")) != form.raw("again"):
-        raise Problem(422, "invalid", "The two passwords do not match.", field="again")
+        raise invalid("The two passwords do not match.", "again")
     return password
 
 
@@ -66,9 +65,9 @@ def _redirect(url: str) -> web.Response:
 async def show_login(call: Call) -> web.StreamResponse:
     """Show the login form."""
     if call.identity.kind == "user":
-        kept = call.context.sessions.forms.get(cookie_of(call.request))
-        if kept is not None and not call.request.query.get("next"):
-            return await call.render("kept.html", kept=kept)
+        form = call.context.sessions.forms.get(cookie_of(call.request))
+        if form is not None and not call.request.query.get("next"):
+            return await call.render("kept.html", kept=form)
         raise web.HTTPSeeOther(call.back(call.url("overview")))
     return await _login_page(call)
 
@@ -89,7 +88,7 @@ async def _login_page(
     )
 
 
-@endpoints.action("/login", "log-in", Role.PUBLIC, "session.login", again=_login_page)
+@endpoints.action("/login", "log-in", Role.PUBLIC, "session.login", show_refused=_login_page)
 async def submit_login(call: Call, form: Form) -> web.StreamResponse:
     """Check the name and password, and start a session."""
     name, is_kept = form.raw("name").strip(), form.raw("keep") == "yes"
@@ -150,14 +149,10 @@ Open = Annotated[None, From(_check_open)]
 
 
 @endpoints.page("/setup", "setup", Role.PUBLIC)
-async def show_setup(call: Call, _open: Open) -> web.StreamResponse:
-    """Show the setup form for the first admin; respond with 404 if a user already exists."""
-    return await _setup_page(call, None)
-
-
-async def _setup_page(
-    call: Call, _open: None, form: Form | None = None, problem: Problem | None = None
+async def show_setup(
+    call: Call, _open: Open, form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
+    """Show the setup form for the first admin; respond with 404 if a user already exists."""
     if problem is not None and problem.code in ("wrong_token", "too_many_tries"):
         await count_refused_login(call, problem)
     return await call.render_form(
@@ -171,7 +166,7 @@ async def _setup_page(
     )
 
 
-@endpoints.action("/setup", "set-up", Role.PUBLIC, "user.setup", again=_setup_page)
+@endpoints.action("/setup", "set-up", Role.PUBLIC, "user.setup", show_refused=show_setup)
 async def submit_setup(call: Call, _open: Open, form: Form) -> web.StreamResponse:
     """Create the first admin and log them in."""
     password, name = _check_same(form), form.raw("name").strip()
@@ -234,7 +229,7 @@ async def list_sessions(call: Call) -> ListPage[SessionView]:
 
 
 @endpoints.page("/sessions", "sessions", Role.ADMIN, data=list_sessions)
-async def show_sessions(call: Call, _query: FormatQuery) -> web.Response:
+async def show_sessions(call: Call) -> web.Response:
     """List the sessions, most recently used first."""
     accounts, own = accounts_of(call), call.request.get(LOGIN)
     sessions = accounts.open_sessions(call.now_ms)
@@ -273,14 +268,10 @@ OwnUser = Annotated[User, From(_find_own_user)]
 
 
 @endpoints.page("/account", "account")
-async def show_account(call: Call, user: OwnUser) -> web.StreamResponse:
-    """Show the user's own account: password and sessions."""
-    return await _account_page(call, user)
-
-
-async def _account_page(
-    call: Call, user: User, _form: Form | None = None, problem: Problem | None = None
+async def show_account(
+    call: Call, user: OwnUser, _form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
+    """Show the user's own account: password and sessions."""
     return await call.render_form(
         "account.html",
         problem,
@@ -292,7 +283,11 @@ async def _account_page(
 
 
 @endpoints.action(
-    "/account/password", "account-password", Role.VIEWER, "user.password", again=_account_page
+    "/account/password",
+    "account-password",
+    Role.VIEWER,
+    "user.password",
+    show_refused=show_account,
 )
 async def submit_own_password(call: Call, user: OwnUser, form: Form) -> web.StreamResponse:
     """Change the user's own password, end their other sessions and renew this session's id."""

@@ -17,11 +17,11 @@ from phpmq_lite.admin.accounts.users import (
 )
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
-from phpmq_lite.admin.http.fields import FormatQuery, StrictInput
-from phpmq_lite.admin.http.forms import Form, Lines, read_form_model
+from phpmq_lite.admin.http.fields import StrictInput
 from phpmq_lite.admin.http.identity import CONTROL, identity_of_token
+from phpmq_lite.admin.http.input import Form, Lines, read_form_model
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.roles import TOKEN_ROLES, Role, TokenRoleName
 from phpmq_lite.storage.read.accounts import ApiToken
 
@@ -89,31 +89,27 @@ async def list_tokens(call: Call) -> ListPage[TokenView]:
 
 
 @endpoints.page("/tokens", "tokens", Role.ADMIN, data=list_tokens)
-async def show_tokens(call: Call, _query: FormatQuery) -> web.Response:
-    """List the tokens, without their secrets."""
-    return await _tokens_page(call)
-
-
-async def _tokens_page(
+async def show_tokens(
     call: Call,
     form: Form | None = None,
     problem: Problem | None = None,
     created: NewTokenView | None = None,
 ) -> web.Response:
+    """List the tokens, without their secrets."""
     values = form_values(call, form) | {"roles": TOKEN_ROLES, "created": created}
     return await call.render_form("tokens.html", problem, tokens=_visible(call), **values)
 
 
-@endpoints.action("/tokens", "token-add", Role.ADMIN, "token.add", again=_tokens_page)
+@endpoints.action("/tokens", "token-add", Role.ADMIN, "token.add", show_refused=show_tokens)
 async def submit_token(call: Call, form: Form) -> web.Response:
     """Create a token, and show the secret once."""
     body, days = read_form_model(form, TokenInput), form.text("days", 10)
     if days not in ("", *DAYS):
         detail = f"days is {days!r}; it must be 30, 90, 365 or empty."
-        raise Problem(422, "invalid", detail, field="days", bound="30, 90 or 365")
+        raise invalid(detail, "days", "30, 90 or 365")
     if days:
         body.expires_at = call.now_ms + int(days) * 86_400_000
-    return await _tokens_page(call, created=await create_token(call, body))
+    return await show_tokens(call, created=await create_token(call, body))
 
 
 @endpoints.api(
@@ -123,8 +119,7 @@ async def create_token(call: Call, body: TokenInput) -> NewTokenView:
     """Create a token. The response contains the secret, which is shown only once."""
     check_may_manage(call)
     if body.expires_at is not None and body.expires_at <= call.now_ms:
-        detail, bound = "The expiry time is in the past.", "a time in the future"
-        raise Problem(422, "invalid", detail, field="expires_at", bound=bound)
+        raise invalid("The expiry time is in the past.", "expires_at", "a time in the future")
     name, queues = check_name(body.name), check_globs(body.queues)
     token = ApiToken(0, name, b"", body.role, queues, call.now_ms, call.actor, body.expires_at)
     detail = json.dumps({"role": body.role, "queues": queues, "expires_at": body.expires_at})

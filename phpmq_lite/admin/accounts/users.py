@@ -11,11 +11,11 @@ from pydantic import Field, SecretStr
 from phpmq_lite.admin.accounts.services import HOW, accounts_of, services_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
-from phpmq_lite.admin.http.fields import ActionInput, FormatQuery, StrictInput
-from phpmq_lite.admin.http.forms import Form, Lines, Untrimmed, split_lines
+from phpmq_lite.admin.http.fields import ActionInput, StrictInput
 from phpmq_lite.admin.http.identity import CONTROL
+from phpmq_lite.admin.http.input import Form, Lines, Untrimmed, split_lines
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
-from phpmq_lite.admin.http.problems import Problem, not_found
+from phpmq_lite.admin.http.problems import Problem, invalid, not_found
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import ROLES, Role, RoleName
 from phpmq_lite.settings.initial_password import SHORTEST
@@ -63,16 +63,15 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name.lower() in _RESERVED:
         bound = f"1 to {NAME_LENGTH} letters, digits and . _ @ + -, beginning with a letter or "
         bound += f"digit; not {', '.join(sorted(_RESERVED))}"
-        detail = f"{name[:NAME_LENGTH]!r} is not a valid name."
-        raise Problem(422, "invalid", detail, field="name", bound=bound)
+        raise invalid(f"{name[:NAME_LENGTH]!r} is not a valid name.", "name", bound)
     return name
 
 
 def check_globs(globs: Sequence[str]) -> tuple[str, ...]:
     """Return the queue globs without duplicates; raise a 422 ``Problem`` if any is not valid."""
-    if invalid := next((glob for glob in globs if split_lines(glob) != [glob]), None):
-        detail = f"queues: {invalid!r} contains a line break, or begins or ends with white space. "
-        raise Problem(422, "invalid", f"{detail}Use the wildcard ? instead.", field="queues")
+    if untidy := next((glob for glob in globs if split_lines(glob) != [glob]), None):
+        detail = f"queues: {untidy!r} contains a line break, or begins or ends with white space. "
+        raise invalid(f"{detail}Use the wildcard ? instead.", "queues")
     return tuple(dict.fromkeys(globs))
 
 
@@ -87,7 +86,7 @@ async def add_user(
     services, queues = services_of(call), check_globs(globs)
     if not services.accounts.users and (role != "admin" or queues):
         detail = "The first user must be an admin for all queues, because login becomes mandatory."
-        raise Problem(422, "invalid", detail, field="role", bound="admin")
+        raise invalid(detail, "role", "admin")
     detail = json.dumps({"role": role, "queues": queues})
     entry = call.audit(target=check_name(name), detail=detail)
     if name in services.accounts.users:
@@ -102,17 +101,13 @@ async def add_user(
 
 
 def _find_visible(call: Call) -> User:
-    user = _find_user(call)
+    user = accounts_of(call).user_named(call.path("name"))
     if not visible_accounts(call, [user]):
         raise not_found("user", user.name)
     return user
 
 
-def _find_user(call: Call) -> User:
-    return accounts_of(call).user_named(call.path("name"))
-
-
-NamedUser = Annotated[User, From(_find_user)]
+NamedUser = Annotated[User, From(lambda call: accounts_of(call).user_named(call.path("name")))]
 VisibleUser = Annotated[User, From(_find_visible)]
 
 
@@ -180,14 +175,10 @@ async def list_users(call: Call) -> ListPage[UserView]:
 
 
 @endpoints.page("/users", "users", Role.ADMIN, data=list_users)
-async def show_users(call: Call, _query: FormatQuery) -> web.Response:
-    """List the users."""
-    return await _users_page(call)
-
-
-async def _users_page(
+async def show_users(
     call: Call, form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
+    """List the users."""
     values = form_values(call, form)
     return await call.render_form("users.html", problem, users=_visible(call), **values)
 
@@ -197,7 +188,7 @@ async def _users_page(
     "user-add",
     Role.ADMIN,
     "user.add",
-    again=_users_page,
+    show_refused=show_users,
     api="POST",
     status=201,
     cli="user create",
@@ -218,27 +209,23 @@ async def get_user(_call: Call, user: VisibleUser) -> UserView:
 
 
 @endpoints.page("/users/{name}", "user", Role.ADMIN)
-async def show_user(call: Call, user: VisibleUser) -> web.Response:
-    """Return a user."""
-    return await _user_page(call, user)
-
-
-async def _user_page(
-    call: Call, user: User, _form: Form | None = None, problem: Problem | None = None
+async def show_user(
+    call: Call, user: VisibleUser, _form: Form | None = None, problem: Problem | None = None
 ) -> web.Response:
+    """Return a user."""
     values = form_values(call) | {"sessions": accounts_of(call).sessions_of(user, call.now_ms)}
     return await call.render_form("user.html", problem, user=user, **values)
 
 
 @endpoints.action(
-    "/users/{name}/password", "user-password", Role.ADMIN, "user.password", again=_user_page
+    "/users/{name}/password", "user-password", Role.ADMIN, "user.password", show_refused=show_user
 )
 @endpoints.action(
     "/users/{name}/rights",
     "user-rights",
     Role.ADMIN,
     "user.change",
-    again=_user_page,
+    show_refused=show_user,
     api="PATCH /users/{name}",
     api_name="api-user-change",
     cli="user set-password",
@@ -263,8 +250,8 @@ async def change_user(call: Call, user: NamedUser, body: UserChangeInput) -> Don
         await services.accounts.change_user(
             entry, user, role=role, queues=queues, password=password
         )
-        what = "has a new password" if password is not None else f"is now {user.role}"
-        text = f"{user.name} {what} and must log in again."
+        change = "has a new password" if password is not None else f"is now {user.role}"
+        text = f"{user.name} {change} and must log in again."
     return Done(UserView.of(user), text, call.back(call.url("user", name=user.name)))
 
 
@@ -273,7 +260,7 @@ async def change_user(call: Call, user: NamedUser, body: UserChangeInput) -> Don
     "user-remove",
     Role.ADMIN,
     "user.remove",
-    again=_user_page,
+    show_refused=show_user,
     typed=lambda _call, user: [user.name],
     api="DELETE /users/{name}",
     cli="user delete",

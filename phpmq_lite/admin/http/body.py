@@ -324,17 +324,14 @@ def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]
         if media_type_of(request) == "multipart/form-data":
             fields = read_parts(raw, boundary_of(request.headers["Content-Type"]), FIELDS_MAX)
         else:
-            fields = _read_urlencoded(raw.rstrip().decode())
+            text = raw.rstrip().decode()
+            if text.count("&") >= FIELDS_MAX:
+                detail = "The form has too many fields. Nothing was stored."
+                raise Problem(413, "too_many_fields", detail, bound=f"{FIELDS_MAX} fields")
+            fields = list(parse_qsl(text, keep_blank_values=True))
     except ValueError as error:
         raise Problem(400, "malformed", f"The form cannot be read: {error}.") from None
     for name, value in fields:
         if name == "_charset_":  # with which browsers name the charset of a form
             check_charset({"charset": str(value)}, "the form")
     return fields
-
-
-def _read_urlencoded(text: str) -> list[tuple[str, FormValue]]:
-    if text.count("&") >= FIELDS_MAX:
-        detail = "The form has too many fields. Nothing was stored."
-        raise Problem(413, "too_many_fields", detail, bound=f"{FIELDS_MAX} fields")
-    return list(parse_qsl(text, keep_blank_values=True))

@@ -1,18 +1,17 @@
 """A call: one request, and everything that its handler may use."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from aiohttp import web
 
 from phpmq_lite.admin.http.body import read_form_fields
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.context import CONTEXT, Context
-from phpmq_lite.admin.http.forms import Form
 from phpmq_lite.admin.http.identity import Identity, identity_of
-from phpmq_lite.admin.http.input import path_name
-from phpmq_lite.admin.http.problems import Problem, not_found
+from phpmq_lite.admin.http.input import Form, path_name
+from phpmq_lite.admin.http.problems import Problem, invalid, not_found
 from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.urls import own_path_or
 from phpmq_lite.broker.broker import Broker
@@ -20,6 +19,9 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.queue_settings import FORWARD
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
+
+_NOT_FILTER: Final = frozenset({"topic", "ids", "after", "format", "cursor"})  # of a feed
+_FILTER_CHARACTERS: Final = 4_000  # maximum length of each filter value in the key of a feed
 
 
 def ignore_reply(_answer: object) -> None:
@@ -32,13 +34,14 @@ _CALL: Any = web.RequestKey("call", object)
 class Call:
     """One request.  All that it returns is limited to what its caller is allowed to see."""
 
-    __slots__ = ("_form", "_status", "context", "entry", "is_audit_deferred", "request")
+    __slots__ = ("_form", "_status", "context", "entry", "feed", "is_audit_deferred", "request")
 
     def __init__(self, request: web.Request) -> None:
         self.request = request
         self.context: Context = request.app[CONTEXT]
         self.entry: AuditEntry | None = None  # of a request whose route has an audit name
         self.is_audit_deferred = False  # whether a task writes the entry after the response
+        self.feed: Hashable = None  # key of the feed that is requested
         self._form: Form | None = None
         self._status: BrokerStatus | None = None
 
@@ -126,8 +129,7 @@ class Call:
         if name:
             return self.queue(name).queue_id
         if self.allowed is not None:
-            detail = "You can see only some queues. Specify one of them."
-            raise Problem(422, "invalid", detail, field="queue")
+            raise invalid("You can see only some queues. Specify one of them.", "queue")
         return None
 
     def may_use(self, name: str) -> bool:
@@ -154,14 +156,14 @@ class Call:
         if isinstance(on_expire, str) and on_expire.startswith(FORWARD):
             self.check_queue(on_expire.removeprefix(FORWARD), field)
 
-    def check_all_queues(self, what: str) -> None:
+    def check_all_queues(self, action: str) -> None:
         """Refuse an action on all queues if the caller is limited to some queues.
 
         Raises:
             Problem: 403, naming the allowed globs.
         """
         if self.identity.queues:
-            detail = f"Only an admin with access to all queues can {what}."
+            detail = f"Only an admin with access to all queues can {action}."
             raise Problem(403, "foreign_queue", detail, bound=", ".join(self.identity.queues))
 
     # -- input
@@ -194,6 +196,17 @@ class Call:
     def now_ms(self) -> int:
         """The time in Unix ms."""
         return self.context.now_ms()
+
+    def feed_key(self, topic: str, ids: tuple[int, ...] = ()) -> Hashable:
+        """Return a feed's key, which viewers with equal topics, rows, filters and rights share."""
+        filters = [
+            (name, value[:_FILTER_CHARACTERS])
+            for name, value in self.request.query.items()
+            if value and name not in _NOT_FILTER
+        ]
+        identity = self.identity
+        actor = identity.actor if identity.queues else ""  # limited callers have their own feeds
+        return topic, ids, tuple(sorted(filters)), identity.role, identity.queues, actor
 
     # -- changes
 

@@ -13,10 +13,6 @@ from phpmq_lite.admin.http.memory import HttpMemory
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.http.templates import PageTemplates
 from phpmq_lite.admin.urls import Urls
-from phpmq_lite.documentation import Documentation
-from phpmq_lite.envelopes.schema_registry import ActiveSchemas
-from phpmq_lite.export.exports import ExportProcesses
-from phpmq_lite.installation import docs_folder
 from phpmq_lite.model import AuditEntry, Batch
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.maintenance import Maintenance
@@ -82,19 +78,12 @@ class Context:
     sessions: BrowserSessions = field(default_factory=BrowserSessions)
     rollups: Rollups = field(default_factory=Rollups)  # statistics for the last hour
     maintenance: Maintenance | None = None  # backups and scrubs; None until the broker is ready
-    schemas: ActiveSchemas = field(default_factory=lambda: ActiveSchemas(None))  # payload schemas
     live: LiveFeeds = field(default_factory=LiveFeeds)  # open streams and waiting requests
-    exports: ExportProcesses = field(init=False)  # Arrow exports, which run in separate processes
     memory: HttpMemory = field(init=False)  # memory budget for large requests and responses
-    docs: Documentation = field(init=False)  # the pages under /docs/
 
     def __post_init__(self) -> None:
-        """Create the components that require the clock or the data folder."""
+        """Create the memory budget, whose size is a setting."""
         self.memory = HttpMemory(int(self.settings.limits.http_memory))
-        self.docs = Documentation(docs_folder(), self.urls.docs)
-        self.exports = ExportProcesses(
-            *self.readers.export_databases, passed=lambda: self.engine.counters.bytes_in
-        )
 
     @property
     def database(self) -> Path:

@@ -5,10 +5,10 @@ A handler takes the call, then what it needs, by type: objects that the path nam
 ``Form``.  It returns what the API sends, or ``Done``; a page returns ``call.render(…)``.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import update_wrapper
-from inspect import isawaitable
 from typing import (
     Annotated,
     Any,
@@ -24,15 +24,85 @@ from typing import (
 from aiohttp import web
 from pydantic import ValidationError
 
+from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import check_typed_text
-from phpmq_lite.admin.http.forms import Form, read_form_model
-from phpmq_lite.admin.http.input import read_json_model, read_query
+from phpmq_lite.admin.http.fields import FormatQuery
+from phpmq_lite.admin.http.input import (
+    Form,
+    path_name,
+    read_form_model,
+    read_json_model,
+    read_query,
+)
 from phpmq_lite.admin.http.output import respond
-from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.roles import Role
+from phpmq_lite.server.status import QueueStatus
+from phpmq_lite.settings import Settings
+
+FormField = tuple[str, tuple[Any, ...]]  # name and arguments of a macro in actions.html
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Confirmation:
+    """The text, fields and button of the confirmation page ``confirm.html``."""
+
+    title: str
+    text: str
+    button: str  # button label: a verb and its object
+    url: str  # URL that the form is submitted to
+    back: str  # URL of the page to return to
+    number: str = ""  # message number shown after the title
+    queue: str | None = None  # name of a queue or other object shown after the title
+    crumbs: Sequence[tuple[str, str]] = ()  # titles and URLs of the parent pages, outermost first
+    hidden: Sequence[tuple[str, object]] = ()
+    fields: Sequence[FormField] = ()
+    typed: Collection[str] = ()
+    reason: str = "optional"  # "required", "optional", or "" to omit the field
+    is_danger: bool = False
+    is_disabled: bool = False  # true if the action would affect nothing
+    preview: tuple[str, str] | None = None  # search and action for the preview
+
+    def check(self, form: Form) -> None:
+        """Refuse a form without the text to type, or without a required reason.
+
+        Raises:
+            Problem: 422, and nothing was changed.
+        """
+        check_typed_text(self.typed, form.raw("confirm"))
+        if self.reason == "required" and not form.reason():
+            detail = "Enter a reason for the audit log. Nothing was changed."
+            raise invalid(detail, "reason", "at least 1 character")
+
+
+def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
+    """Return the accepted confirmation texts, suggested text first, or () if none is required.
+
+    The message count is always accepted, the queue name only if all messages are in one queue.
+    """
+    is_production = settings.ui.environment.strip().casefold() == "production"
+    if count <= settings.ui.confirm_count and not is_production:
+        return ()
+    return (*queues, str(count)) if len(queues) == 1 else (str(count),)
+
+
+def check_typed_text(needed: Collection[str], typed: str | None) -> None:
+    """Refuse an unconfirmed action; characters that cannot be typed can be entered as escapes.
+
+    Raises:
+        Problem: 422, with the text to type.
+    """
+    accepted = {form for text in needed for form in (text, formats.escape_hidden(text))}
+    if not needed or (typed is not None and typed in accepted):
+        return
+    problem = "The confirmation text does not match" if typed else "The action was not confirmed"
+    bound = " or ".join(map(formats.escape_hidden, needed))
+    raise Problem(
+        422, "not_confirmed", f"{problem}. Nothing was changed.", field="confirm", bound=bound
+    )
+
 
 V = TypeVar("V")
 H = TypeVar("H", bound=Callable[..., Awaitable[Any]])
@@ -70,13 +140,15 @@ class Signature:
 
     @classmethod
     def of(cls, handler: Callable[..., Any], takes: Any = None) -> Self:
-        """Read the annotations of a handler, whose first parameter is the call.
+        """Read the annotations of a handler; its first parameter is the call.
 
-        ``takes`` replaces the model of a handler that several endpoints share.
+        Parameters with a default are not read: with them, a page shows a refused form.  ``takes``
+        replaces the model of a handler that several endpoints share.
         """
         hints = get_type_hints(handler, include_extras=True)
         gives = hints.pop("return")
-        _, *hinted = hints.values()
+        _, *parameters = inspect.signature(handler).parameters.values()
+        hinted = [hints[taken.name] for taken in parameters if taken.default is taken.empty]
         finds = [mark.find for hint in hinted for mark in get_args(hint) if isinstance(mark, From)]
         inputs = [hint for hint in hinted if get_origin(hint) is not Annotated]
         if get_origin(gives) is Done:
@@ -171,10 +243,11 @@ class Endpoints:
                 call = Call.of(request)
                 objects = await signature.find(call)
                 query = await signature.read(call, "GET")
-                format_ = getattr(query[0], "format", "html") if query else "html"
-                if data is not None and format_ != "html":
-                    arguments = (*objects, *(query if has_query else ()))
-                    return respond(await data(call, *arguments), format_)
+                if data is not None:
+                    [filters] = query or [read_query(request, FormatQuery)]
+                    if filters.format != "html":
+                        arguments = (*objects, *(query if has_query else ()))
+                        return respond(await data(call, *arguments), filters.format)
                 response: web.StreamResponse = await handler(call, *objects, *query)
                 return response
 
@@ -192,7 +265,7 @@ class Endpoints:
         *,
         ask: Callable[..., Any] | None = None,
         typed: Callable[..., Sequence[str]] | None = None,
-        again: Callable[..., Awaitable[web.StreamResponse]] | None = None,
+        show_refused: Callable[..., Awaitable[web.StreamResponse]] | None = None,
         api: str = "",
         api_name: str = "",
         takes: Any = None,
@@ -201,9 +274,9 @@ class Endpoints:
         """Declare a change: the route ``name``, to which the form at ``path`` is posted.
 
         ``ask`` returns the confirmation page (route ``NAME-form``, a GET of ``path``), and what a
-        form must satisfy.  ``typed`` returns the text to type into another page's form.  ``again``
-        shows a refused form with its error.  ``api``, a method with or without a path, declares the
-        call ``api-NAME``; ``more`` are fields of its ``Route``, the body's limits the form's, too.
+        form must satisfy.  ``typed`` returns the text to type into another page's form.
+        ``show_refused`` shows a form with its error.  ``api``, a method with or without a path,
+        declares ``api-NAME``; ``more`` are fields of its ``Route``, limits are the form's, too.
         """
 
         def declare(handler: H) -> H:
@@ -221,10 +294,10 @@ class Endpoints:
                     result = await handler(call, *objects, *await signature.read(call, "FORM"))
                 except (Problem, ValidationError) as error:
                     problem = problem_of(error)
-                    if again is None or problem is None:
+                    if show_refused is None or problem is None:
                         raise
                     call.mark_refused(problem)
-                    return await again(call, *objects, form, problem)
+                    return await show_refused(call, *objects, form, problem)
                 return _after(call, result)
 
             if ask is not None:
@@ -260,4 +333,20 @@ def _after(call: Call, result: Any) -> web.StreamResponse:
 
 async def _result(value: Any) -> Any:
     """Return what a function returned, which may be asynchronous."""
-    return await value if isawaitable(value) else value
+    return await value if inspect.isawaitable(value) else value
+
+
+def find_queue_name(call: Call) -> str:
+    """Return the queue name in the path; the queue itself need not exist.
+
+    Raises:
+        Problem: 403 for a change to a queue that the caller is not allowed to use.
+    """
+    name = path_name(call.request, "q")
+    if call.request.method not in ("GET", "HEAD"):
+        call.check_queue(name)
+    return name
+
+
+Queue = Annotated[QueueStatus, From(lambda call: call.queue(find_queue_name(call)))]
+QueueName = Annotated[str, From(find_queue_name)]  # it need not exist

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.http.forms import REASON_MAX, Duration, Untrimmed
+from phpmq_lite.admin.http.input import REASON_MAX, Duration, Untrimmed
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 
 LIMIT_MAX: Final = 200

@@ -5,11 +5,13 @@ decoders grows with the square of their input.  Reading a header takes time in p
 length; Python's own parser of headers took 70 ms for one of 8 KiB.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.web_protocol import ERROR
 
 from phpmq_lite.admin.http.problems import Problem
 
@@ -66,7 +68,7 @@ def check_encoding(request: web.BaseRequest) -> None:
             raise encoded("The body", encoding)
 
 
-def check_charset(parameters: Mapping[str, str], what: str) -> None:
+def check_charset(parameters: Mapping[str, str], part: str) -> None:
     """Refuse a charset other than UTF-8; ``charset*`` is a value that begins with its charset.
 
     Raises:
@@ -75,13 +77,13 @@ def check_charset(parameters: Mapping[str, str], what: str) -> None:
     extended = parameters.get("charset*", "").partition("'")[0]
     for charset in (parameters.get("charset", ""), extended):
         if charset.strip().lower() not in ("", "utf-8", "utf8"):
-            detail = f"The charset of {what} is {charset[:50]!r}. Send UTF-8."
+            detail = f"The charset of {part} is {charset[:50]!r}. Send UTF-8."
             raise Problem(415, "charset", detail, field="charset", bound="utf-8")
 
 
-def encoded(what: str, encoding: str) -> Problem:
+def encoded(part: str, encoding: str) -> Problem:
     """Return the problem of a body or a part with an encoding."""
-    detail = f"{what} is encoded as {encoding[:50]!r}. Send it uncompressed."
+    detail = f"{part} is encoded as {encoding[:50]!r}. Send it uncompressed."
     return Problem(415, "content_encoding", detail, field="Content-Encoding", bound=PLAIN)
 
 
@@ -90,3 +92,63 @@ def read_cookie(request: web.BaseRequest, name: str) -> str:
     header = request.headers.get("Cookie", "")
     match = re.search(rf"(?:^|;)[ \t]*{re.escape(name)}=([^;]*)", header)
     return "" if match is None else match[1].strip(' \t"')
+
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with "no-referrer", form posts would have "Origin: null"
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "",
+}
+_SANDBOX: Final = "sandbox; " + HEADERS["Content-Security-Policy"]
+HSTS: Final = "max-age=31536000"  # one year, for this host but not its subdomains
+
+
+async def add_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Set a response's security headers; serves as an ``on_response_prepare`` handler."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers["Server"] = "phpmq-lite"  # hides the versions of Python and aiohttp
+
+
+def add_headers_everywhere(runner: web.AppRunner) -> web.Server:
+    """Also set the security headers on aiohttp's own responses to malformed requests.
+
+    Such requests never reach an application, so ``on_response_prepare`` does not fire for them.
+    """
+    server = runner.server
+    if server is None:
+        raise RuntimeError("the runner is not set up")
+    make = server.request_factory
+
+    def prepare_with_headers(
+        message: Any, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> web.BaseRequest:
+        if message is not ERROR:
+            return make(message, payload, protocol, writer, task)
+        loop = asyncio.get_running_loop()
+        return _Unparsed(message, payload, protocol, writer, task, loop)
+
+    server.request_factory = prepare_with_headers
+    return server
+
+
+class _Unparsed(web.BaseRequest):
+    """A request that could not be parsed."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        await add_headers(self, response)
+
+
+def download_headers(name: str) -> dict[str, str]:
+    """Return headers that make browsers save a response as ``name``, a trusted file name."""
+    return {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Security-Policy": _SANDBOX,
+    }

@@ -1,17 +1,20 @@
 """Reads names in paths, query strings and JSON bodies, and refuses what is not valid."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, Final, TypeVar, get_args, get_origin
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 from pydantic import BaseModel
 
-from phpmq_lite.admin.http.body import read_json_body
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.body import FormValue, UploadedFile, read_json_body
+from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.admin.http.route import ROUTE
 from phpmq_lite.admin.urls import decode_name
-from phpmq_lite.queue_settings import NAME_RULE, name_problem
+from phpmq_lite.durations import FORM_UNITS, UNITS_MS
+from phpmq_lite.queue_settings import LONGEST_TTL_S, NAME_RULE, name_problem
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,7 +32,7 @@ def check_path(request: web.Request) -> None:
         unquote_to_bytes(request.rel_url.raw_path).decode()
     except UnicodeDecodeError:
         detail = "A name in the path is not valid UTF-8 after percent-decoding."
-        raise Problem(422, "invalid", detail, field="path", bound="UTF-8") from None
+        raise invalid(detail, "path", "UTF-8") from None
 
 
 def path_name(request: web.Request, key: str) -> str:
@@ -69,8 +72,7 @@ def check_queue_name(name: str) -> None:
         Problem: 422, naming the bound.
     """
     if (problem := name_problem(name)) is not None:
-        detail = f"The queue name {problem}."
-        raise Problem(422, "invalid", detail, field="queue", bound=NAME_RULE)
+        raise invalid(f"The queue name {problem}.", "queue", NAME_RULE)
 
 
 def check_text(text: str, field: str) -> None:
@@ -78,8 +80,7 @@ def check_text(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        detail = f"The {field} name is not valid UTF-8."
-        raise Problem(422, "invalid", detail, field=field, bound="UTF-8") from None
+        raise invalid(f"The {field} name is not valid UTF-8.", field, "UTF-8") from None
 
 
 def parse_time(text: str, field: str) -> int | None:
@@ -100,4 +101,147 @@ def parse_time(text: str, field: str) -> int | None:
             f"{field}: {text!r} is not a valid time.",
             "Unix milliseconds or 2026-01-31T15:00",
         )
-        raise Problem(422, "invalid", detail, field=field, bound=bound) from None
+        raise invalid(detail, field, bound) from None
+
+
+M = TypeVar("M", bound=BaseModel)
+REASON_MAX: Final = 500
+VALUES_MAX: Final = 200  # maximum number of values of a repeated field
+_UNITS: Final = {unit: UNITS_MS[unit] // 1_000 for unit in FORM_UNITS}
+
+
+class Form:
+    """The fields of a submitted form; a missing field is treated as empty."""
+
+    def __init__(self, fields: Iterable[tuple[str, FormValue]]) -> None:
+        self._fields: dict[str, list[FormValue]] = {}
+        for name, value in fields:
+            self._fields.setdefault(name, []).append(value)
+
+    def text(self, name: str, limit: int = 1_000) -> str:
+        """Return a field stripped of white space; raise a ``Problem`` if it is too long."""
+        value = self.raw(name).strip()
+        if len(value) > limit:
+            raise _invalid(name, f"is too long: {len(value)} characters", f"at most {limit}")
+        return value
+
+    def raw(self, name: str) -> str:
+        """Return a field exactly as the user typed it."""
+        value = self._first(name)
+        return unify_line_breaks(value) if isinstance(value, str) else ""
+
+    def texts(self, name: str, limit: int) -> list[str]:
+        """Return all values of a repeated field."""
+        values = self._fields.get(name, ())
+        texts = [unify_line_breaks(value) for value in values if isinstance(value, str)]
+        if len(texts) > limit:
+            raise _invalid(name, f"has too many values: {len(texts)}", f"at most {limit}")
+        return texts
+
+    def file(self, name: str) -> UploadedFile | None:
+        """Return the uploaded file, or None if no file was chosen."""
+        value = self._first(name)
+        return value if isinstance(value, UploadedFile) and value.name else None
+
+    def _first(self, name: str) -> FormValue | None:
+        return next(iter(self._fields.get(name, ())), None)
+
+    def flag(self, name: str) -> bool:
+        """Return whether a checkbox is checked."""
+        return self.raw(name) in ("yes", "on", "true", "1")
+
+    def number(self, name: str, low: int, high: int) -> int | None:
+        """Return a field as an integer, or None if it is empty.
+
+        Raises:
+            Problem: 422 if it is not an integer or is out of bounds.
+        """
+        value = self.text(name, 40).replace(",", "")
+        if not value:
+            return None
+        if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
+            raise _invalid(name, "is not an integer in the allowed range", f"{low:,} to {high:,}")
+        return int(value)
+
+    def ttl_s(self) -> int | None:
+        """Return the time to live in seconds: None for the default, 0 for no expiry.
+
+        Reads ``ttl`` with ``ttl_unit`` (s, min, h, d or never), or ``ttl_s`` alone.
+        """
+        unit = self.text("ttl_unit", 10)
+        if unit == "never":
+            return 0
+        if not self.text("ttl", 40):
+            return self.number("ttl_s", 0, LONGEST_TTL_S)
+        if unit not in _UNITS and unit:
+            raise _invalid("ttl_unit", "is not a known unit", ", ".join((*_UNITS, "never")))
+        unit_s = _UNITS.get(unit, 1)
+        value = self.number("ttl", 0, LONGEST_TTL_S // unit_s)
+        return None if value is None else value * unit_s
+
+    def queue(self, name: str) -> str:
+        """Return a queue name with its white space unchanged, or "" if the field is empty.
+
+        Raises:
+            Problem: 422 if it is not a valid queue name.
+        """
+        value = self.raw(name)
+        if value:
+            check_queue_name(value)
+        return value
+
+    def reason(self) -> str:
+        """Return the reason to store in the audit log."""
+        return self.text("reason", REASON_MAX)
+
+
+def unify_line_breaks(text: str) -> str:
+    """Replace each CRLF with LF, because browsers send line breaks as CRLF."""
+    return text.replace("\r\n", "\n")
+
+
+def _invalid(field: str, problem: str, bound: str) -> Problem:
+    return invalid(f"{field} {problem}.", field, bound)
+
+
+@dataclass(slots=True, frozen=True)
+class Untrimmed:
+    """Marks a field whose white space is significant, such as a queue name or a password."""
+
+
+@dataclass(slots=True, frozen=True)
+class Lines:
+    """Marks a list that a form has as one field with a line for each item."""
+
+
+@dataclass(slots=True, frozen=True)
+class Duration:
+    """Marks seconds that a form has as a number and a unit."""
+
+
+def split_lines(text: str) -> list[str]:
+    """Return a text's non-blank lines, each without leading and trailing white space."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def read_form_model(form: Form, model: type[M]) -> M:
+    """Read a form into a model; empty fields count as absent.
+
+    Raises:
+        ValidationError: a value is out of bounds.
+        Problem: see ``Form.ttl_s`` and ``Form.texts``.
+    """
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        marks = {type(mark) for mark in field.metadata}
+        if Duration in marks:
+            values[name] = form.ttl_s()
+        elif Lines in marks:
+            if form.texts(name, 1):
+                values[name] = split_lines(form.raw(name))
+        elif get_origin(field.annotation) is list:
+            values[name] = list(dict.fromkeys(form.texts(name, VALUES_MAX)))
+        elif text := form.raw(name) if Untrimmed in marks else form.raw(name).strip():
+            is_number = field.annotation is int or int in get_args(field.annotation)
+            values[name] = text.replace(",", "") if is_number else text
+    return model.model_validate(values, strict=False)

@@ -51,7 +51,7 @@ def parse_position(text: str) -> FeedPosition | None:
 class FeedUpdate:
     """The changes since a position, and the new position."""
 
-    seen: FeedPosition
+    position: FeedPosition
     data: dict[str, Any]
 
 
@@ -85,8 +85,8 @@ class Feed:
                 values.update({(member, key): text for key, text in value.items()})
             elif member not in ("rows", "missed"):
                 values[member, ""] = value
-        for gone in self._fields.keys() - values.keys():
-            values[gone] = None
+        for name in self._fields.keys() - values.keys():
+            values[name] = None
         for field, value in values.items():
             if field not in self._fields or self._fields[field][0] != value:
                 self._fields[field] = (value, version)
@@ -98,33 +98,33 @@ class Feed:
             self._rows.append((self._row, row))
         return self.position != before
 
-    def since(self, seen: FeedPosition | None) -> FeedUpdate:
+    def since(self, position: FeedPosition | None) -> FeedUpdate:
         """Return the changes since a position in this feed, or all data for any other position.
 
         With another position, rows may be missing before these: ``gap``.
         """
         data: dict[str, Any] = {}
-        if seen is not None and seen.feed != self.number:
-            seen = None
+        if position is not None and position.feed != self.number:
+            position = None
             if self._has_rows:
                 data["gap"] = True
         for (member, key), (value, version) in self._fields.items():
-            if seen is not None and version <= seen.version:
+            if position is not None and version <= position.version:
                 continue
             if key or member in ("shown", "points"):
                 data.setdefault(member, {})[key] = value
             else:
                 data[member] = value
-        self._add_rows(data, seen)
+        self._add_rows(data, position)
         return FeedUpdate(self.position, data)
 
-    def _add_rows(self, data: dict[str, Any], seen: FeedPosition | None) -> None:
-        if seen is None:
+    def _add_rows(self, data: dict[str, Any], position: FeedPosition | None) -> None:
+        if position is None:
             first = max(0, len(self._rows) - FIRST_ROWS)
             rows = [row for _, row in islice(self._rows, first, None)]
         else:
-            rows = [row for number, row in self._rows if number > seen.row]
-            if missed := self._row - seen.row - len(rows):
+            rows = [row for number, row in self._rows if number > position.row]
+            if missed := self._row - position.row - len(rows):
                 data["missed"] = missed
         if rows or "missed" in data:
             data["rows"] = rows
@@ -134,14 +134,14 @@ class FeedStream:
     """A viewer's stream of updates; once the stream has ended, ``reason`` says why."""
 
     def __init__(
-        self, session: str, user: str, seen: FeedPosition | None, is_alive: Callable[[], bool]
+        self, session: str, user: str, position: FeedPosition | None, is_alive: Callable[[], bool]
     ) -> None:
         self.session = session
         self.user = user
         self.reason = ""  # once ended: "stopping", "renew" or "gone"
         self.is_alive = is_alive
         self.ends_at = asyncio.get_running_loop().time() + STREAM_S
-        self._seen = seen
+        self._position = position
         self._is_first = True
         self._feed: Feed | None = None
         self._changed = asyncio.Event()
@@ -168,8 +168,8 @@ class FeedStream:
             self._changed.clear()
             if self._feed is None or self.reason:
                 continue
-            update = self._feed.since(self._seen)
-            self._seen = update.seen
+            update = self._feed.since(self._position)
+            self._position = update.position
             if update.data or self._is_first:
                 self._is_first = False
                 return update
@@ -240,7 +240,7 @@ class LiveFeeds:
         evaluate: EvaluateFeed,
         session: str,
         user: str,
-        seen: FeedPosition | None,
+        position: FeedPosition | None,
         is_alive: Callable[[], bool],
     ) -> FeedStream | None:
         """Open a stream, or return None if there are too many, in which case the caller must poll.
@@ -252,7 +252,7 @@ class LiveFeeds:
             evaluate: returns the current data; a ``Problem`` ends the streams.
             session: the session toward whose limit the stream counts.
             user: the user toward whose share the stream counts.
-            seen: the browser's last position.
+            position: the browser's last position.
             is_alive: returns whether the peer is connected and still authorized.
         """
         for running in self._feeds.values():
@@ -265,7 +265,7 @@ class LiveFeeds:
             self.streams_refused += 1
             return None
         running = self._feed(key, evaluate)
-        stream = FeedStream(session, user, seen, is_alive)
+        stream = FeedStream(session, user, position, is_alive)
         running.streams.add(stream)
         if running.task is None or running.task.done():
             running.task = asyncio.create_task(self._run(running))
@@ -296,14 +296,14 @@ class LiveFeeds:
             state.stop()
 
     async def poll(
-        self, key: Hashable, evaluate: EvaluateFeed, seen: FeedPosition | None
+        self, key: Hashable, evaluate: EvaluateFeed, position: FeedPosition | None
     ) -> FeedUpdate:
         """Return the changes since a position; evaluate the feed at most once a second."""
         running = self._feed(key, evaluate)
         now_s = asyncio.get_running_loop().time()
         if now_s - running.evaluated_at >= EVERY_S:
             await self._evaluate(running)
-        return running.feed.since(seen)
+        return running.feed.since(position)
 
     # -- feeds
 

@@ -110,9 +110,14 @@ def forget_frames(error: BaseException) -> None:
         at = at.__context__
 
 
-def not_found(what: str, name: str) -> Problem:
+def invalid(detail: str, field: str | None = None, bound: str | None = None) -> Problem:
+    """Return the problem of an input that is not valid, with its name and what is allowed."""
+    return Problem(422, "invalid", detail, field=field, bound=bound)
+
+
+def not_found(kind: str, name: str) -> Problem:
     """Return the problem for an object that does not exist."""
-    return Problem(404, f"unknown_{what}", f"There is no {what} {name!r}.")
+    return Problem(404, f"unknown_{kind}", f"There is no {kind} {name!r}.")
 
 
 def problem_of(error: Exception) -> Problem | None:
@@ -150,7 +155,7 @@ def _of_validation(error: ValidationError) -> Problem:
     context = first.get("ctx", {})
     bound = next((f"{key} {context[key]}" for key in _BOUNDS if key in context), None)
     text = describe_error(field or "", first).removesuffix(".") + "."
-    return Problem(422, "invalid", text, field=field, bound=bound)
+    return invalid(text, field, bound)
 
 
 def _of_http(error: web.HTTPException) -> Problem:

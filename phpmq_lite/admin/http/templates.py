@@ -98,9 +98,9 @@ class PageTemplates:
 
     def _compile(self, name: str) -> None:
         names = () if self._ready else self._environment.list_templates()
-        shared = [each for each in names if each == "base.html" or each.startswith("_partials/")]
-        for each in (*shared, name):
-            self._environment.get_template(each)
+        shared = [other for other in names if other.startswith(("base.html", "_partials/"))]
+        for template in (*shared, name):
+            self._environment.get_template(template)
 
 
 class StaticFiles:

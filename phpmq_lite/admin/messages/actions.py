@@ -1,8 +1,8 @@
 """Actions on one message, and on the messages ticked in a list; ``ACTIONS`` defines them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 from aiohttp import web
 from pydantic import BaseModel, Field
@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.endpoint import Confirmation, Done, Endpoints, FormField, texts_to_type
 from phpmq_lite.admin.http.fields import (
     ActionInput,
     MessageId,
@@ -21,19 +20,45 @@ from phpmq_lite.admin.http.fields import (
     Ttl,
     UndoToken,
 )
-from phpmq_lite.admin.http.forms import Untrimmed
-from phpmq_lite.admin.http.input import check_queue_name
-from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages.finding import Message
-from phpmq_lite.admin.messages.stores import stores_of
-from phpmq_lite.admin.messages.texts import describe_result, refuse_skipped
-from phpmq_lite.admin.messages.undo import make_undo
+from phpmq_lite.admin.http.input import Untrimmed, check_queue_name
+from phpmq_lite.admin.http.problems import Problem, invalid
+from phpmq_lite.admin.messages.jobs import stores_of
+from phpmq_lite.admin.messages.message import Message
+from phpmq_lite.admin.messages.owned_stores import make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, act_on_messages
 from phpmq_lite.model import State
-from phpmq_lite.operator_actions import ACTIONS, ON_MANY, ON_ONE, Action
+from phpmq_lite.operator_actions import ACTIONS, ON_MANY, ON_ONE, Action, SkipReason
 from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.messages import MessageRow, seq_of
 from phpmq_lite.storage.search.language import ids_search
+
+
+def describe_result(action: Action, count: int, skipped: Mapping[SkipReason, int]) -> str:
+    """Describe how many messages were changed, and how many were skipped for each reason."""
+    text = f"{formats.count_messages(count)} {ACTIONS[action].participle}."
+    return f"{text} {describe_skipped(skipped)}" if skipped else text
+
+
+def describe_skipped(skipped: Mapping[SkipReason, int]) -> str:
+    """Describe how many messages were skipped for each reason."""
+    reasons = "; ".join(
+        f"{formats.format_number(count)} {reason.many}" for reason, count in skipped.items()
+    )
+    return f"Skipped: {reasons}." if reasons else ""
+
+
+def refuse_skipped(action: Action, reason: SkipReason = SkipReason.GONE) -> NoReturn:
+    """Refuse an action that skipped its only message.
+
+    Raises:
+        Problem: 410 if the message is settled, else 409, with the reason.
+    """
+    raise Problem(
+        410 if reason.is_gone else 409,
+        reason.replace(" ", "_"),
+        f"The message was not {ACTIONS[action].participle}. {reason.sentence}",
+    )
+
 
 endpoints: Final = Endpoints()
 
@@ -96,7 +121,7 @@ def options_of(call: Call, action: Action, form: BaseModel) -> ActionOptions:
     values = form.model_dump()
     target = values.get("target")
     if action is Action.MOVE and not target:
-        raise Problem(422, "invalid", "Enter a target queue.", field="target", bound="a queue name")
+        raise invalid("Enter a target queue.", "target", "a queue name")
     if target:
         check_queue_name(target)
         call.check_queue(target, "target")
@@ -196,15 +221,15 @@ def _declare(action: Action) -> None:
         id_ = message.message_id
         if message.state not in row.takes:
             refuse_skipped(action, row.refusal)
-        done = await apply_action(call, action, [message.seq], form, id_)
-        if not done.outcome.done:
-            refuse_skipped(action, *done.outcome.skipped)
-        new_id = done.outcome.new_ids.get(message.seq)
+        result = await apply_action(call, action, [message.seq], form, id_)
+        if not result.outcome.done:
+            refuse_skipped(action, *result.outcome.skipped)
+        new_id = result.outcome.new_ids.get(message.seq)
         page = call.url("message", id=new_id or id_)
         link = f"Message #{message.seq}" if new_id is None else f"New message #{seq_of(new_id)}"
         return Done(
-            ActionResultView(id=id_, action=str(action), new_id=new_id, undo=done.undo),
-            FlashMessage(f"Message #{message.seq} {row.participle}.", done.undo, (page, link)),
+            ActionResultView(id=id_, action=str(action), new_id=new_id, undo=result.undo),
+            FlashMessage(f"Message #{message.seq} {row.participle}.", result.undo, (page, link)),
             call.back(page),
         )
 
@@ -230,11 +255,9 @@ async def act_on_ticked(call: Call, form: TickedInput) -> Any:
     """Apply an action to the messages selected in a list."""
     ids, action, to = form.id, form.action, call.back(call.url("queues"))
     if action not in ON_MANY:
-        raise Problem(422, "invalid", "Unknown action.", field="action", bound=", ".join(ON_MANY))
+        raise invalid("Unknown action.", "action", ", ".join(ON_MANY))
     if not ids:
-        raise Problem(
-            422, "invalid", "Select at least one message.", field="id", bound="at least one message"
-        )
+        raise invalid("Select at least one message.", "id", "at least one message")
     entry = call.audit()
     entry.action = f"message.{action}"
     frozen = await call.context.search.freeze(ids_search(ids), queues=call.allowed)
@@ -246,9 +269,9 @@ async def act_on_ticked(call: Call, form: TickedInput) -> Any:
         selection = stores_of(call).selections.add(title, frozen, call.actor, call.now_ms)
         raise call.redirect("selection", token=selection.token, action=str(action), next=to)
     target = ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
-    done = await apply_action(call, action, frozen.seqs, form, target)
-    text = describe_result(action, len(done.outcome.done), done.outcome.skipped)
-    return Done(None, FlashMessage(text, done.undo), to)
+    result = await apply_action(call, action, frozen.seqs, form, target)
+    text = describe_result(action, len(result.outcome.done), result.outcome.skipped)
+    return Done(None, FlashMessage(text, result.undo), to)
 
 
 async def _ask_target(call: Call, ids: Sequence[str], to: str) -> web.Response:

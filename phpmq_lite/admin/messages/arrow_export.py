@@ -14,11 +14,11 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import QueryModel, StrictInput, SubscriptionName
 from phpmq_lite.admin.http.input import check_queue_name, check_text
+from phpmq_lite.admin.http.output import abort_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.sending import abort_response
 from phpmq_lite.broker.pipeline import history_readers
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.export.exports import RunningExport
+from phpmq_lite.export.exports import ExportProcesses, RunningExport
 from phpmq_lite.installation import install_command
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.queue_settings import LONGEST_NAME
@@ -26,6 +26,7 @@ from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
 endpoints: Final = Endpoints()
+EXPORTS: Final = web.AppKey("exports", ExportProcesses)  # which run in separate processes
 MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
@@ -238,12 +239,12 @@ async def stream_claims(call: Call, query: ClaimsInput) -> web.StreamResponse:
 
 
 async def _export(call: Call, order: dict[str, Any]) -> web.StreamResponse:
-    request, exports = call.request, call.context.exports
+    request, exports = call.request, call.context.app[EXPORTS]
     need_arrow()
     is_head = request.method == "HEAD"
     try:
         async with exports.open(order | {"is_head": is_head}) as export:
-            header = export.header
+            header, globs = export.header, json.dumps(_globs_in_force(call))  # may be very long
             response = web.StreamResponse(
                 headers={
                     "Content-Type": MEDIA,
@@ -251,7 +252,7 @@ async def _export(call: Call, order: dict[str, Any]) -> web.StreamResponse:
                     "X-History-Id": header.history_id,
                     "X-Offset-Lo": str(header.lo),
                     "X-Offset-Hi": str(header.hi),
-                    "X-Queue-Globs": _globs_digest(_globs_in_force(call)),
+                    "X-Queue-Globs": sha256(globs.encode()).hexdigest()[:16],
                 }
             )
             if is_head:
@@ -270,11 +271,6 @@ async def _export(call: Call, order: dict[str, Any]) -> web.StreamResponse:
     return response
 
 
-def _globs_digest(globs: list[str]) -> str:
-    """Return a short digest of sorted queue globs, which may be too long for a header."""
-    return sha256(json.dumps(globs).encode()).hexdigest()[:16]
-
-
 async def _relay(call: Call, response: web.StreamResponse, export: RunningExport) -> bool:
     """Forward all pieces to the reader. Return False if the export failed and was aborted."""
     end, reason = "broken", ""
@@ -283,32 +279,21 @@ async def _relay(call: Call, response: web.StreamResponse, export: RunningExport
             until = limit.when() or 0.0
             async for piece in export.pieces():
                 limit.reschedule(until + export.paused_s)
-                await _send_piece(response, piece)
+                async with asyncio.timeout(STALLED_S):
+                    await response.write(piece)
         end = "whole"
-    except _StalledError:
-        end, reason = "stalled", f"the reader accepted no data for {STALLED_S:g} s"
     except TimeoutError:
-        end, reason = "stalled", f"the reader did not finish within {WHOLE_S:g} s"
+        end, reason = "stalled", f"the reader accepted no data for {STALLED_S:g} s"
+        if limit.expired():
+            reason = f"the reader did not finish within {WHOLE_S:g} s"
     except ConnectionError as error:
         end, reason = "left", repr(error)
     except Exception as error:  # the export process reported an error
         reason = repr(error)
     finally:  # this also runs when the request is cancelled
-        call.context.exports.ends[end] += 1
+        call.context.app[EXPORTS].ends[end] += 1
         if end != "whole":
             abort_response(call.request)
     if reason and not is_quiet("export_broken"):
         _log.warning("export_broken", end=end, reason=reason[:200], actor=call.actor)
     return end == "whole"
-
-
-class _StalledError(Exception):
-    """The peer has stopped reading."""
-
-
-async def _send_piece(response: web.StreamResponse, piece: bytes) -> None:
-    try:
-        async with asyncio.timeout(STALLED_S):
-            await response.write(piece)
-    except TimeoutError:
-        raise _StalledError from None

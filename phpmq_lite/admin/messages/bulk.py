@@ -13,25 +13,20 @@ from pydantic import Field
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.endpoint import Done, Endpoints, From, check_typed_text, texts_to_type
 from phpmq_lite.admin.http.fields import (
     ActionInput,
     EmptyInput,
-    FormatQuery,
     RedriveTarget,
     UndoToken,
 )
-from phpmq_lite.admin.http.forms import Duration, Untrimmed
+from phpmq_lite.admin.http.input import Duration, Untrimmed
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages.actions import options_of
-from phpmq_lite.admin.messages.finding import find_selection
-from phpmq_lite.admin.messages.jobs import BulkJob, BulkJobState, BulkWork
-from phpmq_lite.admin.messages.selection_store import MESSAGES_MAX, MessageSelection
-from phpmq_lite.admin.messages.stores import stores_of
-from phpmq_lite.admin.messages.texts import describe_result, describe_skipped
+from phpmq_lite.admin.messages.actions import describe_result, describe_skipped, options_of
+from phpmq_lite.admin.messages.jobs import BulkJob, BulkJobState, BulkWork, stores_of
+from phpmq_lite.admin.messages.owned_stores import MESSAGES_MAX, MessageSelection
 from phpmq_lite.broker import reasons
 from phpmq_lite.broker.operator.message_actions import ACTION_SLICE, ActionOptions, act_on_messages
 from phpmq_lite.model import AuditEntry
@@ -81,6 +76,14 @@ class BulkInput(BulkForm):
 
 
 # -- selections
+
+
+def find_selection(call: Call, token: str) -> MessageSelection:
+    """Return the caller's selection with this token; raise a 410 ``Problem`` if it has expired."""
+    return stores_of(call).selections.find(token, call.actor, call.now_ms)
+
+
+Selection = Annotated[MessageSelection, From(lambda call: find_selection(call, call.path("token")))]
 
 
 async def freeze_selection(call: Call, query: SearchQuery, action: str = "") -> MessageSelection:
@@ -248,7 +251,7 @@ def done_after(
 
 def describe_job(job: BulkJob) -> str:
     """Describe the result of a job that has ended."""
-    text = describe_result(job.work.action, job.done, job.skipped)
+    text = describe_result(job.work.action, job.changed, job.skipped)
     if job.is_undone:
         text = f"{text} This was undone."
     if job.state is BulkJobState.STOPPED:
@@ -368,7 +371,7 @@ class BulkJobView(ResponseModel):
     @classmethod
     def of_job(cls, job: BulkJob) -> Self:
         """Return the view of a job that is still in memory."""
-        return cls.of(job, action=str(job.work.action), what=job.work.what)
+        return cls.of(job, action=str(job.work.action), what=job.work.description, done=job.changed)
 
     @classmethod
     def of_row(cls, row: AuditRow, number: int) -> Self:
@@ -399,7 +402,7 @@ async def show_job(call: Call) -> web.Response:
 
 
 @endpoints.action("/bulk/{job}/cancel", "bulk-cancel", Role.OPERATOR, "bulk.cancel", api="POST")
-async def cancel_job(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
+async def cancel_job(call: Call, _body: EmptyInput) -> Done[BulkJobView]:
     """Cancel a bulk job after its current slice. Changes already made are kept."""
     job = await _find(call)
     to = call.url("bulk-job", job=call.path("job"), next=call.back(""))
@@ -413,7 +416,7 @@ async def cancel_job(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
 @endpoints.action(
     "/undo/{token}", "undo", Role.OPERATOR, UNDO, api="POST", status=202, cli="message undo"
 )
-async def undo_action(call: Call, _asked: EmptyInput) -> Done[BulkJobView]:
+async def undo_action(call: Call, _body: EmptyInput) -> Done[BulkJobView]:
     """Undo an action. The undo runs as a bulk job."""
     job = await undo(call, call.path("token"))
     return done_after(call, job, call.back(call.url("queues")))
@@ -438,7 +441,7 @@ async def list_jobs(call: Call) -> ListPage[BulkJobView]:
 
 
 @endpoints.page("/bulk", "bulk", Role.OPERATOR, data=list_jobs)
-async def show_jobs(call: Call, _query: FormatQuery) -> Any:
+async def show_jobs(call: Call) -> Any:
     """List bulk jobs from the last hour."""
     return await call.render("bulk.html", jobs=visible_jobs(call), job=None, row=None)
 
@@ -459,7 +462,7 @@ async def live_bulk(call: Call, argument: str, _ids: object) -> dict[str, Any]:
         return {"shown": {}, "points": {}, "new": 0, "says": ""}
     left_s = job_time_left_s(call, job)
     values = {
-        "bulk.done": formats.format_number(job.done),
+        "bulk.done": formats.format_number(job.changed),
         "bulk.handled": formats.format_number(job.handled),
         "bulk.state": str(job.state).capitalize(),
         "bulk.skipped": describe_skipped(job.skipped),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.problems import Problem, invalid
 
 KINDS: Final = ("json", "text", "base64")  # format of the form's text: JSON, plain text or base64
 _PLACEHOLDER: Final = re.compile(r"\{\{\s*(uuid|now_ms|n)\s*\}\}")
@@ -84,14 +84,13 @@ def envelope_text(urn: str, data: str, queue: str) -> str:
     """
     urn = urn.strip(_BLANK)
     if not urn:
-        raise Problem(422, "invalid", "An envelope requires a URN.", field="urn", bound="some text")
+        raise invalid("An envelope requires a URN.", "urn", "some text")
     data, bound = data.strip() or "{}", "a JSON object"
     if (error := check_json(data)) is not None:
         detail = f"The data is not valid JSON: {error}."
         raise Problem(422, "not_json", detail, field="data", bound=bound)
     if not data.startswith("{"):
-        detail = "The data is not a JSON object."
-        raise Problem(422, "invalid", detail, field="data", bound=bound)
+        raise invalid("The data is not a JSON object.", "data", bound)
     indented = data.replace("\n", "\n  ")
     return (
         "{\n"

@@ -20,8 +20,13 @@ from phpmq_lite.admin.http.fields import (
     TraceId,
 )
 from phpmq_lite.admin.http.memory import MemoryReservation
-from phpmq_lite.admin.http.output import ResponseModel, json_line
-from phpmq_lite.admin.http.sending import PIECE_BYTES, abort_response, send_piece
+from phpmq_lite.admin.http.output import (
+    PIECE_BYTES,
+    ResponseModel,
+    abort_response,
+    json_line,
+    send_piece,
+)
 from phpmq_lite.admin.messages.bodies import as_content
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import STATE_NAMES
@@ -122,7 +127,7 @@ async def export_messages(call: Call, query: ExportInput) -> web.StreamResponse:
 
 def _lines(pairs: list[MessageWithBody], *, is_csv: bool) -> bytes:
     documents = (ExportView.of_row(row, body).model_dump(mode="json") for row, body in pairs)
-    lines = (csv_line(each.values()) if is_csv else json_line(each) for each in documents)
+    lines = (csv_line(row.values()) if is_csv else json_line(row) for row in documents)
     return "".join(lines).encode(errors="replace")
 
 

@@ -14,7 +14,7 @@ from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import LimitParameter, ListQuery, OutputFormat, QueryModel
 from phpmq_lite.admin.http.input import parse_time
 from phpmq_lite.admin.http.output import ListPage
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.problems import invalid
 from phpmq_lite.admin.messages.listing import (
     MessagePage,
     MessageView,
@@ -84,8 +84,7 @@ class HistoryView(ListPage[MessageView]):
 async def list_history(call: Call, query: HistoryInput) -> HistoryView:
     """List settled messages in offset order, optionally filtered by queue, outcome and time."""
     if query.after_offset is not None and query.before_offset is not None:
-        detail = "Pass either after_offset or before_offset, but not both."
-        raise Problem(422, "invalid", detail, field="before_offset")
+        raise invalid("Pass either after_offset or before_offset, but not both.", "before_offset")
     queue_id = call.queue_id(query.queue)
     history = await call.context.reader.history(
         after=query.after_offset,

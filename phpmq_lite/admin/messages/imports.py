@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from phpmq_lite.admin.accounts import audit_rows
+from phpmq_lite.admin.accounts import audit
 from phpmq_lite.admin.http.body import (
     check_values,
     memory_hold_of,
@@ -24,7 +24,7 @@ from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import StrictInput
 from phpmq_lite.admin.http.headers import media_type_of
 from phpmq_lite.admin.http.input import check_queue_name, read_query
-from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
 from phpmq_lite.admin.http.route import JSON_LINES
 from phpmq_lite.admin.messages.publish import ContentInput
 from phpmq_lite.broker.broker import Broker
@@ -144,16 +144,14 @@ def _read(request: web.Request, raw: bytearray) -> tuple[int, Iterable[object]]:
     else:
         document = read_json(raw, VALUES_MAX)
         if not isinstance(document, dict) or not isinstance(document.get("messages"), list):
-            raise Problem(422, "invalid", "The messages list is missing.", field="messages")
+            raise invalid("The messages list is missing.", "messages")
         messages = document["messages"]
         count = len(document["messages"])
     if count > IMPORT_MAX:
-        raise Problem(
-            422,
-            "invalid",
+        raise invalid(
             f"The import contains {count} messages; the limit is {IMPORT_MAX}.",
-            field="messages",
-            bound=f"at most {IMPORT_MAX}",
+            "messages",
+            f"at most {IMPORT_MAX}",
         )
     return count, messages
 
@@ -243,7 +241,7 @@ async def _store(call: Call, lines: Sequence[ImportLine]) -> int:
             if not stored:
                 raise
             entry.result = error.code  # in the audit row, which also counts the stored messages
-            await audit_rows.write_entry(call.context, entry)
+            await audit.write_entry(call.context, entry)
             raise Problem(
                 409,
                 error.code,

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from aiohttp import web
+
+from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.problems import Problem, problem_of
-from phpmq_lite.admin.messages.undo import UndoRecord, UndoStore, make_undo
+from phpmq_lite.admin.messages.owned_stores import SelectionStore, UndoRecord, UndoStore, make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
@@ -42,7 +45,7 @@ class BulkWork:
     action: Action
     options: ActionOptions
     seqs: "array[int]"
-    what: str = ""  # description of the search or queue that selected the messages
+    description: str = ""  # the search or queue that selected the messages
     rate: int | None = None  # maximum number of messages per second
     undo: UndoRecord | None = None  # set if this job undoes an action
     token: str = ""  # token of the selection, if the job started from one
@@ -57,7 +60,7 @@ class BulkJob:
     started_at: int  # in Unix ms, like ended_at
     total: int  # number of selected messages
     handled: int = 0  # number of messages changed or skipped so far
-    done: int = 0
+    changed: int = 0
     skipped: Counter[SkipReason] = field(default_factory=Counter)
     state: BulkJobState = BulkJobState.RUNNING
     ended_at: int | None = None
@@ -83,7 +86,7 @@ class BulkJobs:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._kept: OrderedDict[int, BulkJob] = OrderedDict()
+        self._jobs: OrderedDict[int, BulkJob] = OrderedDict()
         self._by_token: dict[str, BulkJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
@@ -93,11 +96,11 @@ class BulkJobs:
     def all(self) -> list[BulkJob]:
         """The jobs in memory, newest first."""
         self._forget()
-        return list(reversed(self._kept.values()))
+        return list(reversed(self._jobs.values()))
 
     def _check_running(self, owner: str) -> None:
         """Refuse a job if its owner has too many running jobs, so that others can start theirs."""
-        running = Counter(job.owner for job in self._kept.values() if job.ended_at is None)
+        running = Counter(job.owner for job in self._jobs.values() if job.ended_at is None)
         bound = min(RUNNING_MAX, 2 * RUNNING_MAX - running.total())
         if running[owner] >= bound:
             raise Problem(
@@ -111,7 +114,7 @@ class BulkJobs:
 
     def find(self, number: int) -> BulkJob | None:
         """Return the job with this number, or None if it is not in memory."""
-        return self._kept.get(number)
+        return self._jobs.get(number)
 
     def of_selection(self, token: str, owner: str) -> BulkJob | None:
         """Return the job that the owner started from this selection, or None if there is none."""
@@ -136,7 +139,7 @@ class BulkJobs:
             undo = make_undo(work.action, entry.actor, entry.target)
             async with self._slicing:
                 await _slice(act, job, undo)
-            self._kept[job.number] = job
+            self._jobs[job.number] = job
             if work.token:
                 self._by_token[work.token] = job
         if job.handled >= job.total:
@@ -156,7 +159,7 @@ class BulkJobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for job in self._kept.values():
+        for job in self._jobs.values():
             if job.ended_at is None:  # the job was interrupted
                 job.state, job.ended_at = BulkJobState.STOPPED, self._now_ms()
                 job.ended.set()
@@ -197,7 +200,7 @@ class BulkJobs:
 
     def _forget(self) -> None:
         """Drop expired jobs and, if too many remain, old jobs of the users with the most jobs."""
-        ended = [job for job in self._kept.values() if job.ended_at is not None]
+        ended = [job for job in self._jobs.values() if job.ended_at is not None]
         dropped = [job for job in ended if (job.ended_at or 0) + KEPT_MS <= self._now_ms()]
         remaining = [job for job in ended if job not in dropped]
         counts = Counter(job.owner for job in remaining)
@@ -208,7 +211,7 @@ class BulkJobs:
             remaining.remove(job)
             dropped.append(job)
         for job in dropped:
-            del self._kept[job.number]
+            del self._jobs[job.number]
             self._by_token.pop(job.work.token, None)
 
 
@@ -223,7 +226,7 @@ async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
     job.entry.result = str(BulkJobState.DONE if end >= job.total else BulkJobState.RUNNING)
     outcome = await act(job.entry, work.action, work.seqs[start:end], options)
     job.handled = end
-    job.done += len(outcome.done)
+    job.changed += len(outcome.done)
     job.skipped.update(outcome.skipped)
     if undo is not None:
         undo.note(outcome)
@@ -242,3 +245,22 @@ async def _keep_rate(job: BulkJob, began_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, due_s)):
             await job.cancelled.wait()
+
+
+class MessageStores:
+    """Selections, bulk jobs and undo records of all callers."""
+
+    __slots__ = ("jobs", "selections", "undos")
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.selections = SelectionStore()
+        self.jobs = BulkJobs(now_ms)
+        self.undos = UndoStore()
+
+
+STORES: Final = web.AppKey("message stores", MessageStores)
+
+
+def stores_of(call: Call) -> MessageStores:
+    """Return the selections, bulk jobs and undo records."""
+    return call.context.app[STORES]

@@ -9,7 +9,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.endpoint import Endpoints, Queue
 from phpmq_lite.admin.http.fields import (
     BodySize,
     Deliveries,
@@ -19,7 +19,6 @@ from phpmq_lite.admin.http.fields import (
     OutputFormat,
     TraceId,
 )
-from phpmq_lite.admin.http.finding import Queue
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.messages.bodies import as_content, preview_envelope
 from phpmq_lite.model import STATE_NAMES, OutcomeName, State

@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from aiohttp import web
 from pydantic import BaseModel, Field
@@ -14,14 +14,13 @@ from pydantic import BaseModel, Field
 from phpmq_lite.admin.dead_letter_queues import is_dead_letter_queue
 from phpmq_lite.admin.http.body import memory_hold_of
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import EnvelopeUrn, OutputFormat, QueryModel, TraceId
+from phpmq_lite.admin.http.headers import download_headers
 from phpmq_lite.admin.http.output import ListPage, respond
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.security_headers import download_headers
 from phpmq_lite.admin.http.source import host_name
 from phpmq_lite.admin.messages import bodies, envelope_card, message_life
-from phpmq_lite.admin.messages.finding import Message
 from phpmq_lite.admin.messages.listing import (
     BodyView,
     EventView,
@@ -29,6 +28,7 @@ from phpmq_lite.admin.messages.listing import (
     messages_view,
 )
 from phpmq_lite.admin.messages.message_life import MessageLife
+from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.messages.snippets import (
     COPY_BYTES,
     Snippet,
@@ -42,10 +42,44 @@ from phpmq_lite.errors import SearchError
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.audit import AuditLog
-from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow
+from phpmq_lite.storage.read.messages import Body, LinkRow, MessageRow, is_message_id, wire_id
 from phpmq_lite.storage.search.language import QUERY_CHARACTERS, parse_search
 
 endpoints: Final = Endpoints()
+
+
+async def find_message(call: Call) -> MessageRow:
+    """Return the row of the live or settled message whose id or number, such as #34, is the path's.
+
+    Raises:
+        Problem: 404 if the id is unknown, 410 if its number was assigned but it has no row:
+            retention removed it, or the second half of the id is wrong.
+    """
+    reader, message_id = call.context.reader, call.path("id")
+    number = message_id.removeprefix("#")
+    if number.isascii() and number.isdigit() and len(number) < 19:  # 63 bits
+        rows = await reader.rows([int(number)])
+        message_id = rows[0].message_id if rows else wire_id(int(number), 0)
+    if not is_message_id(message_id):
+        detail = f"{message_id!r} is not a valid message id."
+        bound = "32 lowercase hex digits, or the number that pages show"
+        raise Problem(404, "unknown_message", detail, field="id", bound=bound)
+    row = await reader.message(message_id)
+    if row is not None:
+        if call.allowed is None or row.queue_id in call.allowed:
+            return row
+        raise Problem(404, "unknown_message", "There is no message with this id.", field="id")
+    if await reader.was_assigned(message_id):
+        raise Problem(
+            410,
+            "gone_message",
+            "No message with this id is stored. Either retention removed the message from the "
+            "history, or a digit of the id is wrong.",
+        )
+    raise Problem(404, "unknown_message", "This broker never assigned this message id.")
+
+
+Message = Annotated[MessageRow, From(find_message)]
 
 
 class BodyInput(QueryModel):
@@ -112,7 +146,8 @@ class EnvelopeView(BaseModel):
         block = None
         if card.block is not None:
             block = BlockView.model_validate(asdict(card.block))
-            block.error, block.exception = map(_cut, (block.error, block.exception))
+            block.error = block.error and envelope_card.shorten(block.error)
+            block.exception = block.exception and envelope_card.shorten(block.exception)
         return cls(
             urn=card.index.urn,
             trace_id=card.index.trace_id,
@@ -126,10 +161,6 @@ class EnvelopeView(BaseModel):
             more_problems=card.hidden,
             dead_letter=block,
         )
-
-
-def _cut(text: str | None) -> str | None:
-    return None if text is None else envelope_card.shorten(text)
 
 
 class MessageDetailView(MessageView):
@@ -162,7 +193,9 @@ async def _card_of(
         body = await call.context.reader.whole_body(row)
         if body is None:
             return None
-    rules = envelope_card.JudgeOptions.of(_settings_of(call, row), call.context.schemas.registry)
+    rules = envelope_card.JudgeOptions.of(
+        _settings_of(call, row), call.context.app[SCHEMAS].registry
+    )
     if envelope_card.is_settled_by_verdict(row):
         rules = replace(rules, is_meant=True)
     return await envelope_card.inspect_content(body.content, rules)

@@ -14,7 +14,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.body import memory_hold_of, read_json_body
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.endpoint import Done, Endpoints, QueueName
 from phpmq_lite.admin.http.fields import (
     PUBLISH_MAX,
     AuditReason,
@@ -22,16 +22,15 @@ from phpmq_lite.admin.http.fields import (
     StrictInput,
     TtlSeconds,
 )
-from phpmq_lite.admin.http.finding import QueueName
-from phpmq_lite.admin.http.forms import Form, Untrimmed
-from phpmq_lite.admin.http.input import check_queue_name
-from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.input import Form, Untrimmed, check_queue_name
+from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
 from phpmq_lite.admin.messages import drafts, envelope_card, saved_items
 from phpmq_lite.admin.messages.actions import ActionResultView
 from phpmq_lite.admin.messages.bodies import from_content
-from phpmq_lite.admin.messages.finding import Message
-from phpmq_lite.admin.messages.stores import stores_of
-from phpmq_lite.admin.messages.undo import make_publish_undo
+from phpmq_lite.admin.messages.jobs import stores_of
+from phpmq_lite.admin.messages.message import Message
+from phpmq_lite.admin.messages.owned_stores import make_publish_undo
+from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.operator.publishing import Published
@@ -131,12 +130,11 @@ async def publish_messages(call: Call, name: QueueName) -> PublishedView:
     )
     if not 1 <= len(messages) <= PUBLISH_MAX:
         bound = f"1 to {PUBLISH_MAX}"
-        detail = f"The array has {len(messages)} messages; {bound} are allowed."
-        raise Problem(422, "invalid", detail, bound=bound)
+        raise invalid(f"The array has {len(messages)} messages; {bound} are allowed.", bound=bound)
     targets = [publish_target(name, message.ttl_s, message.delay_s) for message in messages]
     if len(dict(targets)) > 1:
         detail = "Some messages have a delay_s, others have none; publish them in two requests."
-        raise Problem(422, "invalid", detail, field="delay_s")
+        raise invalid(detail, "delay_s")
     check_target(call, name, target := targets[0][0])
     contents = [(message.body(), ttl) for message, (_, ttl) in zip(messages, targets, strict=True)]
     for at, (body, _) in enumerate(contents):
@@ -156,8 +154,8 @@ def check_target(call: Call, name: str, target: str) -> None:
     call.check_queue(target)
     retry_queue = call.find_queue(target)
     if target != name and retry_queue and retry_queue.settings.on_expire != FORWARD + name:
-        why = f"{target!r} does not forward to {name!r}; set its on_expire to {FORWARD + name!r}"
-        raise RefusedError("bad_delay", why)
+        text = f"{target!r} does not forward to {name!r}; set its on_expire to {FORWARD + name!r}"
+        raise RefusedError("bad_delay", text)
 
 
 def warning_of(call: Call, name: str, ttl_s: int | None) -> str:
@@ -174,8 +172,7 @@ def _key_of(call: Call) -> bytes | None:
     key = text.encode(errors="surrogateescape")
     if not 1 <= len(key) <= KEY_BYTES:
         detail = f"Idempotency-Key is {len(key)} bytes; it must be 1 to {KEY_BYTES}."
-        bound = f"1 to {KEY_BYTES} bytes"
-        raise Problem(422, "invalid", detail, field="Idempotency-Key", bound=bound)
+        raise invalid(detail, "Idempotency-Key", f"1 to {KEY_BYTES} bytes")
     return key
 
 
@@ -202,7 +199,7 @@ async def edit_message(call: Call, row: Message, edited: EditInput) -> ActionRes
     """Publish an edited copy of a message. The original message stays unchanged."""
     name = edited.queue or row.queue
     if name is None:
-        raise Problem(422, "invalid", "The queue no longer exists. Enter another.", field="queue")
+        raise invalid("The queue no longer exists. Enter another.", "queue")
     check_queue_name(name)
     call.check_queue(name)
     body = edited.body()
@@ -327,10 +324,8 @@ async def _submit(call: Call, form: Form, row: MessageRow | None) -> web.Respons
     status = 200
     try:
         match form.text("do", 20):
-            case "check":
-                await _check(call, draft)
-            case "envelope":
-                await _wrap(call, draft)
+            case "check" | "envelope" as step:
+                await _check(call, draft, has_data=step == "envelope")
             case "save":
                 await _save(call, draft)
             case _:
@@ -351,7 +346,7 @@ async def _publish(
 ) -> Done[None]:
     name = form.queue("queue")
     if not name:
-        raise Problem(422, "invalid", "Enter a queue name.", field="queue")
+        raise invalid("Enter a queue name.", "queue")
     call.check_queue(name)
     count = form.number("count", 1, PUBLISH_MAX) or 1
     if count > 1 and form.file("file") is None:
@@ -396,10 +391,9 @@ def _check_envelopes(call: Call, queue: QueueStatus | None, bodies: Sequence[byt
     Raises:
         Problem: 422; the detail names the reason.
     """
-    settings = None if queue is None else queue.settings
-    if settings is not None and settings.payload_policy == "opaque":
+    if queue is not None and queue.settings.payload_policy == "opaque":
         return
-    rules = envelope_card.JudgeOptions.of(settings, call.context.schemas.registry)
+    rules = _rules_of(call, queue)
     cut = envelope_card.shorten
     for body in dict.fromkeys(bodies[:JUDGED_MAX]):
         if len(body) > envelope_card.CARD_BYTES:
@@ -408,14 +402,19 @@ def _check_envelopes(call: Call, queue: QueueStatus | None, bodies: Sequence[byt
             continue
         problem = card.verdict.problem
         if rules.is_meant and problem is not None:
-            why = f"{problem.reason}, {cut(problem.detail)}"
-            detail = f"The envelope would be quarantined: {why}."
+            detail = f"The envelope would be quarantined: {problem.reason}, "
+            detail += f"{cut(problem.detail)}."
             raise Problem(422, "bad_envelope", detail, field="envelope")
-        mismatch = next((each for each in card.problems if each.reason == MISMATCH), None)
+        mismatch = next((other for other in card.problems if other.reason == MISMATCH), None)
         if mismatch is not None:
-            urn, why = cut(card.index.urn or ""), cut(mismatch.detail)
-            detail = f"The data does not match the schema for {urn}: {MISMATCH}, {why}."
+            urn, reason = cut(card.index.urn or ""), cut(mismatch.detail)
+            detail = f"The data does not match the schema for {urn}: {MISMATCH}, {reason}."
             raise Problem(422, MISMATCH, detail, field="envelope")
+
+
+def _rules_of(call: Call, queue: QueueStatus | None) -> envelope_card.JudgeOptions:
+    settings = None if queue is None else queue.settings
+    return envelope_card.JudgeOptions.of(settings, call.context.app[SCHEMAS].registry)
 
 
 def _bodies(call: Call, form: Form, draft: PublishForm, count: int) -> Sequence[bytes]:
@@ -444,40 +443,26 @@ def _check_total(size: int, count: int) -> None:
         raise Problem(413, "too_large", detail, field="count", bound=limit)
 
 
-async def _check(call: Call, draft: PublishForm) -> None:
-    """Check the body and preview the first message."""
+async def _check(call: Call, draft: PublishForm, *, has_data: bool) -> None:
+    """Check the body of the first message, which is an envelope around the form's data if any."""
     call.audit(draft.queue[:LONGEST_NAME]).result = "checked"
+    if has_data:
+        draft.body = drafts.envelope_text(draft.urn, draft.data, draft.queue)
+        draft.kind, draft.fill = "json", True
     [body] = draft.make_bodies(1, call.now_ms)
-    check_size(call, body, "content")
-    await _judge(call, draft, body)
-    is_json = draft.kind == "json"
-    draft.result = f"{'JSON, ' if is_json else ''}{formats.format_size(len(body))}."
-
-
-async def _judge(call: Call, draft: PublishForm, body: bytes) -> None:
-    """Determine the verdict on the envelope; the page shows it next to the form."""
-    queue = call.find_queue(draft.queue)
+    if not has_data:
+        check_size(call, body, "content")
+        is_json = draft.kind == "json"
+        draft.result = f"{'JSON, ' if is_json else ''}{formats.format_size(len(body))}."
     if len(body) <= envelope_card.CARD_BYTES:
-        settings = queue.settings if queue is not None else None
-        rules = envelope_card.JudgeOptions.of(settings, call.context.schemas.registry)
+        rules = _rules_of(call, call.find_queue(draft.queue))
         draft.card = await envelope_card.inspect_content(body, rules)
-
-
-async def _wrap(call: Call, draft: PublishForm) -> None:
-    """Fill the form's body field with an envelope that can be checked and published."""
-    call.audit(draft.queue[:LONGEST_NAME]).result = "checked"
-    draft.body = drafts.envelope_text(draft.urn, draft.data, draft.queue)
-    draft.kind, draft.fill = "json", True
-    [body] = draft.make_bodies(1, call.now_ms)
-    await _judge(call, draft, body)
 
 
 async def _save(call: Call, draft: PublishForm) -> None:
     name = draft.template.strip()
     if not 1 <= len(name) <= NAME_MAX:
-        bound = f"1 to {NAME_MAX} characters"
-        detail = "Enter a name for the template."
-        raise Problem(422, "invalid", detail, field="template", bound=bound)
+        raise invalid("Enter a name for the template.", "template", f"1 to {NAME_MAX} characters")
     if len(draft.body) > EDIT_MAX:
         detail = "The body of a template must not exceed 1 MiB."
         bound = formats.format_size(EDIT_MAX)

@@ -11,9 +11,9 @@ from phpmq_lite.admin.http.body import parse_large
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import FormatQuery, JsonFormatQuery, StrictInput
-from phpmq_lite.admin.http.forms import Form, Untrimmed
+from phpmq_lite.admin.http.input import Form, Untrimmed
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
 from phpmq_lite.envelopes.payload_schema import (
     PayloadSchema,
@@ -23,13 +23,14 @@ from phpmq_lite.envelopes.payload_schema import (
     schema_fields,
 )
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange, schema_changes
-from phpmq_lite.envelopes.schema_registry import RegisteredSchema, ValidationCounts
+from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegisteredSchema, ValidationCounts
 from phpmq_lite.roles import Role
 
 DOCUMENT_BYTES: Final = 1 << 20  # maximum size of a schema to compare, in bytes
 SHOWN: Final = 500  # maximum number of URNs on the page; the JSON format contains all URNs
 SHOWN_CHANGES: Final = 200
 endpoints: Final = Endpoints()
+SCHEMAS: Final = web.AppKey("payload schemas", ActiveSchemas)
 
 
 class SchemaFieldView(ResponseModel):
@@ -116,7 +117,7 @@ def find_registered(call: Call, urn: str) -> RegisteredSchema:
     Raises:
         Problem: 404 if no schema is registered for the URN.
     """
-    entry = call.context.schemas.registry.entries.get(urn)
+    entry = call.context.app[SCHEMAS].registry.entries.get(urn)
     if entry is None:
         raise Problem(404, "unknown_schema", f"No schema is registered for {urn!r}.", field="urn")
     return entry
@@ -127,7 +128,7 @@ Registered = Annotated[RegisteredSchema, From(lambda call: find_registered(call,
 
 def _counts(call: Call, urn: str) -> ValidationCounts | None:
     """Return the validation counts, or None if the caller cannot access every queue."""
-    return None if call.allowed is not None else call.context.schemas.counts(urn)
+    return None if call.allowed is not None else call.context.app[SCHEMAS].counts(urn)
 
 
 @endpoints.api("GET /schemas/{urn}", "api-schema")
@@ -174,7 +175,7 @@ async def compare_schemas(
 async def check_schema(call: Call, entry: Registered, new: SchemaCheckInput) -> SchemaCheckView:
     """Compare a new schema version with the registered version, without storing anything."""
     if "document" not in new.model_fields_set:
-        raise Problem(422, "invalid", "The new schema (document) is missing.", field="document")
+        raise invalid("The new schema (document) is missing.", "document")
     schema, changes = await compare_schemas(call, entry, json.dumps(new.document).encode())
     call.audit(entry.urn).result = "checked"
     return SchemaCheckView(
@@ -188,7 +189,7 @@ async def check_schema(call: Call, entry: Registered, new: SchemaCheckInput) -> 
 @endpoints.api("GET /schemas", "api-schemas")
 async def list_schemas(call: Call, _query: JsonFormatQuery) -> SchemasView:
     """List the URNs that have a schema, with the schema's fields and the validation results."""
-    schemas = call.context.schemas
+    schemas = call.context.app[SCHEMAS]
     entries = schemas.registry.entries
     return SchemasView(
         items=[SchemaView.of_entry(entries[urn], _counts(call, urn)) for urn in sorted(entries)],
@@ -225,7 +226,7 @@ async def show_schemas(call: Call, query: SchemasPageQuery) -> web.Response:
 
 
 async def _show(call: Call, check: SchemaCheck, status: int = 200) -> web.Response:
-    schemas, items = call.context.schemas, (await list_schemas(call, JsonFormatQuery())).items
+    schemas, items = call.context.app[SCHEMAS], (await list_schemas(call, JsonFormatQuery())).items
     has_folder_access = call.identity.role.may(Role.OPERATOR)
     return await call.render(
         "schemas.html",
@@ -259,7 +260,7 @@ async def _show_refused(call: Call, form: Form, problem: Problem) -> web.Respons
     "schemas-check",
     Role.OPERATOR,
     "schema.check",
-    again=_show_refused,
+    show_refused=_show_refused,
     body=4 * DOCUMENT_BYTES,
     values=DOCUMENT_BYTES // 2,
 )

@@ -13,7 +13,7 @@ from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_re
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import OutputFormat, QueryModel, StrictInput
-from phpmq_lite.admin.http.problems import Problem, problem_of
+from phpmq_lite.admin.http.problems import invalid, problem_of
 from phpmq_lite.admin.messages import saved_items
 from phpmq_lite.admin.messages.listing import (
     FoundMessagesView,
@@ -131,8 +131,7 @@ async def submit_view(call: Call, form: ViewForm) -> Done[None]:
     """Save a search under a name, or remove a saved search."""
     name, search = form.name, str(parse_search(form.q))
     if not name:
-        bound = f"1 to {NAME_MAX} characters"
-        raise Problem(422, "invalid", "Enter a name for the view.", field="name", bound=bound)
+        raise invalid("Enter a name for the view.", "name", f"1 to {NAME_MAX} characters")
     call.audit(name)
     content = None if form.remove else {"q": search}
     await saved_items.change_item(call, "view", name, content)
@@ -179,7 +178,7 @@ async def list_completions(call: Call, query: CompletionsInput) -> CompletionsVi
         value = value.strip('"')
         items = [f"{name}:{text}" for text in await _values(call, name) if value in text]
     else:
-        names = (f"{each.name}:" for each in QUALIFIERS if each.name != "data.")
+        names = (f"{qualifier.name}:" for qualifier in QUALIFIERS if qualifier.name != "data.")
         paths = await _paths(call) if name.startswith("data") else []
         items = [text for text in [*names, *paths] if text.startswith(name)]
     return CompletionsView(items=[start + text for text in items[:COMPLETIONS]])

@@ -8,17 +8,15 @@ from pydantic import Field
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import FormField
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.endpoint import Done, Endpoints, FormField
 from phpmq_lite.admin.http.fields import QueryModel, StrictInput
 from phpmq_lite.admin.http.input import check_queue_name
 from phpmq_lite.admin.http.output import ResponseModel
 from phpmq_lite.admin.messages import bulk
 from phpmq_lite.admin.messages.actions import fields_of
-from phpmq_lite.admin.messages.bulk import BulkForm, BulkJobView, RedrivePlan
-from phpmq_lite.admin.messages.finding import Selection
+from phpmq_lite.admin.messages.bulk import BulkForm, BulkJobView, RedrivePlan, Selection
 from phpmq_lite.admin.messages.listing import MessageView
-from phpmq_lite.admin.messages.selection_store import MessageSelection
+from phpmq_lite.admin.messages.owned_stores import MessageSelection
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.model import STATE_NAMES, AuditEntry, State
 from phpmq_lite.operator_actions import ACTIONS, Action, suiting_actions
@@ -103,7 +101,7 @@ async def show_selection(call: Call, selection: Selection, query: SelectionQuery
     states = {state for state, count in frozen.by_state.items() if count}
     is_record = any(has_records(name, others) for name in frozen.by_queue)
     suiting = suiting_actions(states, may_redrive=is_record)
-    action = next((each for each in suiting if each == query.action), next(iter(suiting), None))
+    action = next((fit for fit in suiting if fit == query.action), next(iter(suiting), None))
     is_redrive = action is Action.REDRIVE
     planned = frozen.seqs[:PLANNED] if is_redrive else ()
     return await call.render(

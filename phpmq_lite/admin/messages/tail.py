@@ -13,10 +13,8 @@ from pydantic import Field, field_validator
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.http.endpoint import Endpoints, From
-from phpmq_lite.admin.http.feed_keys import FEED, feed_key
+from phpmq_lite.admin.http.endpoint import Endpoints, From, Queue
 from phpmq_lite.admin.http.fields import QueryModel
-from phpmq_lite.admin.http.finding import Queue
 from phpmq_lite.admin.http.live_feeds import STREAMS, FeedState
 from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.messages import bodies
@@ -301,7 +299,7 @@ async def show_tail(
 ) -> web.Response:
     """Show the most recent events for the messages in a queue, then stream live updates."""
     request, live = call.request, call.context.live
-    key = request[FEED] = feed_key(call, f"tail:{queue.name}")
+    key = call.feed = call.feed_key(f"tail:{queue.name}")
     live.drop_unwatched(key)  # its rows are older than this page, which reads them all
     if len(live.states) < STREAMS:
         _tail_of(call, queue).listen()  # so that no event is missed until the stream opens
@@ -326,7 +324,7 @@ async def live_tail(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[st
 
 def _tail_of(call: Call, queue: QueueStatus) -> QueueTail:
     """Return a feed's tail, creating a new tail if none is running."""
-    context, key = call.context, call.request[FEED]
+    context, key = call.context, call.feed
     live = context.live
     tail = live.states.get(key)
     if isinstance(tail, QueueTail) and tail.queue_id == queue.queue_id:

@@ -9,14 +9,20 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.endpoint import (
+    Confirmation,
+    Done,
+    Endpoints,
+    FormField,
+    Queue,
+    QueueName,
+    texts_to_type,
+)
 from phpmq_lite.admin.http.fields import EmptyInput, StrictInput
-from phpmq_lite.admin.http.finding import Queue, QueueName
 from phpmq_lite.admin.http.input import check_queue_name
 from phpmq_lite.admin.http.output import json_response
 from phpmq_lite.admin.messages.bulk import BulkJobView, BulkOptions, act_on_search, done_after
-from phpmq_lite.admin.messages.selection_store import MESSAGES_MAX
+from phpmq_lite.admin.messages.owned_stores import MESSAGES_MAX
 from phpmq_lite.admin.queues.queue import check_etag
 from phpmq_lite.broker.operator import publishing, queue_operations
 from phpmq_lite.operator_actions import ACTIONS, Action

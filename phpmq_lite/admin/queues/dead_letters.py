@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.dead_letter_queues import dead_letter_queue_of, dead_letter_queues_named
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.http.endpoint import Endpoints, QueueName
 from phpmq_lite.admin.http.fields import (
     EnvelopeUrn,
     FormatQuery,
@@ -16,7 +16,6 @@ from phpmq_lite.admin.http.fields import (
     StrictInput,
     TtlSeconds,
 )
-from phpmq_lite.admin.http.finding import QueueName
 from phpmq_lite.admin.http.input import check_queue_name
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
@@ -192,7 +191,7 @@ async def redrive_queue(call: Call, queue: QueueName, body: RedriveInput) -> Red
     if body.rate is not None or body.q:
         options = bulk.BulkOptions(target=body.target, ttl_s=body.ttl_s, rate=body.rate)
         job = await bulk.act_on_search(call, Action.REDRIVE, name, options, query, body.limit)
-        return RedrivenView(redriven=job.done, job=job.number)
+        return RedrivenView(redriven=job.changed, job=job.number)
     count = await call.context.engine.run(
         queue_operations.redrive,
         call.audit(name),

@@ -11,9 +11,8 @@ from pydantic import Field
 
 from phpmq_lite.admin import charts, trends
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.finding import Queue
-from phpmq_lite.admin.http.forms import Form
+from phpmq_lite.admin.http.endpoint import Done, Endpoints, Queue
+from phpmq_lite.admin.http.input import Form
 from phpmq_lite.admin.http.output import ListPage, json_response
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.listing import (

@@ -12,9 +12,9 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
+from phpmq_lite.admin.http.headers import download_headers
 from phpmq_lite.admin.http.output import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.http.security_headers import download_headers
 from phpmq_lite.admin.system.facts import SystemFact
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.roles import Role

@@ -12,9 +12,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import plural
 from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.confirmation import Confirmation
-from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.feed_keys import FEED
+from phpmq_lite.admin.http.endpoint import Confirmation, Done, Endpoints
 from phpmq_lite.admin.http.fields import (
     BodySize,
     Deliveries,
@@ -23,8 +21,7 @@ from phpmq_lite.admin.http.fields import (
     MessageId,
     QueryModel,
 )
-from phpmq_lite.admin.http.forms import Form
-from phpmq_lite.admin.http.input import read_query
+from phpmq_lite.admin.http.input import Form, read_query
 from phpmq_lite.admin.http.live_feeds import FeedState
 from phpmq_lite.admin.http.output import ListPage, PerSecond, ResponseModel, respond
 from phpmq_lite.admin.http.problems import Problem
@@ -216,7 +213,7 @@ def _new_frames(call: Call, recorder: FrameRecorder | None) -> tuple[list[dict[s
     """Return a pair: the frames recorded since the last evaluation, and how many were dropped."""
     if recorder is None:
         return [], 0
-    states, key = call.context.live.states, call.request[FEED]
+    states, key = call.context.live.states, call.feed
     before = states.get(key)
     count, missed = 0, recorder.skipped
     if isinstance(before, _RecordingPosition) and before.began_at == recorder.began_at:

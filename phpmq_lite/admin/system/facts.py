@@ -15,8 +15,8 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.live_feeds import STREAMS, WAITS
-from phpmq_lite.admin.messages import selection_store as selections
-from phpmq_lite.admin.messages.stores import STORES
+from phpmq_lite.admin.messages import owned_stores as selections
+from phpmq_lite.admin.messages.jobs import STORES
 from phpmq_lite.admin.slow_clients import LIMITS
 from phpmq_lite.checks import CHECKS, Check, Level
 from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field
 from phpmq_lite.admin.accounts.middleware import is_still_logged_in, session_key_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
-from phpmq_lite.admin.http.feed_keys import FEED, feed_key
 from phpmq_lite.admin.http.fields import QueryModel
 from phpmq_lite.admin.http.live_feeds import (
     CONTROL,
@@ -120,7 +119,7 @@ async def stream_events(call: Call, query: LiveQuery) -> web.StreamResponse:
     """Stream changes as server-sent events, at most one per second; on a 204, poll instead."""
     live, request = call.context.live, call.request
     evaluate = evaluation_of(call, query.topic, query.numbers)
-    key = request[FEED] = feed_key(call, query.topic, query.numbers)
+    key = call.feed = call.feed_key(query.topic, query.numbers)
     seen = parse_position(request.headers.get("Last-Event-ID", ""))
     is_alive = partial(_is_alive, call)
     stream = live.open(key, evaluate, _stream_owner(call), call.actor, seen, is_alive)
@@ -153,7 +152,7 @@ async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
             retry: int | None = RETRY_MS
             while (update := await stream.next()) is not None:
                 text = json.dumps(update.data, ensure_ascii=False, separators=(",", ":"))
-                await response.send(text, id=str(update.seen), retry=retry)
+                await response.send(text, id=str(update.position), retry=retry)
                 retry = None
             await response.send(json.dumps({"reason": stream.reason}), event="bye")
     except (ConnectionResetError, TimeoutError):
@@ -165,6 +164,6 @@ async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
 async def poll_changes(call: Call, query: LivePollQuery) -> web.Response:
     """Return the changes since the previous call, for pages without a stream."""
     evaluate = evaluation_of(call, query.topic, query.numbers)
-    key = call.request[FEED] = feed_key(call, query.topic, query.numbers)
+    key = call.feed = call.feed_key(query.topic, query.numbers)
     update = await call.context.live.poll(key, evaluate, parse_position(query.after))
-    return json_response({"id": str(update.seen), **update.data})
+    return json_response({"id": str(update.position), **update.data})

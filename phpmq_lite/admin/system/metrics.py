@@ -28,6 +28,7 @@ from phpmq_lite.admin.accounts.services import SERVICES
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints
+from phpmq_lite.admin.messages.arrow_export import EXPORTS
 from phpmq_lite.admin.system.facts import LimitUsage, count_paused_readers, list_limits
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
@@ -680,12 +681,12 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _D("gauge", "sse_streams", "Pages with live updates",
            value=lambda r: r.context.live.streams),
         _D("gauge", "exports_running", "Running exports to Spark, at most two",
-           value=lambda r: r.context.exports.running),
+           value=lambda r: r.context.app[EXPORTS].running),
         _D("counter", "exports",
            "Ended exports to Spark, by outcome: whole; stalled (the reader read nothing for "
            "5 min, or needed more than 10 min); left (the reader disconnected); broken (the broker "
            "failed); or busy (refused because two were running)", ("end",),
-           lambda r: r.context.exports.ends),
+           lambda r: r.context.app[EXPORTS].ends),
         _D("counter", "login_failures", "Refused logins",
            value=lambda r: r.context.app[SERVICES].refused_logins.total),
         _D("counter", "audit_rows", "Rows written to the audit log", ("action",),

@@ -50,7 +50,7 @@ def test_past_time_is_relative_with_utc_in_its_title() -> None:
 
 @pytest.mark.parametrize(("ms", "shown"), [(NOW_MS + 240_000, "in 4 min"), (1 << 62, "far away")])
 def test_future_time_is_relative(ms: int, shown: str) -> None:
-    assert formats.format_time(ms, NOW_MS).shown == shown
+    assert formats.format_time(ms, NOW_MS).text == shown
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.admin.http.forms import Form
+from phpmq_lite.admin.http.input import Form
 from phpmq_lite.admin.http.problems import Problem
 
 

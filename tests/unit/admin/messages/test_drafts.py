@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from phpmq_lite.admin.http import forms
+from phpmq_lite.admin.http import input
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import drafts
 
@@ -101,9 +101,9 @@ def test_empty_data_is_an_object() -> None:
 def test_body_is_written_as_a_form_can_carry_it(content: bytes, expected: tuple[str, str]) -> None:
     text, kind = drafts.as_form_text(content)
     assert (text, kind) == expected
-    text = forms.unify_line_breaks(text)
+    text = input.unify_line_breaks(text)
     assert drafts.make_bodies(text, kind, 1, 0, str, is_filled=False) == [content]
 
 
 def test_line_breaks_of_a_form_are_those_that_were_typed() -> None:
-    assert forms.unify_line_breaks("a\r\nb\n") == "a\nb\n"
+    assert input.unify_line_breaks("a\r\nb\n") == "a\nb\n"

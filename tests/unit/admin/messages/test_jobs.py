@@ -19,7 +19,7 @@ from phpmq_lite.admin.messages.jobs import (
     BulkJobState,
     BulkWork,
 )
-from phpmq_lite.admin.messages.undo import UndoStore
+from phpmq_lite.admin.messages.owned_stores import UndoStore
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
@@ -71,7 +71,7 @@ def rig() -> Rig:
 async def test_small_work_is_done_at_once(rig: Rig) -> None:
     broker = Broker(gone=[2])
     job = await rig.start(broker, 3)
-    assert (job.state, job.done, job.skipped) == (BulkJobState.DONE, 2, Counter(gone=1))
+    assert (job.state, job.changed, job.skipped) == (BulkJobState.DONE, 2, Counter(gone=1))
     assert broker.slices == [[1, 2, 3]]
     assert broker.results == ["done"]
     assert job.undo is not None
@@ -85,7 +85,7 @@ async def test_large_work_runs_in_slices_and_only_the_last_ends_its_audit_row(ri
     await job.ended.wait()
     assert [len(part) for part in broker.slices] == [SLICE, SLICE, 1]
     assert broker.results == ["running", "running", "done"]
-    assert (job.state, job.done, job.total) == (BulkJobState.DONE, 2 * SLICE + 1, 2 * SLICE + 1)
+    assert (job.state, job.changed, job.total) == (BulkJobState.DONE, 2 * SLICE + 1, 2 * SLICE + 1)
     assert rig.jobs.find(job.number) is job
 
 
@@ -95,7 +95,7 @@ async def test_jobs_take_turns_so_that_one_slice_is_under_way(rig: Rig) -> None:
     jobs = [await rig.start(broker, 3 * SLICE, number=number) for number in (1, 2, 3)]
     for job in jobs:
         await job.ended.wait()
-    assert (broker.most, [job.done for job in jobs]) == (1, [3 * SLICE] * 3)
+    assert (broker.most, [job.changed for job in jobs]) == (1, [3 * SLICE] * 3)
 
 
 async def test_nothing_selected_is_done_and_audited(rig: Rig) -> None:
@@ -109,7 +109,7 @@ async def test_cancelled_work_stops_before_the_next_slice_and_can_be_taken_back(
     job = await rig.start(broker, 3 * SLICE)
     rig.jobs.cancel(job)
     await job.ended.wait()
-    assert (job.state, job.done) == (BulkJobState.CANCELLED, SLICE)
+    assert (job.state, job.changed) == (BulkJobState.CANCELLED, SLICE)
     assert broker.slices[-1] == []
     assert broker.results[-1] == "cancelled"
     assert job.undo is not None
@@ -149,13 +149,13 @@ async def test_rate_makes_smaller_slices_that_wait(rig: Rig) -> None:
     assert (job.state, job.handled, broker.slices) == (BulkJobState.RUNNING, 2, [[1, 2]])
     rig.jobs.cancel(job)
     await job.ended.wait()
-    assert job.done == 2
+    assert job.changed == 2
 
 
 async def test_high_rate_is_reached(rig: Rig) -> None:
     job = await rig.start(Broker(), 1_500, rate=100_000)
     await job.ended.wait()
-    assert (job.state, job.done) == (BulkJobState.DONE, 1_500)
+    assert (job.state, job.changed) == (BulkJobState.DONE, 1_500)
 
 
 async def test_too_much_work_at_once_is_refused(rig: Rig) -> None:

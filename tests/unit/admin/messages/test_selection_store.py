@@ -3,18 +3,18 @@
 import pytest
 
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages.selection_store import LIFE_MS, SelectionStore
+from phpmq_lite.admin.messages.owned_stores import SELECTION_MS, SelectionStore
 from tests.unit.admin.messages.made import frozen
 
 
 def test_selection_is_found_by_its_token() -> None:
     selections = SelectionStore()
     made = selections.add("queue:orders", frozen(3), "anna", 1_000)
-    assert selections.find(made.token, "anna", 1_000 + LIFE_MS - 1) is made
+    assert selections.find(made.token, "anna", 1_000 + SELECTION_MS - 1) is made
     assert made.count == 3
 
 
-@pytest.mark.parametrize(("owner", "at_ms"), [("bert", 1_000), ("anna", 1_000 + LIFE_MS)])
+@pytest.mark.parametrize(("owner", "at_ms"), [("bert", 1_000), ("anna", 1_000 + SELECTION_MS)])
 def test_selection_is_gone_for_others_and_after_ten_minutes(owner: str, at_ms: int) -> None:
     selections = SelectionStore()
     made = selections.add("", frozen(), "anna", 1_000)
@@ -40,7 +40,7 @@ def test_newest_selection_stays_whatever_its_size() -> None:
 def test_old_selections_are_dropped_by_the_next() -> None:
     selections = SelectionStore()
     selections.add("", frozen(), "anna", 0)
-    selections.add("", frozen(), "anna", LIFE_MS)
+    selections.add("", frozen(), "anna", SELECTION_MS)
     assert len(selections) == 1
 
 

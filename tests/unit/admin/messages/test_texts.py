@@ -5,16 +5,16 @@ from collections import Counter
 import pytest
 
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages import texts
+from phpmq_lite.admin.messages import actions
 from phpmq_lite.broker.operator.message_actions import ACT
 from phpmq_lite.operator_actions import ACTIONS, Action, SkipReason
 
 
 def test_result_counts_messages_and_reasons_for_skipping() -> None:
     skipped = Counter({SkipReason.DISPATCHED: 3, SkipReason.DAMAGED: 1})
-    text = texts.describe_result(Action.DELETE, 12_408, skipped)
+    text = actions.describe_result(Action.DELETE, 12_408, skipped)
     assert text == "12,408 messages deleted. Skipped: 3 held by a consumer; 1 damaged."
-    assert texts.describe_result(Action.MOVE, 1, {}) == "1 message moved."
+    assert actions.describe_result(Action.MOVE, 1, {}) == "1 message moved."
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_result_counts_messages_and_reasons_for_skipping() -> None:
 )
 def test_skipped_message_is_refused_with_its_reason(reason: SkipReason, status: int) -> None:
     with pytest.raises(Problem) as caught:
-        texts.refuse_skipped(Action.RESTORE, reason)
+        actions.refuse_skipped(Action.RESTORE, reason)
     assert (caught.value.status, caught.value.code) == (status, reason.replace(" ", "_"))
     assert "was not restored" in caught.value.detail
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages.undo import (
-    LIFE_MS,
+from phpmq_lite.admin.messages.owned_stores import (
+    UNDO_MS,
     UndoRecord,
     UndoStore,
     make_publish_undo,
@@ -78,8 +78,8 @@ def test_undo_is_found_by_its_owner_until_it_was_used() -> None:
     made = undo(Action.DELETE, ActionOutcome([1]))
     token = undos.add(made, 0)
     assert token is not None
-    assert undos.find(token, "anna", LIFE_MS - 1) is made
-    for owner, at_ms in (("bert", 0), ("anna", LIFE_MS)):
+    assert undos.find(token, "anna", UNDO_MS - 1) is made
+    for owner, at_ms in (("bert", 0), ("anna", UNDO_MS)):
         with pytest.raises(Problem, match="undone"):
             undos.find(token, owner, at_ms)
     undos.take(token)

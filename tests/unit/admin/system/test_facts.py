@@ -7,7 +7,7 @@ from typing import Any
 
 from phpmq_lite.admin.http.live_feeds import LiveFeeds
 from phpmq_lite.admin.http.memory import HttpMemory
-from phpmq_lite.admin.messages.stores import STORES, MessageStores
+from phpmq_lite.admin.messages.jobs import STORES, MessageStores
 from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits
 from phpmq_lite.admin.system import facts
 from phpmq_lite.admin.system.health import start_percent

@@ -39,7 +39,7 @@ def test_feed_sends_everything_first_and_then_changes() -> None:
         "shown": {"a": "1", "b": "2"}, "points": {"p": "0"}, "new": 0, "says": "x",
     }  # fmt: skip
     assert feed.update({"shown": {"a": "1", "b": "3"}, "points": {"p": "0"}, "new": 2, "says": "x"})
-    assert feed.since(first.seen).data == {"shown": {"b": "3"}, "new": 2}
+    assert feed.since(first.position).data == {"shown": {"b": "3"}, "new": 2}
     assert feed.since(feed.position).data == {}
 
 
@@ -269,7 +269,7 @@ async def test_poll_returns_what_a_stream_sends(hub: LiveFeeds) -> None:
     assert first.data == {"shown": {"n": "0"}}
     await asyncio.sleep(0.002)
     source.data = {"shown": {"n": "7"}}
-    assert (await hub.poll("k", source, first.seen)).data == {"shown": {"n": "7"}}
+    assert (await hub.poll("k", source, first.position)).data == {"shown": {"n": "7"}}
 
 
 async def test_polls_evaluate_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

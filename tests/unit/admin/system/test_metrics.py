@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from phpmq_lite.admin.accounts.services import SERVICES
+from phpmq_lite.admin.messages.arrow_export import EXPORTS
 from phpmq_lite.admin.system import metrics
 from phpmq_lite.admin.system.metrics import (
     HTTP_COUNTERS,
@@ -56,10 +57,13 @@ def labels_of(queues: Sequence[QueueStatus]) -> MetricLabels:
 def context_with(http: HttpCounters, standby: StandbyState | None = None) -> Any:
     services = SimpleNamespace(refused_logins=SimpleNamespace(total=1))
     return SimpleNamespace(
-        app={HTTP_COUNTERS: http, SERVICES: services},
+        app={
+            HTTP_COUNTERS: http,
+            SERVICES: services,
+            EXPORTS: SimpleNamespace(running=0, ends={}),
+        },
         version="0.1.0",
         live=SimpleNamespace(streams=2),
-        exports=SimpleNamespace(running=0, ends={}),
         maintenance=SimpleNamespace(
             backups=SimpleNamespace(last_manifest=None, error=None),
             scrub=SimpleNamespace(state=ScrubState()),
