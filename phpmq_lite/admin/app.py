@@ -13,6 +13,7 @@ import jinja2
 from aiohttp import web
 
 from phpmq_lite import logs
+from phpmq_lite.admin import formats
 from phpmq_lite.admin.accounts import middleware
 from phpmq_lite.admin.accounts.accounts import Accounts
 from phpmq_lite.admin.accounts.audit import begin_entry, finish_entry, write_entry
@@ -46,7 +47,7 @@ from phpmq_lite.admin.http.source import (
     is_program,
     known_hosts,
 )
-from phpmq_lite.admin.http.templates import PageTemplates, StaticFiles, make_environment
+from phpmq_lite.admin.http.templates import PageTemplates, StaticFiles
 from phpmq_lite.admin.messages import bodies
 from phpmq_lite.admin.messages.arrow_export import EXPORTS
 from phpmq_lite.admin.messages.envelope_card import RowVerdicts, shorten
@@ -142,10 +143,8 @@ def create_app(
     folder = templates_folder()
     static = StaticFiles(folder / "static")
     urls = Urls(settings.admin.base_path, route_paths(), static.version)
-    app = web.Application(
-        middlewares=_MIDDLEWARES,
-        client_max_size=FREE_BYTES,  # http/body.py reads larger bodies
-    )
+    # http/body.py reads bodies larger than that.
+    app = web.Application(middlewares=_MIDDLEWARES, client_max_size=FREE_BYTES)
     app[SERVICES] = AccountServices(Accounts(readers, engine), SetupToken(settings.data))
     app[STORES] = MessageStores(now_ms)
     app[SUMMARIES] = SummaryFile(settings.data)
@@ -177,30 +176,50 @@ def create_app(
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(_count_refusals)
     app.on_shutdown.append(_stop)
-    register_routes(app, urls.base_path, _guarded)
-    for prefix in dict.fromkeys((urls.base_path, "")):
-        app.router.add_get(prefix + "/static/{version}/{name}", static.handle)
+    register_routes(app, urls.base_path, _guarded, static.handle)
     return app
 
 
 @cache
 def page_environment(folder: Path) -> jinja2.Environment:
-    """Return the environment of the templates in a folder.
+    """Return the environment of the templates, which escapes values and rejects undefined names.
 
     All brokers in a process share the environment and its compiled templates.
     """
-    functions = {
-        "preview": bodies.preview,
-        "preview_data": bodies.preview_data,
-        "cut": shorten,
-        "meta_search": lambda meta_id: str(meta_search(meta_id)),
-        "ACTIONS": ACTIONS,
-        "FORM_UNITS": FORM_UNITS,
-        "OUTCOMES": OUTCOMES,
-        "LONGEST_NAME": LONGEST_NAME,
-        "LONGEST_TTL_S": LONGEST_TTL_S,
-    }
-    return make_environment(folder, {"points": polyline}, functions)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters.update(
+        number=formats.format_number,
+        rate=formats.format_rate,
+        size=formats.format_size,
+        duration=formats.format_duration,
+        visible=formats.escape_hidden,
+        lines=formats.escape_hidden_lines,
+        state=formats.state_name,
+        points=polyline,
+    )
+    environment.globals.update(
+        moment=formats.format_time,
+        pieces=formats.split_hidden,
+        client_name=formats.client_name,
+        plural=formats.plural,
+        preview=bodies.preview,
+        preview_data=bodies.preview_data,
+        cut=shorten,
+        meta_search=lambda meta_id: str(meta_search(meta_id)),
+        ACTIONS=ACTIONS,
+        FORM_UNITS=FORM_UNITS,
+        OUTCOMES=OUTCOMES,
+        LONGEST_NAME=LONGEST_NAME,
+        LONGEST_TTL_S=LONGEST_TTL_S,
+    )
+    return environment
 
 
 def page_values(call: Call) -> dict[str, Any]:

@@ -9,13 +9,7 @@ from typing import Final, NamedTuple
 from phpmq_lite.admin import formats, trends
 from phpmq_lite.admin.charts import AxisMark, linear_scale, time_marks
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.trends import (
-    Trend,
-    TrendPeriod,
-    first_bucket_s,
-    gather_points,
-    sum_buckets,
-)
+from phpmq_lite.admin.trends import Trend, TrendPeriod, first_bucket_s, gather_points, sum_buckets
 from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.storage.read.activity import COUNTS, Point, UptimeSpan

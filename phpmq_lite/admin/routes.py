@@ -6,11 +6,9 @@ from typing import Final
 from aiohttp import web
 
 from phpmq_lite.admin.accounts import audit, sessions, tokens, users
-from phpmq_lite.admin.http import api_reference
+from phpmq_lite.admin.http import openapi
 from phpmq_lite.admin.http.route import Handler, Route
-from phpmq_lite.admin.messages import (
-    actions as message_actions,
-)
+from phpmq_lite.admin.messages import actions as message_actions
 from phpmq_lite.admin.messages import (
     arrow_export,
     bulk,
@@ -80,7 +78,7 @@ _MODULES: Final = (
     users,
     tokens,
     sessions,
-    api_reference,
+    openapi,
     docs,
 )
 ROUTES: Final[tuple[Route, ...]] = tuple(
@@ -102,7 +100,9 @@ def form_page(route: Route) -> Route | None:
     )
 
 
-def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route], Handler]) -> None:
+def register_routes(
+    app: web.Application, base_path: str, wrap: Callable[[Route], Handler], static: Handler
+) -> None:
     """Add all routes below the base path, and also at the root for proxies that strip that path."""
     for prefix in dict.fromkeys((base_path, "")):
         for route in ROUTES:
@@ -110,6 +110,7 @@ def register_routes(app: web.Application, base_path: str, wrap: Callable[[Route]
                 app.router.add_route(
                     method, prefix + route.path, wrap(route), expect_handler=_defer_continue
                 )
+        app.router.add_get(prefix + "/static/{version}/{name}", static)
 
 
 async def _defer_continue(_request: web.Request) -> None:

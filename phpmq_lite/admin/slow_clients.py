@@ -213,11 +213,7 @@ class LimitedConnection(asyncio.Protocol):
         self._is_refused = False
 
     def identify(self, caller: str, *, has_login: bool) -> None:
-        """Count the request towards its caller's share of all connections.
-
-        Raises:
-            Problem: 429 if the caller already uses its share.
-        """
+        """Count the request for its caller; raise a 429 ``Problem`` if the share is used up."""
         self._has_login = has_login
         if self._is_counted and not self._limits.begin_work(caller):
             raise Problem(

@@ -4,10 +4,10 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.http import api_reference, openapi
-from phpmq_lite.admin.http.api_reference import ApiCall, ApiField
+from phpmq_lite.admin.http import openapi
 from phpmq_lite.admin.http.body import FORMS
 from phpmq_lite.admin.http.endpoint import PREFIX
+from phpmq_lite.admin.http.openapi import ApiCall, ApiField
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.roles import Role
@@ -46,7 +46,7 @@ is required. The only accepted `Content-Encoding` is `identity`; others are refu
 
 def page() -> str:
     document = openapi.build_document(ROUTES, "", PREFIX)
-    groups = api_reference.group_calls(ROUTES, document, _BASE)
+    groups = openapi.group_calls(ROUTES, document, _BASE)
     schemas = document["components"]["schemas"]
     inputs = {route.takes.__name__ for route in ROUTES if isinstance(route.takes, type)}
     models = [name for name in schemas if name not in inputs]
@@ -91,7 +91,7 @@ def _model(name: str, schemas: dict[str, Any], models: Container[str]) -> str:
     parts = [f"### {name}\n"]
     if text := schemas[name].get("description", ""):
         parts.append(f"{plain(text)}\n")
-    fields = api_reference.fields_of(schemas[name], schemas)
+    fields = openapi.fields_of(schemas[name], schemas)
     return "\n".join([*parts, _members("field", fields, models) if fields else "Any JSON value.\n"])
 
 

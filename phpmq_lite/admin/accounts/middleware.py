@@ -12,13 +12,7 @@ from phpmq_lite.admin.http.body import FORMS, read_form_field
 from phpmq_lite.admin.http.browser_sessions import LOGIN, cookie_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.headers import media_type_of
-from phpmq_lite.admin.http.identity import (
-    CONTROL,
-    LOCAL,
-    NOBODY,
-    Identity,
-    identity_of_token,
-)
+from phpmq_lite.admin.http.identity import CONTROL, LOCAL, NOBODY, Identity, identity_of_token
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.http.source import address_of, is_control, is_from_here
@@ -93,11 +87,7 @@ def check_media(request: web.Request, *media: str) -> None:
 
 
 def check_header(request: web.Request, token: str) -> None:
-    """Refuse an API call that lacks the session's CSRF token, which our pages' scripts send.
-
-    Raises:
-        Problem: 403.
-    """
+    """Refuse with 403 an API call without the session's CSRF token, which our scripts send."""
     if not _is_token(request.headers.get(CSRF_HEADER, ""), token):
         detail = f"A call that uses a session cookie must send the session's token in {CSRF_HEADER}"
         detail += ". Programs should send an API token instead: Authorization: Bearer phpmq_…"
@@ -117,7 +107,7 @@ async def check_form(request: web.Request, token: str) -> None:
     if not _is_token(await read_form_field(request, CSRF_FIELD), token):
         detail = "This form does not belong to your session, or the broker has restarted since the "
         detail += "page was loaded. Nothing was changed. Send it again, or reload the page."
-        raise Problem(403, "stale_form", detail, field=CSRF_FIELD)
+        raise Problem(403, "stale_form", detail, field=CSRF_FIELD, says_unchanged=True)
 
 
 def _is_token(text: str, token: str) -> bool:
@@ -205,7 +195,7 @@ def check_role(call: Call, route: Route) -> None:
     if identity.kind != "nobody":
         detail = f"This requires the role {route.role}, but {identity.actor!r} has the role "
         detail += f"{identity.role}. Nothing was changed."
-        raise Problem(403, "role", detail, bound=str(route.role))
+        raise Problem(403, "role", detail, bound=str(route.role), says_unchanged=True)
     if not accounts_of(call).is_loaded:
         raise Problem(503, "storage", "The accounts cannot be read.", headers={"Retry-After": "5"})
     if _is_open(call) and is_from_here(request, is_direct=False):
@@ -220,18 +210,14 @@ def check_role(call: Call, route: Route) -> None:
         text = "The token is unknown, revoked or expired: run `phpmq-lite token create NAME`."
         raise Problem(401, "bad_token", text, headers=challenge)
     text = "You are not logged in, or your session has ended. Nothing was changed. Please log in."
-    raise Problem(401, "login", text, headers=challenge)
+    raise Problem(401, "login", text, headers=challenge, says_unchanged=True)
 
 
 # -- CSRF
 
 
 async def check_change(call: Call, route: Route) -> None:
-    """Refuse changes that fail the CSRF checks or have the wrong content type.
-
-    Raises:
-        Problem: 403 or 415.
-    """
+    """Refuse with 403 or 415 a change that fails a CSRF check or has another content type."""
     request, identity = call.request, call.identity
     if route.is_api:
         check_media(request, *route.all_media)

@@ -42,11 +42,7 @@ class Passwords:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def hash(self, password: str) -> str:
-        """Hash a password; the result includes the hash parameters.
-
-        Raises:
-            Problem: 422 if it is too short or too long, 429 if too many hashes are pending.
-        """
+        """Return a password's hash; raise a ``Problem``: 422 for its length, 429 if busy."""
         check_length(password)
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 

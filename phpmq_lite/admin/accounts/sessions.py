@@ -27,11 +27,7 @@ endpoints: Final = Endpoints()
 
 
 def _check_attempts(call: Call) -> None:
-    """Count an attempt to use a password or setup token, or refuse it after too many attempts.
-
-    Raises:
-        Problem: 429, with the seconds to wait.
-    """
+    """Count an attempt to use a password or setup token, or raise a 429 ``Problem``."""
     address = address_of(call.request)
     seconds = services_of(call).throttle.wait_s(address, call.now_ms / 1_000)
     if seconds:
@@ -102,11 +98,7 @@ async def submit_login(call: Call, form: Form) -> web.StreamResponse:
 
 
 async def _log_in(call: Call, name: str, password: str, *, is_kept: bool) -> str:
-    """Check a name and password, start a session and return its cookie.
-
-    Raises:
-        Problem: 401 if the name or password is incorrect, 429 after too many attempts.
-    """
+    """Check a name and password, start a session and return its cookie."""
     services, accounts = services_of(call), accounts_of(call)
     user = accounts.users.get(name)
     # An unknown name is not stored, because people may type their password as the name.

@@ -65,11 +65,7 @@ class NewTokenView(BaseModel):
 
 
 def find_owner(call: Call, name: str) -> str:
-    """Return the app_id owner that a user name or ``token NAME`` refers to.
-
-    Raises:
-        Problem: 404 if there is no such user or token.
-    """
+    """Return the app_id owner that a user or ``token NAME`` names, or raise a 404 ``Problem``."""
     if name == CONTROL.name:
         return CONTROL.owner
     kind, _, token_name = name.partition(" ")

@@ -128,11 +128,7 @@ def body_limit(request: web.Request) -> int:
 
 
 def check_length(request: web.Request) -> None:
-    """Refuse a body whose Content-Length is too large, without reading it.
-
-    Raises:
-        Problem: 413, naming the limit of the route.
-    """
+    """Refuse with 413 a body whose Content-Length is too large, without reading it."""
     if (request.content_length or 0) > body_limit(request):
         raise _too_large(request)
 
@@ -309,11 +305,7 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
 
 
 async def read_form_field(request: web.Request, name: str) -> str:
-    """Return the value of the first field with this name, or "" if it is missing or a file.
-
-    Raises:
-        Problem: see ``read_form_fields``.
-    """
+    """Return the value of the first field with this name, or "" if it is missing or a file."""
     values = (value for key, value in await read_form_fields(request) if key == name)
     value = next(values, "")
     return value if isinstance(value, str) else ""

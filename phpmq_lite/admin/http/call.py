@@ -137,31 +137,19 @@ class Call:
         return self.identity.may_use(name)
 
     def check_queue(self, name: str, field: str = "queue") -> None:
-        """Refuse the use of a queue that the caller is not allowed to use.
-
-        Raises:
-            Problem: 403, naming the allowed globs.
-        """
+        """Raise a 403 ``Problem`` with the allowed globs if the caller may not use a queue."""
         if not self.may_use(name):
             detail = f"{self.actor!r} is not allowed to use the queue {name!r}."
             bound = ", ".join(self.identity.queues)
             raise Problem(403, "foreign_queue", detail, field=field, bound=bound)
 
     def check_forward(self, on_expire: object, field: str = "on_expire") -> None:
-        """Refuse a setting that forwards messages to a queue that the caller is not allowed to use.
-
-        Raises:
-            Problem: 403, naming the allowed globs.
-        """
+        """Call ``check_queue`` for the queue to which a setting forwards messages, if any."""
         if isinstance(on_expire, str) and on_expire.startswith(FORWARD):
             self.check_queue(on_expire.removeprefix(FORWARD), field)
 
     def check_all_queues(self, action: str) -> None:
-        """Refuse an action on all queues if the caller is limited to some queues.
-
-        Raises:
-            Problem: 403, naming the allowed globs.
-        """
+        """Raise a 403 ``Problem`` with the allowed globs if the caller is limited to them."""
         if self.identity.queues:
             detail = f"Only an admin with access to all queues can {action}."
             raise Problem(403, "foreign_queue", detail, bound=", ".join(self.identity.queues))

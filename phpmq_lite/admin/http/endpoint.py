@@ -66,15 +66,13 @@ class Confirmation:
     preview: tuple[str, str] | None = None  # search and action for the preview
 
     def check(self, form: Form) -> None:
-        """Refuse a form without the text to type, or without a required reason.
-
-        Raises:
-            Problem: 422, and nothing was changed.
-        """
+        """Raise a 422 ``Problem`` for a form without the text to type or a required reason."""
         check_typed_text(self.typed, form.raw("confirm"))
         if self.reason == "required" and not form.reason():
             detail = "Enter a reason for the audit log. Nothing was changed."
-            raise invalid(detail, "reason", "at least 1 character")
+            problem = invalid(detail, "reason", "at least 1 character")
+            problem.says_unchanged = True
+            raise problem
 
 
 def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tuple[str, ...]:
@@ -89,19 +87,16 @@ def texts_to_type(settings: Settings, count: int, queues: Collection[str]) -> tu
 
 
 def check_typed_text(needed: Collection[str], typed: str | None) -> None:
-    """Refuse an unconfirmed action; characters that cannot be typed can be entered as escapes.
-
-    Raises:
-        Problem: 422, with the text to type.
-    """
+    """Refuse with 422 an unconfirmed action; what cannot be typed can be entered as escapes."""
     accepted = {form for text in needed for form in (text, formats.escape_hidden(text))}
     if not needed or (typed is not None and typed in accepted):
         return
-    problem = "The confirmation text does not match" if typed else "The action was not confirmed"
-    bound = " or ".join(map(formats.escape_hidden, needed))
-    raise Problem(
-        422, "not_confirmed", f"{problem}. Nothing was changed.", field="confirm", bound=bound
+    detail = "The confirmation text does not match" if typed else "The action was not confirmed"
+    detail, bound = (
+        f"{detail}. Nothing was changed.",
+        " or ".join(map(formats.escape_hidden, needed)),
     )
+    raise Problem(422, "not_confirmed", detail, field="confirm", bound=bound, says_unchanged=True)
 
 
 V = TypeVar("V")
@@ -337,11 +332,7 @@ async def _result(value: Any) -> Any:
 
 
 def find_queue_name(call: Call) -> str:
-    """Return the queue name in the path; the queue itself need not exist.
-
-    Raises:
-        Problem: 403 for a change to a queue that the caller is not allowed to use.
-    """
+    """Return the queue name in the path; raise a 403 ``Problem`` for a change not allowed."""
     name = path_name(call.request, "q")
     if call.request.method not in ("GET", "HEAD"):
         call.check_queue(name)

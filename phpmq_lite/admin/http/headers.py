@@ -42,11 +42,7 @@ def media_type_of(request: web.BaseRequest) -> str:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Return the boundary specified by a multipart content type.
-
-    Raises:
-        ValueError: the boundary is missing, or RFC 2046 does not allow it.
-    """
+    """Return a multipart type's boundary; raise ValueError if RFC 2046 does not allow it."""
     boundary = parse_parameters(content_type)[1].get("boundary", "")
     if not 1 <= len(boundary) <= 70 or not boundary.isascii():
         raise ValueError("the boundary is missing, not ASCII, or longer than 70 characters")
@@ -69,11 +65,7 @@ def check_encoding(request: web.BaseRequest) -> None:
 
 
 def check_charset(parameters: Mapping[str, str], part: str) -> None:
-    """Refuse a charset other than UTF-8; ``charset*`` is a value that begins with its charset.
-
-    Raises:
-        Problem: 415.
-    """
+    """Refuse with 415 a charset other than UTF-8; ``charset*`` begins with its charset."""
     extended = parameters.get("charset*", "").partition("'")[0]
     for charset in (parameters.get("charset", ""), extended):
         if charset.strip().lower() not in ("", "utf-8", "utf8"):

@@ -47,11 +47,7 @@ def path_name(request: web.Request, key: str) -> str:
 
 
 def read_query(request: web.Request, model: type[Model]) -> Model:
-    """Parse the query string into a model, ignoring empty values.
-
-    Raises:
-        ValidationError: a value is out of bounds.
-    """
+    """Parse the query string into a model, ignoring empty values; see ``problem_of``."""
     return model.model_validate({key: value for key, value in request.query.items() if value})
 
 
@@ -66,11 +62,7 @@ async def read_json_model(request: web.Request, model: type[Model]) -> Model:
 
 
 def check_queue_name(name: str) -> None:
-    """Refuse a queue name that the wire protocol does not permit.
-
-    Raises:
-        Problem: 422, naming the bound.
-    """
+    """Raise a 422 ``Problem`` for a queue name that the wire protocol does not permit."""
     if (problem := name_problem(name)) is not None:
         raise invalid(f"The queue name {problem}.", "queue", NAME_RULE)
 
@@ -84,11 +76,7 @@ def check_text(text: str, field: str) -> None:
 
 
 def parse_time(text: str, field: str) -> int | None:
-    """Parse a time in Unix ms, or in ISO 8601 format, for which UTC is the default zone.
-
-    Raises:
-        Problem: 422 if it is neither.
-    """
+    """Parse Unix ms, or ISO 8601 in UTC by default; raise a 422 ``Problem`` if it is neither."""
     if not text:
         return None
     if text.isascii() and text.isdecimal() and len(text) <= 15:
@@ -151,11 +139,7 @@ class Form:
         return self.raw(name) in ("yes", "on", "true", "1")
 
     def number(self, name: str, low: int, high: int) -> int | None:
-        """Return a field as an integer, or None if it is empty.
-
-        Raises:
-            Problem: 422 if it is not an integer or is out of bounds.
-        """
+        """Return an integer, None if empty; raise a 422 ``Problem`` if it is out of bounds."""
         value = self.text(name, 40).replace(",", "")
         if not value:
             return None
@@ -180,11 +164,7 @@ class Form:
         return None if value is None else value * unit_s
 
     def queue(self, name: str) -> str:
-        """Return a queue name with its white space unchanged, or "" if the field is empty.
-
-        Raises:
-            Problem: 422 if it is not a valid queue name.
-        """
+        """Return a queue name as typed, "" if empty; raise a 422 ``Problem`` if not valid."""
         value = self.raw(name)
         if value:
             check_queue_name(value)

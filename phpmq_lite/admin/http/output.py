@@ -36,11 +36,7 @@ def encode_cursor(scope: str, direction: ReadDirection, place: CursorPlace) -> s
 
 
 def decode_cursor(scope: str, text: str | None) -> ListCursor | None:
-    """Parse a cursor for the list that ``scope`` identifies, or return None if it is empty.
-
-    Raises:
-        Problem: 422 if it is malformed or belongs to another list.
-    """
+    """Parse a cursor, None if empty; raise a 422 ``Problem`` if it is not of the list ``scope``."""
     if not text:
         return None
     try:
@@ -240,11 +236,7 @@ async def send_response(request: web.Request, response: web.StreamResponse) -> w
 
 
 async def send_piece(stream: web.StreamResponse, piece: bytes) -> None:
-    """Write one piece, and wait until the peer has read most of it.
-
-    Raises:
-        TimeoutError: the peer makes no progress.
-    """
+    """Write a piece and wait until the peer has read most of it, or raise TimeoutError."""
     async with asyncio.timeout(STALLED_S):
         await stream.write(piece)
 

@@ -51,7 +51,8 @@ _BOUNDS: Final = ("ge", "gt", "le", "lt", "max_length", "min_length", "expected"
 class Problem(Exception):  # noqa: N818 - the term in RFC 9457
     """An error response, with a stable ``code`` for programs and a ``detail`` for people.
 
-    ``field`` and ``bound`` name the invalid input and its allowed values.
+    ``field`` and ``bound`` name the invalid input and its allowed values.  ``says_unchanged`` is
+    true if the detail says that nothing was changed, which the page of an error says otherwise.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Problem(Exception):  # noqa: N818 - the term in RFC 9457
         field: str | None = None,
         bound: str | None = None,
         headers: dict[str, str] | None = None,
+        says_unchanged: bool = False,
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -71,6 +73,7 @@ class Problem(Exception):  # noqa: N818 - the term in RFC 9457
         self.field = field
         self.bound = bound
         self.headers = headers or {}
+        self.says_unchanged = says_unchanged
 
     @property
     def title(self) -> str:

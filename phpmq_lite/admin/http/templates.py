@@ -2,15 +2,14 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import jinja2
 from aiohttp import web
 
-from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.problems import Problem
 
 T = TypeVar("T")
@@ -42,41 +41,6 @@ async def collect_in_slices(items: Iterable[T], pause: Callable[[], Awaitable[No
             await pause()
             ends_s = monotonic() + PIECE_S
     return collected
-
-
-def make_environment(
-    folder: Path, filters: Mapping[str, Any], functions: Mapping[str, Any]
-) -> jinja2.Environment:
-    """Return a Jinja environment that escapes all values and rejects undefined names.
-
-    ``filters`` and ``functions`` are those of the slices.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
-    environment.filters.update(
-        number=formats.format_number,
-        rate=formats.format_rate,
-        size=formats.format_size,
-        duration=formats.format_duration,
-        visible=formats.escape_hidden,
-        lines=formats.escape_hidden_lines,
-        state=formats.state_name,
-        **filters,
-    )
-    environment.globals.update(
-        moment=formats.format_time,
-        pieces=formats.split_hidden,
-        client_name=formats.client_name,
-        plural=formats.plural,
-        **functions,
-    )
-    return environment
 
 
 class PageTemplates:

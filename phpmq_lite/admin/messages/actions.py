@@ -48,11 +48,7 @@ def describe_skipped(skipped: Mapping[SkipReason, int]) -> str:
 
 
 def refuse_skipped(action: Action, reason: SkipReason = SkipReason.GONE) -> NoReturn:
-    """Refuse an action that skipped its only message.
-
-    Raises:
-        Problem: 410 if the message is settled, else 409, with the reason.
-    """
+    """Raise a ``Problem`` for the only message of an action: 410 if it is settled, else 409."""
     raise Problem(
         410 if reason.is_gone else 409,
         reason.replace(" ", "_"),

@@ -31,11 +31,7 @@ MEDIA: Final = "application/vnd.apache.arrow.stream"
 
 
 def need_arrow() -> None:
-    """Reject the request if pyarrow is not installed; do not import it, which would take 0.3 s.
-
-    Raises:
-        Problem: 501; the detail names the extra to install.
-    """
+    """Raise a 501 ``Problem`` if pyarrow is not installed; importing it would take 0.3 s."""
     if find_spec("pyarrow") is None:
         raise Problem(
             501,

@@ -15,12 +15,7 @@ from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From, check_typed_text, texts_to_type
-from phpmq_lite.admin.http.fields import (
-    ActionInput,
-    EmptyInput,
-    RedriveTarget,
-    UndoToken,
-)
+from phpmq_lite.admin.http.fields import ActionInput, EmptyInput, RedriveTarget, UndoToken
 from phpmq_lite.admin.http.input import Duration, Untrimmed
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
@@ -108,11 +103,7 @@ def texts_to_type_for(call: Call, selection: MessageSelection) -> tuple[str, ...
 
 
 def earlier_job(call: Call, token: str, action: Action) -> BulkJob | None:
-    """Return the job that has used a selection, or None.
-
-    Raises:
-        Problem: 409 if it was used for another action.
-    """
+    """Return the job that used a selection; raise a 409 ``Problem`` if for another action."""
     job = stores_of(call).jobs.of_selection(token, call.actor)
     if job is not None and job.work.action is not action:
         raise Problem(
@@ -207,11 +198,7 @@ async def act_on_search(
 
 
 async def undo(call: Call, token: str) -> BulkJob:
-    """Start a bulk job that undoes an action, and return the job after its first slice.
-
-    Raises:
-        Problem: 410 if the action can no longer be undone.
-    """
+    """Begin the undo of an action as a job; raise a 410 ``Problem`` if it is too late."""
     undos = stores_of(call).undos
     record = undos.find(token, call.actor, call.now_ms)
     call.audit(record.target)
@@ -227,12 +214,9 @@ async def undo(call: Call, token: str) -> BulkJob:
 
 
 async def _start(call: Call, work: BulkWork) -> BulkJob:
-    actions, engine = stores_of(call), call.context.engine
-    return await actions.jobs.start(
-        lambda *arguments: engine.run(act_on_messages, *arguments),
-        call.audit(),
-        work,
-        actions.undos,
+    engine = call.context.engine
+    return await stores_of(call).jobs.start(
+        lambda *arguments: engine.run(act_on_messages, *arguments), call.audit(), work
     )
 
 

@@ -53,11 +53,7 @@ def fill_placeholders(text: str, number: int, now_ms: int, new_uuid: Callable[[]
 def make_bodies(
     text: str, kind: str, count: int, now_ms: int, new_uuid: Callable[[], str], *, is_filled: bool
 ) -> list[bytes]:
-    """Build the message bodies to publish from the form's text.
-
-    Raises:
-        Problem: 422 if the text is not valid for ``kind``, with line and column for JSON.
-    """
+    """Build the bodies from the form's text; raise a 422 ``Problem`` if it is not valid."""
     if kind == "base64":
         try:
             return [b64decode("".join(text.split()), validate=True)] * count

@@ -57,8 +57,10 @@ class BulkJob:
 
     work: BulkWork
     entry: AuditEntry
+    act: RunSlice
     started_at: int  # in Unix ms, like ended_at
     total: int  # number of selected messages
+    opposite: UndoRecord | None  # what the undo of this job will do; None if it cannot be undone
     handled: int = 0  # number of messages changed or skipped so far
     changed: int = 0
     skipped: Counter[SkipReason] = field(default_factory=Counter)
@@ -84,8 +86,9 @@ class BulkJob:
 class BulkJobs:
     """Runs bulk jobs and keeps finished ones in memory for an hour."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Callable[[], int], undos: UndoStore) -> None:
         self._now_ms = now_ms
+        self._undos = undos
         self._jobs: OrderedDict[int, BulkJob] = OrderedDict()
         self._by_token: dict[str, BulkJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,9 +124,7 @@ class BulkJobs:
         job = self._by_token.get(token)
         return job if job is not None and job.owner == owner else None
 
-    async def start(
-        self, act: RunSlice, entry: AuditEntry, work: BulkWork, undos: UndoStore
-    ) -> BulkJob:
+    async def start(self, act: RunSlice, entry: AuditEntry, work: BulkWork) -> BulkJob:
         """Run a job's first slice, then continue in the background; each token starts only one job.
 
         Raises:
@@ -135,17 +136,17 @@ class BulkJobs:
                 return earlier
             self._forget()
             self._check_running(entry.actor)
-            job = BulkJob(work, entry, self._now_ms(), len(work.seqs))
-            undo = make_undo(work.action, entry.actor, entry.target)
+            opposite = make_undo(work.action, entry.actor, entry.target)
+            job = BulkJob(work, entry, act, self._now_ms(), len(work.seqs), opposite)
             async with self._slicing:
-                await _slice(act, job, undo)
+                await _slice(job)
             self._jobs[job.number] = job
             if work.token:
                 self._by_token[work.token] = job
         if job.handled >= job.total:
-            self._end(job, BulkJobState.DONE, undo, undos)
+            self._end(job, BulkJobState.DONE)
         else:
-            task = asyncio.create_task(self._run(act, job, undo, undos))
+            task = asyncio.create_task(self._run(job))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return job
@@ -164,9 +165,7 @@ class BulkJobs:
                 job.state, job.ended_at = BulkJobState.STOPPED, self._now_ms()
                 job.ended.set()
 
-    async def _run(
-        self, act: RunSlice, job: BulkJob, undo: UndoRecord | None, undos: UndoStore
-    ) -> None:
+    async def _run(self, job: BulkJob) -> None:
         state = BulkJobState.STOPPED
         try:
             began_s = asyncio.get_running_loop().time()
@@ -175,27 +174,26 @@ class BulkJobs:
                 async with self._slicing:
                     if job.cancelled.is_set():  # the job may have been cancelled while waiting
                         break
-                    await _slice(act, job, undo)
+                    await _slice(job)
             state = BulkJobState.DONE if job.handled >= job.total else BulkJobState.CANCELLED
             if state is BulkJobState.CANCELLED:
-                await _close_row(act, job, str(state))
+                await _close_row(job, str(state))
         except Exception as error:
             problem = problem_of(error)
             job.error = problem.detail if problem is not None else "The broker could not continue."
             if problem is None:
                 _log.exception("bulk_failed", job=job.number, action=str(job.work.action))
             with suppress(Exception):  # if this fails too, the audit row still says "running"
-                await _close_row(act, job, problem.code if problem is not None else "failed")
+                await _close_row(job, problem.code if problem is not None else "failed")
         finally:
-            self._end(job, state, undo, undos)
+            self._end(job, state)
 
-    def _end(
-        self, job: BulkJob, state: BulkJobState, undo: UndoRecord | None, undos: UndoStore
-    ) -> None:
+    def _end(self, job: BulkJob, state: BulkJobState) -> None:
         job.state, job.ended_at = state, self._now_ms()
         if job.work.undo is None:  # an undo cannot be undone
-            job.undo = undos.add(undo, job.ended_at)
+            job.undo = self._undos.add(job.opposite, job.ended_at)
         job.work = replace(job.work, seqs=array("Q"), undo=None)  # frees the memory
+        job.opposite = None
         job.ended.set()
 
     def _forget(self) -> None:
@@ -215,7 +213,7 @@ class BulkJobs:
             self._by_token.pop(job.work.token, None)
 
 
-async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
+async def _slice(job: BulkJob) -> None:
     """Run the next slice and write its audit row in the same transaction."""
     work, start = job.work, job.handled
     size = SLICE if work.rate is None else max(1, min(SLICE, work.rate))
@@ -224,17 +222,17 @@ async def _slice(act: RunSlice, job: BulkJob, undo: UndoRecord | None) -> None:
     if work.undo is not None:
         options = work.undo.complete(options, start, end)
     job.entry.result = str(BulkJobState.DONE if end >= job.total else BulkJobState.RUNNING)
-    outcome = await act(job.entry, work.action, work.seqs[start:end], options)
+    outcome = await job.act(job.entry, work.action, work.seqs[start:end], options)
     job.handled = end
     job.changed += len(outcome.done)
     job.skipped.update(outcome.skipped)
-    if undo is not None:
-        undo.note(outcome)
+    if job.opposite is not None:
+        job.opposite.note(outcome)
 
 
-async def _close_row(act: RunSlice, job: BulkJob, result: str) -> None:
+async def _close_row(job: BulkJob, result: str) -> None:
     job.entry.result = result
-    await act(job.entry, job.work.action, [], job.work.options)
+    await job.act(job.entry, job.work.action, [], job.work.options)
 
 
 async def _keep_rate(job: BulkJob, began_s: float) -> None:
@@ -254,8 +252,8 @@ class MessageStores:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.selections = SelectionStore()
-        self.jobs = BulkJobs(now_ms)
         self.undos = UndoStore()
+        self.jobs = BulkJobs(now_ms, self.undos)
 
 
 STORES: Final = web.AppKey("message stores", MessageStores)

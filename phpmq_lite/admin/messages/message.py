@@ -21,12 +21,7 @@ from phpmq_lite.admin.http.output import ListPage, respond
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.source import host_name
 from phpmq_lite.admin.messages import bodies, envelope_card, message_life
-from phpmq_lite.admin.messages.listing import (
-    BodyView,
-    EventView,
-    MessageView,
-    messages_view,
-)
+from phpmq_lite.admin.messages.listing import BodyView, EventView, MessageView, messages_view
 from phpmq_lite.admin.messages.message_life import MessageLife
 from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.messages.snippets import (

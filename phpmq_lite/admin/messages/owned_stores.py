@@ -29,7 +29,7 @@ class OwnedStore(Generic[T]):
     item is stored regardless of its size.
     """
 
-    _expired: ClassVar[tuple[str, str]]  # code and detail of the 410 response
+    _expired: ClassVar[tuple[str, str, bool]]  # code, detail, says_unchanged of the 410 response
 
     def __init__(self, limit_bytes: int = BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
@@ -50,15 +50,11 @@ class OwnedStore(Generic[T]):
             self._drop(self._oldest_of_largest(token))
 
     def find(self, token: str, owner: str, now_ms: int) -> T:
-        """Return the item with this token if it belongs to ``owner``.
-
-        Raises:
-            Problem: 410 if the item was used or dropped, has expired, or belongs to another user.
-        """
+        """Return the owner's item with a token; raise a 410 ``Problem`` if it has expired."""
         record = self._items.get(token)
         if record is None or record.owner != owner or record.expires_at <= now_ms:
-            code, detail = self._expired
-            raise Problem(410, code, detail, field="token")
+            code, detail, says_unchanged = self._expired
+            raise Problem(410, code, detail, field="token", says_unchanged=says_unchanged)
         return record
 
     def _oldest_of_largest(self, newest: str) -> str:
@@ -102,6 +98,7 @@ class SelectionStore(OwnedStore[MessageSelection]):
         "selection_expired",
         "This selection has expired or belongs to another user. Selections expire after ten "
         "minutes. Nothing was changed. Select the messages again.",
+        True,
     )
 
     def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> MessageSelection:
@@ -180,6 +177,7 @@ class UndoStore(OwnedStore[UndoRecord]):
         "This action can no longer be undone with one click: it was already undone, an hour has "
         "passed, or the broker was restarted. Deleted messages can still be restored from the "
         "trash until retention removes them.",
+        False,
     )
 
     def add(self, undo: UndoRecord | None, now_ms: int) -> str | None:

@@ -177,11 +177,7 @@ def _key_of(call: Call) -> bytes | None:
 
 
 def check_size(call: Call, body: bytes, field: str) -> None:
-    """Reject content that is too large for a message.
-
-    Raises:
-        Problem: 413; the detail names the limit.
-    """
+    """Raise a 413 ``Problem`` that names the limit if content is too large for a message."""
     limit = int(call.context.settings.limits.max_content)
     if len(body) > limit:
         detail = f"{field} is {len(body)} bytes; the limit is {limit} (limits.max_content)."

@@ -56,11 +56,7 @@ async def check_item_change(call: Call, kind: str, name: str, content: Any = Non
 
 
 async def change_item(call: Call, kind: str, name: str, content: Any = None) -> None:
-    """Save an item, replacing any existing one, or remove it if ``content`` is None.
-
-    Raises:
-        Problem: see ``check_item_change``.
-    """
+    """Save an item, or remove it if ``content`` is None, after ``check_item_change``."""
     await check_item_change(call, kind, name, content)
     await store_item(call, kind, name, content)
 

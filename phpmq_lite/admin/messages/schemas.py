@@ -112,11 +112,7 @@ class SchemaCheckView(BaseModel):
 
 
 def find_registered(call: Call, urn: str) -> RegisteredSchema:
-    """Return the schema registered for a URN.
-
-    Raises:
-        Problem: 404 if no schema is registered for the URN.
-    """
+    """Return the schema registered for a URN, or raise a 404 ``Problem``."""
     entry = call.context.app[SCHEMAS].registry.entries.get(urn)
     if entry is None:
         raise Problem(404, "unknown_schema", f"No schema is registered for {urn!r}.", field="urn")

@@ -50,11 +50,7 @@ class WaitPosition:
 
     @classmethod
     def read(cls, text: str | None) -> Self | None:
-        """Parse a cursor; return None if there is no cursor.
-
-        Raises:
-            Problem: 422 if the cursor is malformed.
-        """
+        """Parse a cursor, None if empty; raise a 422 ``Problem`` if it is malformed."""
         place = output.pair_in(output.decode_cursor(_SCOPE, text))
         return None if place is None else cls(*place)
 

@@ -30,6 +30,7 @@ def test_another_text_is_refused(typed: str | None) -> None:
     with pytest.raises(Problem) as caught:
         check_typed_text(("orders", "101"), typed)
     assert (caught.value.status, caught.value.field) == (422, "confirm")
+    assert caught.value.says_unchanged
     assert caught.value.bound == "orders or 101"
 
 

@@ -11,16 +11,16 @@ from aiohttp import web
 from openapi_spec_validator import validate
 from pydantic import BaseModel, Field, TypeAdapter
 
-from phpmq_lite.admin.http import api_reference, openapi
-from phpmq_lite.admin.http.api_reference import ApiCall, ApiField
+from phpmq_lite.admin.http import openapi
 from phpmq_lite.admin.http.endpoint import PREFIX
+from phpmq_lite.admin.http.openapi import ApiCall, ApiField
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.roles import Role
 
 CALLS = [
     call
-    for _, some in api_reference.group_calls(
+    for _, some in openapi.group_calls(
         ROUTES, openapi.build_document(ROUTES, "", "/api/v1"), "http://here"
     )
     for call in some
@@ -150,14 +150,14 @@ def test_member_that_is_a_model_has_a_description_beside_its_reference() -> None
     assert schemas["Pot"]["properties"]["lid"] == {
         "$ref": "#/components/schemas/Lid", "description": "what closes it",
     }  # fmt: skip
-    assert api_reference.fields_of(schemas["Pot"], schemas) == [
+    assert openapi.fields_of(schemas["Pot"], schemas) == [
         ApiField("lid", "Lid", is_required=True, text="what closes it")
     ]
     validate(document)
 
 
 def test_reference_shows_what_parameters_mean() -> None:
-    groups = api_reference.group_calls(ROUTES, DOCUMENT, "http://here")
+    groups = openapi.group_calls(ROUTES, DOCUMENT, "http://here")
     shown = [member for _, some in groups for call in some for member in call.query]
     assert shown
     assert [member.name for member in shown if not member.text] == []

@@ -32,8 +32,8 @@ class Rig:
 
     def __init__(self) -> None:
         self.now_ms = 0
-        self.jobs = BulkJobs(lambda: self.now_ms)
         self.undos = UndoStore()
+        self.jobs = BulkJobs(lambda: self.now_ms, self.undos)
 
     async def start(
         self, broker: Broker, count: int, action: Action = Action.DELETE, token: str = "",
@@ -45,7 +45,7 @@ class Rig:
         order = BulkWork(
             action, ActionOptions(), array("Q", range(1, count + 1)), rate=rate, token=token
         )
-        return await self.jobs.start(broker.act, made, order, self.undos)
+        return await self.jobs.start(broker.act, made, order)
 
 
 class SlowBroker(Broker):
@@ -210,7 +210,7 @@ async def test_undo_passes_each_slice_its_positions(rig: Rig) -> None:
     undo = rig.undos.find(moved.undo, "anna", 0)
     broker = Broker()
     back = await rig.jobs.start(
-        broker.act, entry(), BulkWork(undo.action, ActionOptions(), undo.seqs, undo=undo), rig.undos
+        broker.act, entry(), BulkWork(undo.action, ActionOptions(), undo.seqs, undo=undo)
     )
     await back.ended.wait()
     assert [len(options.places) for options in broker.options] == [SLICE, 1]
