@@ -98,6 +98,9 @@ class BrokerProcess:
             StartFailedError: the broker exited or was too slow; the message shows its last output.
         """
         began_s = time.monotonic()
+        environment = os.environ if self.env is None else self.env
+        if self.is_isolated:
+            environment = {n: v for n, v in environment.items() if not n.startswith("PHPMQ_")}
         # If Ctrl-C arrived before self.process is assigned, the process would keep running.
         # A broker that is not isolated must receive Ctrl-C, so SIGINT must not be blocked for it.
         blocked = [signal.SIGINT] if self.is_isolated else []
@@ -108,7 +111,7 @@ class BrokerProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=self._environment(),
+                env=environment,
                 start_new_session=self.is_isolated,
             )
         self.phpmq, self.admin = [], []
@@ -125,12 +128,6 @@ class BrokerProcess:
             timer.cancel()
         code = self._end(signal.SIGKILL)
         raise StartFailedError(code, self.log.read_text(encoding="utf-8")[-2_000:])
-
-    def _environment(self) -> Mapping[str, str]:
-        environment = os.environ if self.env is None else self.env
-        if not self.is_isolated:
-            return environment
-        return {name: value for name, value in environment.items() if not name.startswith("PHPMQ_")}
 
     @property
     def command(self) -> list[str]:

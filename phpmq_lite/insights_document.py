@@ -100,12 +100,12 @@ class PipelineJobState(_DocumentModel):
     error: str | None = Field(None, description="error message; null if none or hidden")
 
 
-def _wait(statistic: str) -> Any:
-    return Field(None, description=f"{statistic} time from publish to dispatch in ms, or null")
+def _time(statistic: str, span: str) -> Any:
+    return Field(None, description=f"{statistic} time from {span} in ms, or null")
 
 
-def _hold(statistic: str) -> Any:
-    return Field(None, description=f"{statistic} time from dispatch to settlement in ms, or null")
+_WAIT: Final = "publish to dispatch"
+_HOLD: Final = "dispatch to settlement"
 
 
 class StepFigures(_DocumentModel):
@@ -119,14 +119,14 @@ class StepFigures(_DocumentModel):
     deleted: NonNegativeCount = Field(0, description="messages deleted or purged")
     redelivered: NonNegativeCount = Field(0, description="redeliveries of messages")
     bytes: NonNegativeCount = Field(0, description="total size of published bodies in bytes")
-    wait_p50: DurationMs | None = _wait("median")
-    wait_p95: DurationMs | None = _wait("p95")
-    wait_p99: DurationMs | None = _wait("p99")
-    wait_max: DurationMs | None = _wait("maximum")
-    hold_p50: DurationMs | None = _hold("median")
-    hold_p95: DurationMs | None = _hold("p95")
-    hold_p99: DurationMs | None = _hold("p99")
-    hold_max: DurationMs | None = _hold("maximum")
+    wait_p50: DurationMs | None = _time("median", _WAIT)
+    wait_p95: DurationMs | None = _time("p95", _WAIT)
+    wait_p99: DurationMs | None = _time("p99", _WAIT)
+    wait_max: DurationMs | None = _time("maximum", _WAIT)
+    hold_p50: DurationMs | None = _time("median", _HOLD)
+    hold_p95: DurationMs | None = _time("p95", _HOLD)
+    hold_p99: DurationMs | None = _time("p99", _HOLD)
+    hold_max: DurationMs | None = _time("maximum", _HOLD)
 
 
 class _PeriodRow(_QueueRow):

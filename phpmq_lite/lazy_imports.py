@@ -8,10 +8,7 @@ from typing import Any
 def names_of(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562).
-
-    ``homes`` names the module that defines each name, relative to the package.
-    """
+    """Return ``__getattr__`` and ``__dir__`` (PEP 562); ``homes`` has the module of each name."""
 
     def load(name: str) -> Any:
         if name not in homes:

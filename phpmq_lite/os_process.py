@@ -38,10 +38,7 @@ if hasattr(os, "register_at_fork"):  # systems without it do not fork
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return a process's resident memory in bytes (VmRSS), or 0 if it cannot be read.
-
-    If ``pid`` is None, this process is meant.
-    """
+    """Return the resident memory of a process, or of this one, in bytes; 0 if unreadable."""
     try:
         statm = (_PROC / str(pid or "self") / "statm").read_bytes()
     except OSError:

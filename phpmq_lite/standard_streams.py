@@ -114,10 +114,7 @@ class GuardedOutput(io.FileIO):
 
 
 class _TextOutput(io.TextIOWrapper):
-    """Replaces a text stream, and escapes what its encoding lacks.
-
-    click would write UTF-8 if ``encoding`` were ASCII.
-    """
+    """Replaces a text stream, and escapes what its encoding lacks; click would write UTF-8."""
 
     def __init__(self, output: Any, before: Any, *, line_buffering: bool) -> None:
         super().__init__(

@@ -1,7 +1,4 @@
-"""PHPMQ clients: :func:`connect` for asyncio; :func:`connect_blocking` for threads and scripts.
-
-Names are loaded on first use.
-"""
+"""PHPMQ clients: :func:`connect` for asyncio; :func:`connect_blocking` for threads and scripts."""
 
 from typing import TYPE_CHECKING
 

@@ -349,13 +349,6 @@ class Client(ClientCore):
         self.raise_if_ended()
         self.write(self.session.settlement_to_send(frame, generation))
 
-    def call_in_loop(self, call: Callable[[], None]) -> None:
-        """Call a function now if this is the thread of the event loop, otherwise in that thread."""
-        if threading.get_ident() == self._thread:
-            call()
-        elif self._loop is not None:
-            self._loop.call_soon_threadsafe(call)
-
     # -- called by the connection
 
     def connection_made(self, link: "_Connection") -> None:
@@ -403,10 +396,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Delivery:
-        """Return the next message.
-
-        Raises ConnectionLostError if the client ended without being closed.
-        """
+        """Return the next message; raise ConnectionLostError if the client ended unclosed."""
         window = self._window
         while window is not None:
             if window.dispatches:
@@ -434,7 +424,10 @@ class Consumer:
 
     def __del__(self) -> None:
         with suppress(AttributeError, RuntimeError):  # never opened, or the event loop has ended
-            self._client.call_in_loop(self.close)
+            if threading.get_ident() == self._client._thread:
+                self.close()
+            elif self._client._loop is not None:
+                self._client._loop.call_soon_threadsafe(self.close)
 
 
 class _Connection(asyncio.Protocol):

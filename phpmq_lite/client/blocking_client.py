@@ -423,10 +423,7 @@ class BlockingClient(ClientCore):
         credit: int = 100,
         timeout_s: float | None = None,
     ) -> None:
-        """Call ``callback`` for each message until no message arrives for ``timeout_s``.
-
-        The callback must settle the delivery.  Its exception ends this call.
-        """
+        """Call ``callback``, which settles the message, until none arrives for ``timeout_s``."""
         with self.consume(queue, credit, timeout_s) as deliveries:
             for delivery in deliveries:
                 callback(delivery)
@@ -488,10 +485,7 @@ class BlockingConsumer:
         return self
 
     def __next__(self) -> Delivery:
-        """Return the next message.
-
-        Raises ConnectionLostError if the client ended without being closed.
-        """
+        """Return the next message; raise ConnectionLostError if the client ended unclosed."""
         window, client = self._window, self._client
         deadline = None
         while window is not None:

@@ -35,10 +35,7 @@ def seconds_left(deadline: float | None) -> float | None:
 def open_stream(
     options: ConnectionOptions, dialer: Dialer, timeout_s: float | None, *, is_probed: bool = False
 ) -> "BufferedSocket":
-    """Return a socket connected to a broker, or raise OSError; ``dialer`` is for TCP.
-
-    With ``is_probed``, the connection must stay open for ``PROBE_S``.
-    """
+    """Return a connected socket, or raise OSError; a probed one stays open for ``PROBE_S``."""
     deadline = deadline_after(timeout_s)
     if options.address.path:
         plain = socket.socket(socket.AF_UNIX)

@@ -55,17 +55,14 @@ class KeyedMessage:
 
 @dataclass(slots=True)
 class UnansweredPublish:
-    """An unanswered publish request.
-
-    ``sent`` counts the connections on which it has been sent since the broker last answered one.
-    """
+    """An unanswered publish request."""
 
     queue: str
     content: bytes
     ttl_s: int
     key: bytes
     answer: AnswerCallback
-    sent: int = 0
+    sent: int = 0  # connections that had it since the broker last answered any
 
 
 _LARGE_BYTES: Final = 65_536  # a larger body may be above the broker's limits.max_content
@@ -176,10 +173,7 @@ class PublishBatch:
         self.error: ClientError | None = None  # the first error among the answers
 
     def bound(self) -> int:
-        """Return below how many unanswered publishes to wait before the next one; 0: do not wait.
-
-        After an error no more is sent, but the others must be answered.
-        """
+        """Return below how many unanswered publishes to wait; 0: do not wait, 1: after an error."""
         if self.error is not None:
             return 1
         return max(1, self._window // 2) if self.unanswered >= self._window else 0

@@ -17,13 +17,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
-from phpmq_lite.envelopes.sqlite_file import LOCKS, open_file, transaction, wall_ms
+from phpmq_lite.envelopes.sqlite_file import (
+    LOCKS,
+    PURGE_ROWS,
+    open_file,
+    purge,
+    transaction,
+    wall_ms,
+)
 from phpmq_lite.os_process import reset_after_fork
 
 LEASE_S: Final = 300  # a claim expires after this time if its machine died
 _RENEWALS: Final = 3  # per lease
 KEEP_S: Final = 7 * 86_400  # same as the broker's default history retention
-PURGE_ROWS: Final = 1_000  # limit per transaction, to keep other writers from waiting long
 _PURGE_EVERY: Final = 1_000  # number of claims after which expired rows are purged
 
 _TABLE: Final = """
@@ -203,14 +209,8 @@ class SqliteIdempotencyStore:
 
     def purge(self) -> int:
         """Delete expired rows and return the number of deleted rows."""
-        deleted = 0
-        while True:
-            with self._transaction() as connection:
-                values = {"now_ms": self._now_ms(), "keep_ms": self._keep_ms, "rows": PURGE_ROWS}
-                count = connection.execute(_PURGE, values).rowcount
-            deleted += count
-            if count < PURGE_ROWS:
-                return deleted
+        values = {"now_ms": self._now_ms(), "keep_ms": self._keep_ms, "rows": PURGE_ROWS}
+        return purge(self._transaction, _PURGE, values)
 
     def close(self) -> None:
         """Close the connection and stop renewing claims; a later call opens a new one."""

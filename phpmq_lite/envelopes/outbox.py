@@ -25,6 +25,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +35,7 @@ from phpmq_lite.client.blocking_client import NoReplyError, PublishOutcome, Send
 from phpmq_lite.client.publishes import KeyedMessage, to_target
 from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes import producer
-from phpmq_lite.envelopes.sqlite_file import transaction, wall_ms
+from phpmq_lite.envelopes.sqlite_file import PURGE_ROWS, purge, transaction, wall_ms
 from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import ConnectionLostError, EnvelopeError, PublishRefusedError
 
@@ -42,7 +43,6 @@ TABLE: Final = "phpmq_outbox"
 LEASE_S: Final = 30.0  # after this time, other relays take over the queues of a dead relay
 RETRY_FIRST_S: Final = 5.0  # delay before a row's first retry; doubles with each failure
 RETRY_MAX_S: Final = 300.0
-PURGE_ROWS: Final = 1_000  # maximum number of rows deleted per transaction
 ERROR_CHARACTERS: Final = 500
 _ENCODER: Final = ClientSession(1).side  # used only to validate arguments
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -315,10 +315,7 @@ class SqliteOutboxStore:
         return queues
 
     def lease_rows(self, queue: str, limit: int, max_bytes: int = 4 << 20) -> list[OutboxRow]:
-        """Lease a queue and return its oldest due rows, or no rows if another relay has the lease.
-
-        Returns at most ``limit`` rows, and stops after ``max_bytes`` of bodies.
-        """
+        """Lease a queue; return its oldest due rows, unless another relay has the lease."""
         now_ms = self._now_ms()
         with transaction(self._connection):
             values = {"queue": queue, "relay": self._holder(), "now_ms": now_ms}
@@ -347,15 +344,8 @@ class SqliteOutboxStore:
     def purge(self, keep_s: float) -> int:
         """Delete rows sent more than ``keep_s`` seconds ago; return the number of deleted rows."""
         before_ms = self._now_ms() - round(keep_s * 1_000)
-        deleted = 0
-        while True:
-            with transaction(self._connection):
-                count = self._connection.execute(
-                    self._sql(_PURGE), (before_ms, PURGE_ROWS)
-                ).rowcount
-            deleted += count
-            if count < PURGE_ROWS:
-                return deleted
+        begin = partial(transaction, self._connection)
+        return purge(begin, self._sql(_PURGE), (before_ms, PURGE_ROWS))
 
     def status(self) -> list[OutboxQueueStatus]:
         """Return the status of each queue that has unsent rows, ordered by queue name."""

@@ -72,10 +72,7 @@ class SchemaRegistry:
     stamp: Stamp = field(default_factory=dict)  # state of the files just before they were read
 
     def check(self, urn: str, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
-        """Return the first violation in a payload, or None if it is valid or has no schema.
-
-        ``is_on_wire`` is explained in ``PayloadSchema.check``.
-        """
+        """Return the first violation; None without one, or without a schema (see its ``check``)."""
         entry = self.entries.get(urn)
         return None if entry is None else entry.schema.check(data, is_on_wire=is_on_wire)
 

@@ -14,15 +14,18 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from phpmq_lite.os_process import reset_after_fork
 
+PURGE_ROWS: Final = 1_000  # per transaction, to keep other writers from waiting long
 BUSY_S: Final = 10.0  # maximum time to wait for other writers to release the lock
 _RETRY_S: Final = 0.01
+
+Transaction = AbstractContextManager[sqlite3.Connection]
 
 
 def open_file(path: str | Path, *, is_wal: bool = False) -> sqlite3.Connection:
@@ -71,6 +74,16 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
+def purge(begin: Callable[[], Transaction], statement: str, values: Any) -> int:
+    """Run a DELETE of up to ``PURGE_ROWS`` rows until none is left; return their number."""
+    deleted, count = 0, PURGE_ROWS
+    while count == PURGE_ROWS:
+        with begin() as connection:
+            count = connection.execute(statement, values).rowcount
+        deleted += count
+    return deleted
+
+
 def wall_ms() -> int:
     """Return the Unix time in milliseconds."""
     return time.time_ns() // 1_000_000
@@ -92,10 +105,7 @@ class ProcessLocks:
         self._held: dict[Path, tuple[int, str, int]] = {}  # file -> descriptor, name, offset
 
     def name(self, shared: Path) -> str | None:
-        """Return the name of this process, locking it first; None if the folder has no locks.
-
-        ``shared`` is the file that the processes share.
-        """
+        """Return the name of this process, locked beside a shared file; None without locks."""
         with self._locked(shared) as held:
             return None if held is None else f"{held[1]}:{held[2]:x}"
 

@@ -84,10 +84,7 @@ def has_long_numbers(content: bytes) -> bool:
 
 
 def parse_json(text: str, *, may_overflow: bool) -> Any:
-    """Parse exactly one value that is not too deep, or raise ValueError.
-
-    ``may_overflow`` comes from ``has_long_numbers``.
-    """
+    """Parse one value that is not too deep, or raise ValueError; see ``has_long_numbers``."""
     try:
         return (_CHECKED if may_overflow else _PLAIN).decode(text)
     except RecursionError:  # possible if the caller's stack is already deep

@@ -126,10 +126,7 @@ _TOKEN: Final = "token"  # noqa: S105 - the name of the option
 
 
 def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a table that is being created, or None if none is being created.
-
-    Properties without the prefix belong to Spark (``owner``, ``location``) or to the table.
-    """
+    """Return the options of a table that is being created, or None if none is being created."""
     if _MARK not in options:
         return None
     return {

@@ -55,11 +55,6 @@ def open_history(connection: SourceConnection) -> "HistorySource":
     return _FileHistory(connection.path) if connection.path else _BrokerHistory(connection)
 
 
-def history_bounds(connection: SourceConnection) -> HistoryBounds:
-    """Return the bounds of the history."""
-    return open_history(connection).bounds()
-
-
 def resolve_position(
     history: "HistorySource", bounds: HistoryBounds, position: HistoryPosition
 ) -> int:

@@ -28,7 +28,7 @@ from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import last_committed_batch
 from phpmq_lite.spark.columns import DAY_MS
-from phpmq_lite.spark.history import history_bounds
+from phpmq_lite.spark.history import open_history
 from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.metrics import (
     BUCKET_BASE,
@@ -132,7 +132,7 @@ def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
     if options.connection is None:
         return None, ()
     try:
-        return history_bounds(options.connection).hi, ()
+        return open_history(options.connection).bounds().hi, ()
     except (PhpmqError, OSError) as error:
         return None, (f"the archive's lag is unknown: {error}",)
 
@@ -269,10 +269,7 @@ class MetricTables:
         counts: Sequence[str],
         weights: Sequence[str] | None = None,
     ) -> list[Item]:
-        """Sum ``counts`` by ``keys``; sort the rows by their total of ``weights``, descending.
-
-        ``weights`` defaults to ``counts``.
-        """
+        """Sum ``counts`` by ``keys``; sort by ``weights`` (default: ``counts``), descending."""
         rows = self._read(table, _DAYS)
         if rows is None:
             return []

@@ -125,10 +125,7 @@ class LocalResultsFolder:
 
     @contextmanager
     def lock(self, name: str, *, is_shared: bool = False) -> Iterator[None]:
-        """Hold a kernel lock, which ends with this process, or refuse (``is_locked``).
-
-        A shared lock excludes only exclusive locks.
-        """
+        """Hold a kernel lock until the block or the process ends, or refuse (``is_locked``)."""
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / f".{name}.lock").open("w") as stream:
             try:

@@ -188,10 +188,7 @@ def _check_count(sent: int, accepted: int, verb: str) -> None:
 def _pieces(
     batches: Iterator["pa.RecordBatch"], options: WriteOptions
 ) -> Iterator["pa.RecordBatch"]:
-    """Yield rows with the staged columns, in pieces of ``PIECE_ROWS`` and ``PIECE_BYTES``.
-
-    A single row can exceed ``PIECE_BYTES``.
-    """
+    """Yield the staged columns in pieces of ``PIECE_ROWS`` and ``PIECE_BYTES``, or one row."""
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []

@@ -15,7 +15,7 @@ from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.insights_document import PipelineJobState
 from phpmq_lite.spark import results_folder
-from phpmq_lite.spark.history import HistoryRequest, history_bounds, open_history
+from phpmq_lite.spark.history import HistoryRequest, open_history
 from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics, replay, replay_plans
 from phpmq_lite.spark.jobs.options import (
@@ -76,7 +76,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     assert metrics.run(spark, MetricsOptions(connection=connection, out=out)).rows == 0
     compact.run(spark, CompactOptions(connection=connection, out=out))
 
-    end = history_bounds(connection).hi
+    end = open_history(connection).bounds().hi
     now = int(time.time() * 1000)
     run = PipelineJobState(name="archive", state="done", started_at=now, finished_at=now)
     assert (
@@ -124,7 +124,7 @@ def test_consumed_queue_is_empty_and_in_parquet_once(
 ) -> None:
     with connect_blocking(broker_of_jobs.phpmq[0]) as client:
         client.publish_many("eat", (b"%d" % n for n in range(120)))
-    before = history_bounds(connection).hi
+    before = open_history(connection).bounds().hi
     asked = ConsumeOptions(
         connection=connection, out=str(tmp_path), queue="eat", subscription="s", max_messages=50
     )
@@ -133,7 +133,7 @@ def test_consumed_queue_is_empty_and_in_parquet_once(
     assert consume.run(spark, asked).rows == 0
     rows = spark.read.parquet(str(tmp_path / "consumed" / "eat")).collect()
     assert Counter(bytes(row["body"]) for row in rows) == Counter(b"%d" % n for n in range(120))
-    assert history_bounds(connection).hi == before + 120  # all of them are settled
+    assert open_history(connection).bounds().hi == before + 120  # all of them are settled
 
 
 @pytest.mark.parametrize("name", ["~til2", "..", "ä" * 100, "eat,more"])
@@ -180,7 +180,7 @@ def test_queues_that_are_too_many_for_a_request_are_read(
     broker_of_jobs: BrokerProcess, connection: SourceConnection
 ) -> None:
     names = [f"{n:02d}{'ä' * 98}" for n in range(30)]
-    lo = history_bounds(connection).hi
+    lo = open_history(connection).bounds().hi
     for name in [*names[:15], "not me", *names[15:]]:
         settle(broker_of_jobs, name, 1)
     history = open_history(connection)
@@ -200,7 +200,7 @@ def test_viewer_token_keeps_the_summary_local_and_notes_it(
     viewing = SourceConnection(broker_of_jobs.admin[0], token)
     settle(broker_of_jobs, "seen", 5)
     archived = archive.run(spark, ArchiveOptions(connection=viewing, out=str(tmp_path)))
-    assert archived.offset == history_bounds(viewing).hi
+    assert archived.offset == open_history(viewing).bounds().hi
     run = PipelineJobState(name="archive", state="done", started_at=1, finished_at=2)
     [note] = write_summary(
         spark, JobOptions(connection=viewing, out=str(tmp_path)), [run], now_ms=3

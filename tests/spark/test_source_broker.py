@@ -20,7 +20,7 @@ from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client import BlockingClient, connect_blocking
 from phpmq_lite.spark.checkpoints import final_ack
 from phpmq_lite.spark.errors import BrokerError
-from phpmq_lite.spark.history import history_bounds
+from phpmq_lite.spark.history import open_history
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection, SourceMode, write_options
@@ -51,7 +51,7 @@ class Place:
 
     @property
     def hi(self) -> int:
-        return history_bounds(self.connection).hi
+        return open_history(self.connection).bounds().hi
 
     @contextmanager
     def client(self) -> Iterator[BlockingClient]:

@@ -13,7 +13,7 @@ from phpmq_lite.http_client import BUSY_TIMEOUT_S, RETRY_DELAYS_S
 from phpmq_lite.spark import reader
 from phpmq_lite.spark.columns import history_columns
 from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
-from phpmq_lite.spark.history import HistoryRequest, history_bounds, open_history, resolve_position
+from phpmq_lite.spark.history import HistoryRequest, open_history, resolve_position
 from phpmq_lite.spark.pipeline_client import PipelineClient, check_row_count, queue_segment
 from phpmq_lite.spark.reader import HistoryStreamReader, OffsetRange, byte_cuts, cut_range
 from phpmq_lite.spark.source_options import HistoryOptions, HistoryPosition, SourceConnection
@@ -271,11 +271,11 @@ def test_broker_that_does_not_answer_is_waited_for_and_named() -> None:
 
 def test_token_goes_along_and_a_wrong_one_is_explained(broker: FakeBroker) -> None:
     broker.token = "right"
-    assert history_bounds(SourceConnection(broker.url, "right")).hi == 0
+    assert open_history(SourceConnection(broker.url, "right")).bounds().hi == 0
     with pytest.raises(
         BrokerError, match="401 unauthorized: no such token; set a valid token"
     ) as caught:
-        history_bounds(SourceConnection(broker.url, "wrong"))
+        open_history(SourceConnection(broker.url, "wrong")).bounds()
     assert (caught.value.status, caught.value.code) == (401, "unauthorized")
 
 

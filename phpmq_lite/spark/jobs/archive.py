@@ -19,7 +19,7 @@ from phpmq_lite.spark.checkpoints import (
     query_id,
 )
 from phpmq_lite.spark.columns import utc_day
-from phpmq_lite.spark.history import history_bounds
+from phpmq_lite.spark.history import open_history
 from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import StreamTarget, batch_name, write_stream
@@ -62,7 +62,7 @@ def run(
     end, begin = None, 0
     allowed: tuple[str, ...] = ()
     if options.connection is not None:
-        bounds = history_bounds(options.connection)
+        bounds = open_history(options.connection).bounds()
         end, allowed = bounds.hi, bounds.allowed
         committed = last_committed_batch(open_results(spark, options.out), TARGET.checkpoint)
         if committed is not None and committed.history_id not in (None, bounds.history_id):
@@ -126,7 +126,7 @@ class _GapRecorder:
         gap = find_gap(
             self._begin,
             batch.offset,
-            history_bounds(self._options.connection),
+            open_history(self._options.connection).bounds(),
             needs_deleted=not self._options.outcomes or DELETED in self._options.outcomes,
             archived=lambda: self._archived(name),
             batch=name,

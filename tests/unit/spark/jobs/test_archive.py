@@ -1,6 +1,7 @@
 """The archive job without Spark; ``tests/spark`` has the rest."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,8 @@ def test_archive_refuses_another_history(
     offset = '{"history": "old", "offset": 7}'
     files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{offset}")
     files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/commits/0", "v1\n{}")
-    monkeypatch.setattr(archive, "history_bounds", lambda connection: HistoryBounds("new", 0, 5, 0))
+    bounds = HistoryBounds("new", 0, 5, 0)
+    monkeypatch.setattr(archive, "open_history", lambda _: SimpleNamespace(bounds=lambda: bounds))
     asked = ArchiveOptions(
         connection=SourceConnection("http://a"), out=str(tmp_path), fail_on_data_loss=fails
     )
