@@ -76,7 +76,7 @@ from phpmq_lite.errors import StorageError
 from phpmq_lite.export.exports import ExportProcesses
 from phpmq_lite.installation import docs_folder, templates_folder
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import OUTCOMES, AuditEntry
+from phpmq_lite.model import OUTCOMES, STATE_NAMES, AuditEntry
 from phpmq_lite.operator_actions import ACTIONS
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 from phpmq_lite.roles import Role
@@ -201,7 +201,7 @@ def page_environment(folder: Path) -> jinja2.Environment:
         duration=formats.format_duration,
         visible=formats.escape_hidden,
         lines=formats.escape_hidden_lines,
-        state=formats.state_name,
+        state=STATE_NAMES.__getitem__,
         points=polyline,
     )
     environment.globals.update(

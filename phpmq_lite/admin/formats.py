@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from phpmq_lite.durations import UNITS_MS
-from phpmq_lite.model import STATE_NAMES
 
 DASH: Final = "–"
 SPANS_MAX: Final = 2_000  # maximum number of pieces into which a text is split
@@ -143,11 +142,6 @@ def split_hidden(text: str, kind: str = "") -> list[TextPiece]:
 def plural(count: int, singular: str, many: str) -> str:
     """Return ``singular`` for a count of one, and ``many`` for any other count."""
     return singular if count == 1 else many
-
-
-def state_name(state: int) -> str:
-    """Return a state's name, such as ``ready``, ``dispatched`` or ``acked``."""
-    return STATE_NAMES[state]
 
 
 def client_name(number: int | None, kind: str | None, address: str | None) -> str:

@@ -348,17 +348,15 @@ class Accounts:
 
     # -- last seen
 
-    def record_session_use(self, session: LoginSession, now_ms: int) -> None:
-        """Record that a session was used; store the time at most once every five minutes."""
-        if now_ms - session.seen_at >= SEEN_EVERY_MS:
-            session.seen_at = now_ms
-            self._store_later(SetSessionSeen(now_ms, session.session_id))
-
-    def record_token_use(self, token: ApiToken, now_ms: int) -> None:
-        """Record that a token was used; store the time at most once every five minutes."""
-        if token.last_used_at is None or now_ms - token.last_used_at >= SEEN_EVERY_MS:
-            token.last_used_at = now_ms
-            self._store_later(SetTokenUsed(now_ms, token.token_id))
+    def record_use(self, item: LoginSession | ApiToken, now_ms: int) -> None:
+        """Record the use of a session or token; store the time at most once every five minutes."""
+        if isinstance(item, LoginSession):
+            if now_ms - item.seen_at >= SEEN_EVERY_MS:
+                item.seen_at = now_ms
+                self._store_later(SetSessionSeen(now_ms, item.session_id))
+        elif item.last_used_at is None or now_ms - item.last_used_at >= SEEN_EVERY_MS:
+            item.last_used_at = now_ms
+            self._store_later(SetTokenUsed(now_ms, item.token_id))
 
     # -- writes
 

@@ -86,10 +86,10 @@ async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> Non
 
 async def count_refused_login(call: Call, problem: Problem) -> None:
     """Count a refused login in the audit row for its address and minute."""
-    call.mark_refused(problem)
-    call.keep_audit_entry()
+    entry, call.is_audit_deferred = call.audit(), True
+    entry.result = problem.code
     write = partial(write_entry, call.context)
-    await services_of(call).refused_logins.add(call.audit(), call.now_ms, write)
+    await services_of(call).refused_logins.add(entry, call.now_ms, write)
 
 
 endpoints: Final = Endpoints()

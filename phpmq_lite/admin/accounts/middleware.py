@@ -8,11 +8,12 @@ from aiohttp import web
 
 from phpmq_lite.admin.accounts.accounts import TOKEN_PREFIX
 from phpmq_lite.admin.accounts.services import HOW, accounts_of
-from phpmq_lite.admin.http.body import FORMS, read_form_field
+from phpmq_lite.admin.http.body import FORMS, read_form_fields
 from phpmq_lite.admin.http.browser_sessions import LOGIN, cookie_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.headers import media_type_of
 from phpmq_lite.admin.http.identity import CONTROL, LOCAL, NOBODY, Identity, identity_of_token
+from phpmq_lite.admin.http.input import Form
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.http.source import address_of, is_control, is_from_here
@@ -41,11 +42,7 @@ def origin_of(url: str) -> str:
 
 
 def check_site(request: web.Request, *, needs_origin: bool, public_url: str = "") -> None:
-    """Refuse requests from pages on other sites (``docs/operate/security.md``, section 4).
-
-    Raises:
-        Problem: 403, naming the origin and the setting that would allow it.
-    """
+    """Refuse with 403 what pages on other sites send (``docs/operate/security.md``, section 4)."""
     if is_control(request):
         return
     origin = request.headers.get("Origin")
@@ -104,7 +101,7 @@ async def check_form(request: web.Request, token: str) -> None:
     if media_type_of(request) not in FORMS:
         detail, bound = "This address accepts only form submissions.", " or ".join(sorted(FORMS))
         raise Problem(415, "media_type", detail, field="Content-Type", bound=bound)
-    if not _is_token(await read_form_field(request, CSRF_FIELD), token):
+    if not _is_token(Form(await read_form_fields(request)).raw(CSRF_FIELD), token):
         detail = "This form does not belong to your session, or the broker has restarted since the "
         detail += "page was loaded. Nothing was changed. Send it again, or reload the page."
         raise Problem(403, "stale_form", detail, field=CSRF_FIELD, says_unchanged=True)
@@ -148,7 +145,7 @@ def _of_token(call: Call, secret: str) -> Identity:
     if token is None:
         return NOBODY
     if call.context.is_ready():
-        accounts.record_token_use(token, now_ms)
+        accounts.record_use(token, now_ms)
     return identity_of_token(token)
 
 
@@ -159,7 +156,7 @@ def _of_session(call: Call) -> Identity | None:
         return None
     call.request[LOGIN] = session
     if call.context.is_ready():
-        accounts.record_session_use(session, now_ms)
+        accounts.record_use(session, now_ms)
     user = accounts.user_of(session)
     return Identity(user.name, Role(user.role), "user", user.queues)
 
@@ -241,12 +238,5 @@ async def check_change(call: Call, route: Route) -> None:
 
 def session_key_of(call: Call) -> str:
     """Return a key for the client: its session or, without one, its identity and address."""
-    cookie = cookie_of(call.request)
-    if call.request.get(LOGIN) is not None or cookie:
-        return f"session {cookie}"
-    return f"{call.actor} {address_of(call.request)}"
-
-
-def is_still_logged_in(call: Call) -> bool:
-    """Return whether the caller's identity is still the same as at the start of the request."""
-    return find_identity(call) == call.identity
+    cookie = cookie_of(call.request)  # which a login has, too
+    return f"session {cookie}" if cookie else f"{call.actor} {address_of(call.request)}"

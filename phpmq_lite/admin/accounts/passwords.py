@@ -47,11 +47,7 @@ class Passwords:
         return await self._run(lambda: self._argon2.hash(_same_everywhere(password)))
 
     async def is_right(self, stored: str | None, password: str) -> bool:
-        """Check a password against a hash; if there is no hash, take the same time to return False.
-
-        Raises:
-            Problem: 429 if too many hashes are pending.
-        """
+        """Check a password; without a hash, take as long. Raise a 429 ``Problem`` if busy."""
         normalized = _same_everywhere(password[: LONGEST + 1])
 
         def check() -> bool:

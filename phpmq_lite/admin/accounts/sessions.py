@@ -179,7 +179,7 @@ async def _redirect_in_new_session(call: Call, user: User, page: str, text: str)
     response = _redirect(call.url(page))
     sessions.begin_login(call.request, cookie, user.name)
     sessions.set_session(call.request, response, cookie)
-    sessions.store_message_for(cookie, text)
+    sessions.store_message(cookie, text)
     return response
 
 

@@ -42,9 +42,6 @@ def check_may_manage(call: Call) -> None:
 
     An admin without a login could create an account that stays valid after others gain access;
     an admin limited to some queues could create an account without that limit.
-
-    Raises:
-        Problem: 403, saying what to do instead.
     """
     if call.identity.kind == "local":
         detail = "Users and tokens cannot be created or changed without a login, because they "

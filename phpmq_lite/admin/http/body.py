@@ -201,11 +201,7 @@ def _too_large(request: web.Request) -> Problem:
 
 
 def read_json(raw: bytes | bytearray, values_max: int) -> object:
-    """Parse a JSON value of any type; return None if the body is empty.
-
-    Raises:
-        Problem: 400 if the body is not JSON, 413 above ``values_max`` values.
-    """
+    """Parse a JSON value, None if the body is empty; raise a ``Problem``, 400 or 413."""
     if not raw.strip():
         return None
     check_values(raw, values_max)
@@ -302,13 +298,6 @@ async def read_form_fields(request: web.Request) -> list[tuple[str, FormValue]]:
             results, owner = map(_fields, [request], [raw]), identity_of(request).actor
             (request[_FORM],) = await request.app[CONTEXT].memory.parse(owner, results)
     return request[_FORM]
-
-
-async def read_form_field(request: web.Request, name: str) -> str:
-    """Return the value of the first field with this name, or "" if it is missing or a file."""
-    values = (value for key, value in await read_form_fields(request) if key == name)
-    value = next(values, "")
-    return value if isinstance(value, str) else ""
 
 
 def _fields(request: web.Request, raw: bytearray) -> list[tuple[str, FormValue]]:

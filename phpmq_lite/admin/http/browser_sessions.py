@@ -89,12 +89,8 @@ class BrowserSessions:
             cookie_name(request), path="/", secure=request.secure, httponly=True, samesite="Lax"
         )
 
-    def store_message(self, request: web.Request, message: FlashMessage | str) -> None:
-        """Store a message to show on this session's next page."""
-        self.store_message_for(self.open(request), message)
-
-    def store_message_for(self, session: str, message: FlashMessage | str) -> None:
-        """Store a message to show on another session's next page, for example after a login."""
+    def store_message(self, session: str, message: FlashMessage | str) -> None:
+        """Store a message to show on a session's next page."""
         self._messages[session] = FlashMessage(message) if isinstance(message, str) else message
         if len(self._messages) > _PENDING:
             self._messages.popitem(last=False)

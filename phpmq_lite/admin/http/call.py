@@ -120,12 +120,7 @@ class Call:
         return next((queue for queue in self.queues if queue.name == name), None)
 
     def queue_id(self, name: str) -> int | None:
-        """Return a queue's id, or None for all queues if the name is empty.
-
-        Raises:
-            Problem: 404 if the queue does not exist; 422 if a caller who can see only some queues
-                requests all queues.
-        """
+        """Return a queue's id, None for all if no name; raise a ``Problem``, 404 or 422."""
         if name:
             return self.queue(name).queue_id
         if self.allowed is not None:
@@ -211,14 +206,6 @@ class Call:
         entry.detail = detail or entry.detail
         return entry
 
-    def keep_audit_entry(self) -> None:
-        """Record that a task that continues after the response will write the audit entry."""
-        self.is_audit_deferred = True
-
-    def mark_refused(self, problem: Problem) -> None:
-        """Record that a change was refused; the response shows the form again."""
-        self.audit().result = problem.code
-
     async def run(self, operation: Any, *args: Any, target: str = "", **options: Any) -> Any:
         """Run a broker operation with the request's audit entry; return its reply."""
         return await self.context.engine.run(operation, self.audit(target), *args, **options)
@@ -250,7 +237,8 @@ class Call:
 
     def tell(self, message: FlashMessage | str) -> None:
         """Show a message on the session's next page."""
-        self.context.sessions.store_message(self.request, message)
+        sessions = self.context.sessions
+        sessions.store_message(sessions.open(self.request), message)
 
     async def render(self, template: str, *, status: int = 200, **values: Any) -> web.Response:
         """Render a page within the layout; if the page has a form, set the session cookie.

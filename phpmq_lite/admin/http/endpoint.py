@@ -291,7 +291,7 @@ class Endpoints:
                     problem = problem_of(error)
                     if show_refused is None or problem is None:
                         raise
-                    call.mark_refused(problem)
+                    call.audit().result = problem.code
                     return await show_refused(call, *objects, form, problem)
                 return _after(call, result)
 

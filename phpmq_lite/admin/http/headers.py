@@ -50,12 +50,9 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def check_encoding(request: web.BaseRequest) -> None:
-    """Refuse a body that is compressed, or in another charset than UTF-8.
+    """Refuse with 415 a body that is compressed, or in another charset than UTF-8.
 
     The listener does not decompress bodies: no route needs it, and the result may have any size.
-
-    Raises:
-        Problem: 415, naming what is accepted.
     """
     for header in request.headers.getall("Content-Type", ()):
         check_charset(parse_parameters(header)[1], "the body")

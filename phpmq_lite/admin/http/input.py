@@ -20,13 +20,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def check_path(request: web.Request) -> None:
-    """Refuse a path that is not valid UTF-8 after percent-decoding.
+    """Refuse with 422 a path that is not valid UTF-8 after percent-decoding.
 
     aiohttp leaves undecodable bytes unchanged: ``%FF`` would become the name ``%FF``, whose correct
     encoding is ``%25FF``.
-
-    Raises:
-        Problem: 422, naming the bound.
     """
     try:
         unquote_to_bytes(request.rel_url.raw_path).decode()

@@ -126,12 +126,6 @@ def colour_of(environment: str, colour: str) -> str:
     return next(colours, "blue")
 
 
-def may_open(call: Call, name: str) -> bool:
-    """Return whether the viewer can use a route; pages omit actions that are not permitted."""
-    role = next(route.role for route in call.context.routes if route.name == name)
-    return call.identity.role.may(role)
-
-
 def navigation(call: Call, current: str) -> list[NavigationItem]:
     """Return the navigation for the page ``current``, without pages that the viewer cannot open."""
     urls, roles = call.context.urls, {route.name: route.role for route in call.context.routes}
@@ -157,6 +151,7 @@ def layout_values(call: Call) -> dict[str, Any]:
     """Return the values that the layout requires on every page."""
     context, request, urls = call.context, call.request, call.context.urls
     ui, current = context.settings.ui, request.get(ROUTE_NAME, "")
+    roles = {route.name: route.role for route in context.routes}
     theme = read_cookie(request, _THEME_COOKIE)
     entered, refused = request.get(REFUSED, ({}, None))
     return {
@@ -167,7 +162,8 @@ def layout_values(call: Call) -> dict[str, Any]:
         "help_page": HELP.get(_first_part(call, request.path), "guides/admin"),
         "here": current,
         "rail": navigation(call, current),
-        "may": lambda name: may_open(call, name),
+        # whether the viewer can use a route; pages omit actions that are not permitted
+        "may": lambda name: call.identity.role.may(roles[name]),
         "environment": ui.environment,
         "colour": colour_of(ui.environment, ui.colour),
         "theme": theme if theme in THEMES else "auto",

@@ -109,11 +109,7 @@ _INPUTS: Final[dict[tuple[str, ...], type[ActionInput]]] = {
 
 
 def options_of(call: Call, action: Action, form: BaseModel) -> ActionOptions:
-    """Return an input's options, limited to the caller's queues.
-
-    Raises:
-        Problem: 422 if the target is missing or invalid, 403 if the caller has no access to it.
-    """
+    """Return an input's options, limited to the caller's queues; refuse its target: 422 or 403."""
     values = form.model_dump()
     target = values.get("target")
     if action is Action.MOVE and not target:

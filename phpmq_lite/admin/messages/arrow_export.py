@@ -155,7 +155,7 @@ async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBounds
     have 20 readers. The audit log shows when a reader is created or taken over.
     """
     if not await _run(call, history_readers.report, report.reader, report.position):
-        call.keep_audit_entry()
+        call.is_audit_deferred = True
     return await get_bounds(call, ExportBoundsInput())
 
 

@@ -133,7 +133,9 @@ def view_body(content: bytes, size: int, requested: str | None) -> ShownBody:
     if text is None:
         pieces, note = _hex(content, "This body is not valid UTF-8.")
         return ShownBody("hex", ("hex",), pieces, note)
-    is_json = is_whole and is_strict_json(text)
+    # The pretty and raw views of numbers and literals look the same.
+    is_container = text.lstrip(" \t\r\n").startswith(("{", "[", '"'))
+    is_json = is_whole and is_container and check_json(text) is None
     views = (VIEWS if text.lstrip()[:1] in ("{", "[") else VIEWS[1:]) if is_json else VIEWS[2:]
     view = requested if requested is not None and requested in views else views[0]
     if view == "hex":
@@ -150,14 +152,6 @@ def view_body(content: bytes, size: int, requested: str | None) -> ShownBody:
             return ShownBody(view, views, pretty, None)
         view, note = "raw", "This body is too large to indent, so it is shown as sent."
     return ShownBody(view, views, split_hidden(text), note)
-
-
-def is_strict_json(text: str) -> bool:
-    """Return whether a text is an object, a list or a string in standard JSON.
-
-    Numbers and literals are excluded because their pretty and raw views look the same.
-    """
-    return text.lstrip(" \t\r\n").startswith(("{", "[", '"')) and check_json(text) is None
 
 
 def prettify(text: str) -> list[TextPiece] | None:

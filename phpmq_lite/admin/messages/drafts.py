@@ -73,11 +73,7 @@ def make_bodies(
 
 
 def envelope_text(urn: str, data: str, queue: str) -> str:
-    """Return a BabelQueue envelope with placeholders for its ids and creation time.
-
-    Raises:
-        Problem: 422 for a blank URN, or data that is not a JSON object.
-    """
+    """Return an envelope with placeholders; raise a 422 ``Problem`` for its URN or data."""
     urn = urn.strip(_BLANK)
     if not urn:
         raise invalid("An envelope requires a URN.", "urn", "some text")

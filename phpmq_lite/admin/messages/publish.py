@@ -383,9 +383,6 @@ def _check_envelopes(call: Call, queue: QueueStatus | None, bodies: Sequence[byt
     """Reject envelopes that the queue would quarantine, and data that does not match its schema.
 
     Large bodies, and bodies after the first ``JUDGED_MAX``, are validated only by the queue.
-
-    Raises:
-        Problem: 422; the detail names the reason.
     """
     if queue is not None and queue.settings.payload_policy == "opaque":
         return

@@ -137,11 +137,7 @@ async def get_schema(call: Call, entry: Registered) -> SchemaDetailView:
 async def compare_schemas(
     call: Call, entry: RegisteredSchema, content: bytes
 ) -> tuple[PayloadSchema, tuple[SchemaChange, ...]]:
-    """Compare a new schema version with the registered version in a worker thread.
-
-    Raises:
-        Problem: 413 if the new schema is too large, 422 if it is not a valid schema.
-    """
+    """Compare a new schema with the registered one; raise a ``Problem``, 413 or 422."""
     if len(content) > DOCUMENT_BYTES:
         detail = f"The schema is {len(content)} bytes; the limit is {DOCUMENT_BYTES}."
         bound = f"at most {DOCUMENT_BYTES} bytes"

@@ -106,10 +106,7 @@ async def show_search(call: Call, query: SearchPageQuery) -> web.Response:
 
 
 def _actions_for(rows: Sequence[MessageRow], others: frozenset[str]) -> list[str]:
-    """Return the actions that apply to at least one of the messages, least destructive first.
-
-    ``others`` contains the dead-letter queues named in queue settings.
-    """
+    """Return the actions that apply to at least one of the messages, least destructive first."""
     states = {STATE_NAMES[row.state] for row in rows}
     is_record = any(
         row.is_alive and (row.source_seq is not None or has_records(row.queue or "", others))

@@ -86,16 +86,7 @@ _REVISION: Final = "ttl"
 def copy_snippets(
     queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
 ) -> list[Snippet]:
-    """Return snippets that republish a message, and one with the frame that dispatched it.
-
-    Args:
-        queue: name of the message's queue.
-        content: the complete body.
-        message_id: 32 hex digits.
-        ttl_s: time to live set by the publisher; None if the message never expires.
-        base: URL of the admin interface.
-        where: host and port of the broker.
-    """
+    """Return snippets that republish a message, and its frame; ``where`` is HOST:PORT."""
     return [
         Snippet("php", "PHP", _message_php(queue, content, where)),
         Snippet("curl", "curl", _message_curl(queue, content, ttl_s, base)),

@@ -123,18 +123,9 @@ class MessageWait:
             self.position = replace(self.position, offset=place)
 
 
-def read_interval_s(live: LiveFeeds) -> float:
-    """Return the seconds to wait between two reads; more waits mean a longer interval."""
-    return max(_APART_S, len(live.waits) / _LOOKS_PER_S)
-
-
 @asynccontextmanager
 async def commit_event(live: LiveFeeds, tap: TapBatches) -> AsyncIterator[asyncio.Event]:
-    """Yield an event that is set by commits with new or settled messages, and at shutdown.
-
-    Raises:
-        Problem: 429 if too many requests are waiting.
-    """
+    """Yield an event that commits and a shutdown set; raise a 429 ``Problem`` if many wait."""
     owner, owners = read_owner.get(), Counter(live.waits.values())
     if not has_room(owners[owner], owners.total(), 1, WAITS):
         live.waits_refused += 1
@@ -196,7 +187,7 @@ async def wait_for_message(call: Call, query: WaitQuery) -> web.Response:
             context.search,
             RecentActivity(context.readers),
             lambda: live.is_closed or call.request.transport is None,
-            lambda: read_interval_s(live),
+            lambda: max(_APART_S, len(live.waits) / _LOOKS_PER_S),
         )
         row = await wait.first(woken, query.timeout)
     headers = {CURSOR: wait.position.text}

@@ -120,7 +120,7 @@ async def claim_messages(call: Call, body: ClaimInput) -> ClaimView:
         body.max_bytes,
         after=body.after,
     )
-    call.keep_audit_entry()
+    call.is_audit_deferred = True
     return ClaimView(hi=hi)
 
 
@@ -136,7 +136,7 @@ async def ack_claimed(call: Call, body: AckInput) -> AckView:
     entry = call.audit(body.subscription)
     await _check_subscription(call, body.subscription)
     acked = await call.context.engine.run(claims.ack_claims, entry, body.subscription, body.upto)
-    call.keep_audit_entry()
+    call.is_audit_deferred = True
     return AckView(acked=acked)
 
 

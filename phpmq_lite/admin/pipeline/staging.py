@@ -336,7 +336,7 @@ async def stage_rows(call: Call, query: StageToken) -> StageView:
             )
             raise Problem(422, "row_count", detail, field=ROW_COUNT, bound=str(upload.rows))
         await _store(call.context, entry, query.token, upload)
-    call.keep_audit_entry()
+    call.is_audit_deferred = True
     return StageView(rows=upload.rows, bytes=upload.bytes)
 
 
@@ -418,7 +418,7 @@ async def drop_staged(call: Call, body: UnstageInput) -> UnstageView:
     """Drop unpublished tokens together with the rows staged under them."""
     target = ", ".join(body.tokens[:3])
     count = await call.run(staging.unstage, body.tokens, target=target, writer=_writer(call))
-    call.keep_audit_entry()
+    call.is_audit_deferred = True
     return UnstageView(unstaged=count)
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp_sse import EventSourceResponse
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.accounts.middleware import is_still_logged_in, session_key_of
+from phpmq_lite.admin.accounts.middleware import find_identity, session_key_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import QueryModel
@@ -140,7 +140,7 @@ def _is_alive(call: Call) -> bool:
     """Return whether a stream's peer is still connected and authorized."""
     transport = call.request.transport
     is_connected = transport is not None and not transport.is_closing()
-    return is_connected and is_still_logged_in(call)
+    return is_connected and find_identity(call) == call.identity
 
 
 async def _send(request: web.Request, stream: FeedStream) -> web.StreamResponse:
