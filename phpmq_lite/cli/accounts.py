@@ -26,7 +26,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration
+from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration, option
 from phpmq_lite.roles import ROLES, TOKEN_ROLES
 from phpmq_lite.text_files import NotUtf8Error, TextFileError, decode_secret
 
@@ -58,13 +58,11 @@ FIRST_USER: Final = (
 )
 
 _name = click.argument("name")
-_queues = click.option(
-    "--queues", multiple=True, metavar="GLOB", help="Allowed queues. Repeatable."
-)
-_password_file = click.option(
+_queues = option("--queues", "Allowed queues. Repeatable.", multiple=True, metavar="GLOB")
+_password_file = option(
     "--password-file",
-    type=FILE_OR_STDIN,
-    help="File that contains the password, or - for standard input.  [default: prompt]",
+    "File that contains the password, or - for standard input.  [default: prompt]",
+    FILE_OR_STDIN,
 )
 
 
@@ -84,9 +82,7 @@ def list_users(admin: AdminClient, output: str | None) -> None:
 
 @user.command("create")
 @_name
-@click.option(
-    "--role", type=click.Choice(ROLES), help="[default: viewer; admin for the first user]"
-)
+@option("--role", "[default: viewer; admin for the first user]", click.Choice(ROLES))
 @_queues
 @_password_file
 @admin_client_options
@@ -192,15 +188,14 @@ def list_tokens(admin: AdminClient, output: str | None) -> None:
 
 @token.command("create")
 @_name
-@click.option(
+@option(
     "--role",
-    type=click.Choice(TOKEN_ROLES),
-    default="viewer",
-    show_default=True,
-    help="Role of the token; the metrics role can only read /metrics.",
+    "Role of the token; the metrics role can only read /metrics.",
+    click.Choice(TOKEN_ROLES),
+    "viewer",
 )
 @_queues
-@click.option("--expires", type=duration, help="Lifetime, such as 90d.  [default: none]")
+@option("--expires", "Lifetime, such as 90d.  [default: none]", duration)
 @admin_client_options
 def create_token(
     admin: AdminClient, name: str, role: str, queues: tuple[str, ...], expires: int | None

@@ -14,7 +14,14 @@ from phpmq_lite.cli import contexts
 from phpmq_lite.cli.contexts import BrokerContext
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
 from phpmq_lite.cli.output import Command, add_options, print_message
-from phpmq_lite.cli.parameters import EXISTING_FILE, admin_url, broker_url, ca_option, is_phpmq_url
+from phpmq_lite.cli.parameters import (
+    EXISTING_FILE,
+    admin_url,
+    broker_url,
+    ca_option,
+    is_phpmq_url,
+    option,
+)
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.errors import os_reason
 from phpmq_lite.http_client import HttpClient, HttpRequest, NotConnectedError
@@ -252,13 +259,13 @@ def url_options(command: Command, description: str = "Admin address, http://HOST
     return add_options(
         command,
         ca_option,
-        click.option("--token-file", type=EXISTING_FILE, help="File with the API token for --url."),
-        click.option(
+        option("--token-file", "File with the API token for --url.", EXISTING_FILE),
+        option(
             "--url",
-            type=broker_url,
-            metavar="URL",
-            help=f"{description}.  [default: the context in use, --config or ./config.toml, "
+            f"{description}.  [default: the context in use, --config or ./config.toml, "
             "./phpmq-data, then http://127.0.0.1:9101]",
+            broker_url,
+            metavar="URL",
         ),
     )
 

@@ -24,7 +24,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import FOLDER, flag
+from phpmq_lite.cli.parameters import FOLDER, flag, option
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -60,9 +60,7 @@ def backup() -> None:
 
 
 @backup.command()
-@click.option(
-    "--copy-to", type=FOLDER, help="Also copy the backup to this local folder; old copies stay."
-)
+@option("--copy-to", "Also copy the backup to this local folder; old copies stay.", FOLDER)
 @admin_client_options
 @set_option
 @output_option
@@ -169,7 +167,7 @@ _backup = click.argument("source", metavar="BACKUP")
 
 @backup.command()
 @_backup
-@flag("--keep-tokens", help="Keep users, sessions and API tokens unchanged.")
+@flag("--keep-tokens", "Keep users, sessions and API tokens unchanged.")
 @yes_option
 @data_option
 @startup_override_options

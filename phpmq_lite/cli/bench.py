@@ -26,6 +26,7 @@ from phpmq_lite.bench.workloads import (
 )
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import Column, format_cell, number_columns, print_message, write_rows
+from phpmq_lite.cli.parameters import option
 from phpmq_lite.client.core import parse_address
 from phpmq_lite.storage.data_folder import file_system
 
@@ -202,61 +203,43 @@ def listener_address(value: str) -> Address:
 
 
 @click.command()
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.1, 600),
-    default=5.0,
-    show_default=True,
-    help="Publishing time per workload, in seconds.",
-)
-@click.option(
-    "--size",
-    type=click.IntRange(1, _MAX_SIZE),
-    default=256,
-    show_default=True,
-    help="Message body size in bytes.",
-)
-@click.option(
+@option("--seconds", "Publishing time per workload, in seconds.", click.FloatRange(0.1, 600), 5.0)
+@option("--size", "Message body size in bytes.", click.IntRange(1, _MAX_SIZE), 256)
+@option(
     "--content",
-    type=click.Choice(CONTENTS),
-    default=PLAIN,
-    show_default=True,
-    help="Message content; envelopes are also indexed by the broker.",
+    "Message content; envelopes are also indexed by the broker.",
+    click.Choice(CONTENTS),
+    PLAIN,
 )
-@click.option(
+@option(
     "--window",
-    type=click.IntRange(1, 100_000),
-    default=100,
-    show_default=True,
-    help="Maximum number of unacknowledged messages that the consumer holds.",
+    "Maximum number of unacknowledged messages that the consumer holds.",
+    click.IntRange(1, 100_000),
+    100,
 )
-@click.option(
+@option(
     "--workloads",
-    type=workload_list,
-    default=f"{PUBLISH},{FLOW},{LATENCY}",
-    show_default=True,
+    f"Comma-separated workloads ({', '.join(WORKLOADS)}), or {_ALL}.",
+    workload_list,
+    f"{PUBLISH},{FLOW},{LATENCY}",
     metavar="LIST",
-    help=f"Comma-separated workloads ({', '.join(WORKLOADS)}), or {_ALL}.",
 )
-@click.option(
+@option(
     "--data",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Folder on the disk to measure; the benchmark deletes its files at the end.  [default: .]",
+    "Folder on the disk to measure; the benchmark deletes its files at the end.  [default: .]",
+    click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
 )
-@click.option(
-    "--url",
-    "connect",
-    type=listener_address,
+@option(
+    ("--url", "connect"),
+    "Measure a running broker. Its queues and history keep records of the run.",
+    listener_address,
     metavar="phpmq://HOST:PORT",
-    help="Measure a running broker. Its queues and history keep records of the run.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "markdown", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format; use markdown to paste the report into an issue.",
+@option(
+    ("-o", "--output"),
+    "Output format; use markdown to paste the report into an issue.",
+    click.Choice(["table", "markdown", "json"]),
+    "table",
 )
 def bench(
     seconds: float,

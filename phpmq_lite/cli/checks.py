@@ -13,7 +13,7 @@ from phpmq_lite.checks import CHECKS, Bounds, Check
 from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
 from phpmq_lite.cli.errors import CommandError, explain_usage
 from phpmq_lite.cli.output import Command
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import duration, option
 from phpmq_lite.errors import PhpmqError
 from phpmq_lite.logs import escape
 
@@ -147,14 +147,7 @@ def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> N
 
 @check.command()
 @click.argument("queue")
-@click.option(
-    "--min",
-    "minimum",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Critical if there are fewer consumers.",
-)
+@option(("--min", "minimum"), "Critical if there are fewer consumers.", click.IntRange(min=1), 1)
 @admin_client_options
 def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
     """Check how many consumers QUEUE has."""

@@ -60,7 +60,7 @@ CONFIG_FILE: Final = "config.toml"
 @click.argument("target", metavar="[FOLDER|FILE.toml|-]", default=".")
 @setting_option("--data", "data", type=FOLDER, help="Database folder, written as an absolute path.")
 @listener_options
-@flag("--force", help="Overwrite an existing file.")
+@flag("--force", "Overwrite an existing file.")
 @collect_setting_flags
 def init(target: str, force: bool, settings_args: SettingsArguments) -> None:
     """Create a configuration file that explains every setting.

@@ -17,6 +17,7 @@ from phpmq_lite.cli.parameters import (
     ca_option,
     cert_options,
     is_phpmq_url,
+    option,
 )
 from phpmq_lite.text_files import TextFileError, read_text
 
@@ -115,16 +116,15 @@ def context() -> None:
 
 @context.command()
 @click.argument("name")
-@click.option(
-    "--url",
-    "urls",
-    type=broker_url,
+@option(
+    ("--url", "urls"),
+    "Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
+    broker_url,
     multiple=True,
     metavar="URL",
-    help="Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
 )
-@click.option("--data", type=FOLDER, help="The broker's data folder.")
-@click.option("--token-file", type=EXISTING_FILE, help="File that contains an API token.")
+@option("--data", "The broker's data folder.", FOLDER)
+@option("--token-file", "File that contains an API token.", EXISTING_FILE)
 @ca_option
 @cert_options
 def create(name: str, urls: tuple[str, ...], data: Path | None, **files: Path | None) -> None:

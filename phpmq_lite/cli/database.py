@@ -11,7 +11,7 @@ import click
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import columns, number_columns, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import EXISTING_PATH
+from phpmq_lite.cli.parameters import EXISTING_PATH, flag
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -96,7 +96,7 @@ def print_checks(checks: list[DatabaseCheck], output: str | None) -> None:
 
 
 @database.command()
-@click.option("--dry-run", is_flag=True, help="Print the pending migrations without applying them.")
+@flag("--dry-run", "Print the pending migrations without applying them.")
 @data_option
 @startup_override_options
 @settings_options
@@ -149,10 +149,8 @@ _SCRUB_COLUMNS: Final = number_columns(
 
 
 @database.command()
-@click.option(
-    "--status", "is_status", is_flag=True, help="Print the last result without starting a scrub."
-)
-@click.option("--stop", "is_stop", is_flag=True, help="Stop the scrub in progress.")
+@flag(("--status", "is_status"), "Print the last result without starting a scrub.")
+@flag(("--stop", "is_stop"), "Stop the scrub in progress.")
 @admin_client_options
 @output_option
 def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None) -> None:

@@ -26,7 +26,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import duration, messages_per_second
+from phpmq_lite.cli.parameters import duration, flag, messages_per_second, number_option, option
 from phpmq_lite.errors import SearchError
 from phpmq_lite.logs import escape
 
@@ -53,11 +53,7 @@ def dead_letter() -> None:
 
 
 @dead_letter.command(name="list")
-@click.option(
-    "--by-cause",
-    is_flag=True,
-    help="Also count by URN and cause, ignoring numbers and ids in reasons.",
-)
+@flag("--by-cause", "Also count by URN and cause, ignoring numbers and ids in reasons.")
 @admin_client_options
 @output_option
 def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
@@ -76,16 +72,12 @@ def list_(admin: AdminClient, by_cause: bool, output: str | None) -> None:
 
 @dead_letter.command()
 @click.argument("queue")
-@click.option("--to", "target", metavar="QUEUE", help="Redrive to this queue, not the origin.")
-@click.option(
-    "--ttl", "ttl_s", type=duration, help="New time to live.  [default: the target queue's default]"
-)
-@click.option(
-    "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Redrive only the N oldest."
-)
-@click.option("--rate", type=messages_per_second, metavar="N/s", help="Maximum rate, such as 20/s.")
-@click.option("--query", "q", default="", metavar="QUERY", help="Only matching dead letters.")
-@click.option("--dry-run", is_flag=True, help="Print the plan without publishing.")
+@option(("--to", "target"), "Redrive to this queue, not the origin.", metavar="QUEUE")
+@option(("--ttl", "ttl_s"), "New time to live.  [default: the target queue's default]", duration)
+@number_option(("-n", "--limit"), "Redrive only the N oldest.")
+@option("--rate", "Maximum rate, such as 20/s.", messages_per_second, metavar="N/s")
+@option(("--query", "q"), "Only matching dead letters.", default="", metavar="QUERY")
+@flag("--dry-run", "Print the plan without publishing.")
 @admin_client_options
 @output_option
 def redrive(

@@ -16,6 +16,7 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import print_message
+from phpmq_lite.cli.parameters import flag, option
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.documentation import INDEX, Documentation
 from phpmq_lite.installation import docs_folder
@@ -23,9 +24,9 @@ from phpmq_lite.installation import docs_folder
 
 @click.command()
 @click.argument("page", default=INDEX)
-@click.option("--text", is_flag=True, help="Show the page in this terminal; requires no broker.")
-@click.option("--print-url", is_flag=True, help="Print the address instead of opening it.")
-@click.option("--search", metavar="WORDS", help="List the pages and sections with these words.")
+@flag("--text", "Show the page in this terminal; requires no broker.")
+@flag("--print-url", "Print the address instead of opening it.")
+@option("--search", "List the pages and sections with these words.", metavar="WORDS")
 @url_options
 @data_option
 @config_option

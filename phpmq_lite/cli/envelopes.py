@@ -23,6 +23,7 @@ from phpmq_lite.cli.parameters import (
     EXISTING_PATH,
     FILE_OR_STDIN,
     flag,
+    option,
     read_input,
 )
 
@@ -82,8 +83,7 @@ def _check_rows(registry: "SchemaRegistry") -> Iterator[dict[str, Any]]:
 @_folder
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=FILE_OR_STDIN)
 @flag(
-    "--plain",
-    help="Expect unencrypted payloads: reject a string in place of an x-gdpr-sensitive value.",
+    "--plain", "Expect unencrypted payloads: reject a string in place of an x-gdpr-sensitive value."
 )
 @output_option
 @click.pass_context
@@ -193,17 +193,16 @@ HINT: Final = "hint"
 LAYERS: Final = {"poison": "A", "too_deep": "A"}  # all other reasons are in layer B
 
 _file = click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
-_schemas = click.option(
+_schemas = option(
     "--schemas",
-    type=EXISTING_FOLDER,
-    help="Check the payload against this schema folder, which contains registry.json.",
+    "Check the payload against this schema folder, which contains registry.json.",
+    EXISTING_FOLDER,
 )
-_empty_list_data = click.option(
+_empty_list_data = option(
     "--empty-list-data",
-    type=click.Choice(["php", "never", "always"]),
-    default="php",
-    show_default=True,
-    help="When to interpret data: [] as {}.",
+    "When to interpret data: [] as {}.",
+    click.Choice(["php", "never", "always"]),
+    "php",
 )
 
 
@@ -215,8 +214,8 @@ def envelope() -> None:
 @envelope.command()
 @click.argument("urn")
 @click.argument("data", metavar="JSON", default="{}")
-@click.option("--queue", default="default", show_default=True, help="Queue name in the envelope.")
-@click.option("--trace-id", help="Id of a trace to continue.  [default: a new trace]")
+@option("--queue", "Queue name in the envelope.", default="default")
+@option("--trace-id", "Id of a trace to continue.  [default: a new trace]")
 @_schemas
 def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path | None) -> None:
     """Create an envelope and print it.
@@ -245,7 +244,7 @@ def create(urn: str, data: str, queue: str, trace_id: str | None, schemas: Path 
 
 @envelope.command("check")
 @_file
-@flag("--consumer", help="List only problems that stop consumers from handling it.")
+@flag("--consumer", "List only problems that stop consumers from handling it.")
 @_schemas
 @_empty_list_data
 @output_option

@@ -8,7 +8,7 @@ import click
 
 from phpmq_lite.cli.errors import ERROR, CommandError
 from phpmq_lite.cli.output import output_format, output_option, write_record
-from phpmq_lite.cli.parameters import FILE_OR_STDIN, read_input
+from phpmq_lite.cli.parameters import FILE_OR_STDIN, option, read_input
 
 
 @click.group()
@@ -18,13 +18,11 @@ def frame() -> None:
 
 @frame.command()
 @click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
-@click.option(
-    "--as",
-    "encoding",
-    type=click.Choice(["auto", "raw", "hex", "base64"]),
-    default="auto",
-    show_default=True,
-    help="Input encoding; auto treats input that starts with H01 as raw.",
+@option(
+    ("--as", "encoding"),
+    "Input encoding; auto treats input that starts with H01 as raw.",
+    click.Choice(["auto", "raw", "hex", "base64"]),
+    "auto",
 )
 @output_option
 @click.pass_context

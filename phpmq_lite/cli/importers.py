@@ -23,7 +23,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration, flag
+from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration, flag, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import in_batches
 from phpmq_lite.client.blocking_client import BlockingClient, NoReplyError, publish_each
@@ -173,11 +173,10 @@ def publish_items(
     return is_stored
 
 
-_journal_option = click.option(
-    "--journal",
-    "journal_path",
-    type=FILE,
-    help="Record stored messages in FILE for later imports to skip. Use one file per broker.",
+_journal_option = option(
+    ("--journal", "journal_path"),
+    "Record stored messages in FILE for later imports to skip. Use one file per broker.",
+    FILE,
 )
 
 
@@ -218,24 +217,22 @@ def import_() -> None:
 
 @import_.command("beanstalkd")
 @click.argument("source", type=beanstalkd_address, metavar="HOST[:PORT]")
-@click.option(
-    "--tube",
-    "tubes",
+@option(
+    ("--tube", "tubes"),
+    "Import only this tube. Repeatable.  [default: all]",
     multiple=True,
     metavar="NAME",
-    help="Import only this tube. Repeatable.  [default: all]",
 )
-@click.option(
-    "--map",
-    "names",
-    type=tube_mapping,
+@option(
+    ("--map", "names"),
+    "Publish jobs from TUBE to QUEUE. Repeatable.  [default: the name of the tube]",
+    tube_mapping,
     multiple=True,
     metavar="TUBE=QUEUE",
-    help="Publish jobs from TUBE to QUEUE. Repeatable.  [default: the name of the tube]",
 )
-@flag("--move", help="Delete each job from beanstalkd once it is stored.")
+@flag("--move", "Delete each job from beanstalkd once it is stored.")
 @_journal_option
-@flag("--dry-run", help="Count what would be published without publishing.")
+@flag("--dry-run", "Count what would be published without publishing.")
 @output_option
 @client_options
 def beanstalkd_command(
@@ -371,36 +368,31 @@ def column_mapping(value: str) -> tuple[str, str]:
 
 @import_.command("initphp")
 @click.argument("database", type=EXISTING_FILE)
-@click.option("--table", default="jobs", show_default=True, help="Table with the jobs.")
-@click.option("--failed-table", help="Table with the failed jobs.  [default: TABLE_failed]")
-@flag("--no-failed", help="Skip failed jobs.")
-@click.option(
-    "--column",
-    "columns",
-    type=column_mapping,
+@option("--table", "Table with the jobs.", default="jobs")
+@option("--failed-table", "Table with the failed jobs.  [default: TABLE_failed]")
+@flag("--no-failed", "Skip failed jobs.")
+@option(
+    ("--column", "columns"),
+    "Read from another column, as in payload=body; failed.payload=body applies only to the "
+    "table of failed jobs. Repeatable.",
+    column_mapping,
     multiple=True,
     metavar="NAME=COLUMN",
-    help="Read from another column, as in payload=body; failed.payload=body applies only to the "
-    "table of failed jobs. Repeatable.",
 )
-@click.option(
-    "--timezone",
-    "zone",
-    type=timezone,
-    default="UTC",
-    show_default=True,
-    help="Time zone of the PHP processes and, therefore, of the times in the tables.",
+@option(
+    ("--timezone", "zone"),
+    "Time zone of the PHP processes and, therefore, of the times in the tables.",
+    timezone,
+    "UTC",
 )
-@click.option(
-    "--retry-after",
-    "reserved_s",
-    type=duration,
-    default="90s",
-    show_default=True,
-    help="Skip jobs that a worker reserved within this time.",
+@option(
+    ("--retry-after", "reserved_s"),
+    "Skip jobs that a worker reserved within this time.",
+    duration,
+    "90s",
 )
 @_journal_option
-@flag("--dry-run", help="Count what would be published; requires no broker.")
+@flag("--dry-run", "Count what would be published; requires no broker.")
 @output_option
 @client_options
 def initphp_command(

@@ -18,7 +18,7 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import duration
+from phpmq_lite.cli.parameters import duration, flag, number_option, option
 from phpmq_lite.storage.search.language import queue_search
 
 _POLL_S: Final = 1.0  # seconds between polls while no stream is available
@@ -27,10 +27,8 @@ _POLLS: Final = 30  # number of polls before another request for a stream
 
 @click.command()
 @click.argument("queue")
-@click.option(
-    "--kind", multiple=True, help="Only these events: publish, dispatch, ack, ….  Repeatable."
-)
-@click.option("-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
+@option("--kind", "Only these events: publish, dispatch, ack, ….  Repeatable.", multiple=True)
+@number_option(("-n", "--limit"), "Stop after N events.")
 @admin_client_options
 def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | None) -> None:
     """Print the events of QUEUE as they happen.
@@ -146,24 +144,15 @@ _REQUEST_S: Final = 60  # maximum number of seconds that a single request waits
 @click.command()
 @click.argument("queue")
 @click.argument("query", default="")
-@click.option(
-    "--until",
-    type=click.Choice(["published", "settled"]),
-    default="published",
-    show_default=True,
-    help="The event to wait for.",
+@option("--until", "The event to wait for.", click.Choice(["published", "settled"]), "published")
+@option("--after", "Count events after this --cursor output.", metavar="CURSOR")
+@option(
+    ("--timeout", "timeout_s"),
+    "Exit with code 5 if nothing matches within this time.",
+    duration,
+    "30s",
 )
-@click.option("--after", metavar="CURSOR", help="Count events after this --cursor output.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=duration,
-    default="30s",
-    show_default=True,
-    metavar="DURATION",
-    help="Exit with code 5 if nothing matches within this time.",
-)
-@click.option("--cursor", is_flag=True, help="Print the current cursor for --after and exit.")
+@flag("--cursor", "Print the current cursor for --after and exit.")
 @admin_client_options
 def wait(
     admin: AdminClient,

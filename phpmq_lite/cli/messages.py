@@ -28,7 +28,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import duration, flag, number_option
+from phpmq_lite.cli.parameters import duration, flag, number_option, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.logs import escape
@@ -41,13 +41,11 @@ def bulk_options(command: Command) -> Command:
     """Add ``--query``, ``--dry-run``, ``--selection``, ``--yes`` and ``--reason``."""
     return add_options(
         command,
-        click.option("--reason", default="", help="Reason to record in the audit log."),
+        option("--reason", "Reason to record in the audit log.", default=""),
         yes_option,
-        click.option(
-            "--selection", "token", metavar="TOKEN", help="Selection that --dry-run printed."
-        ),
-        flag("--dry-run", help="Print what --query selects and a token for --selection."),
-        click.option("--query", metavar="QUERY", help="Select messages by query, not by ID."),
+        option(("--selection", "token"), "Selection that --dry-run printed.", metavar="TOKEN"),
+        flag("--dry-run", "Print what --query selects and a token for --selection."),
+        option("--query", "Select messages by query, not by ID.", metavar="QUERY"),
     )
 
 
@@ -192,10 +190,8 @@ MESSAGE_COLUMNS: Final = (
 )
 
 _ids = click.argument("ids", nargs=-1, metavar="[ID]...")
-_ttl = click.option("--ttl", "ttl_s", type=duration, help="New time to live; 0 means no expiry.")
-_limit = number_option(
-    "-n", "--limit", default=50, show_default=True, help="Print at most N messages."
-)
+_ttl = option(("--ttl", "ttl_s"), "New time to live; 0 means no expiry.", duration)
+_limit = number_option(("-n", "--limit"), "Print at most N messages.", default=50)
 
 
 @click.group()
@@ -253,7 +249,7 @@ def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> 
 
 @message.command(name="list")
 @click.argument("queue")
-@click.option("--state", type=click.Choice(["ready", "dispatched"]), help="State to list.")
+@option("--state", "State to list.", click.Choice(["ready", "dispatched"]))
 @_limit
 @admin_client_options
 @output_option
@@ -267,7 +263,7 @@ def list_(
 
 @message.command()
 @click.argument("id", metavar="ID")
-@flag("--body", help="Print only the body, byte for byte.")
+@flag("--body", "Print only the body, byte for byte.")
 @admin_client_options
 @output_option
 def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
@@ -287,8 +283,8 @@ def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
 _OPTIONS: Final = {
     "ttl_s": _ttl,
     "target": click.argument("target", metavar="QUEUE"),
-    "create": flag("--create", help="Create QUEUE if it does not exist."),
-    "dispatched": flag("--dispatched", help="Also delete messages that consumers hold."),
+    "create": flag("--create", "Create QUEUE if it does not exist."),
+    "dispatched": flag("--dispatched", "Also delete messages that consumers hold."),
 }
 
 

@@ -21,7 +21,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import EXISTING_FILE, duration, flag
+from phpmq_lite.cli.parameters import EXISTING_FILE, duration, flag, option
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import (
     STOP_S,
@@ -65,10 +65,8 @@ def database_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     return add_options(
         run,
-        click.option("--table", default=tables.TABLE, show_default=True, help="Outbox table."),
-        click.option(
-            "--database", type=EXISTING_FILE, required=True, help="The service's SQLite database."
-        ),
+        option("--table", "Outbox table.", default=tables.TABLE),
+        option("--database", "The service's SQLite database.", EXISTING_FILE, required=True),
     )
 
 
@@ -101,23 +99,15 @@ def status(database: Path, table: str, output: str | None) -> None:
 
 
 @outbox.command()
-@flag("--once", help="Publish due rows and exit, with code 1 if any rows are left.")
-@click.option(
+@flag("--once", "Publish due rows and exit, with code 1 if any rows are left.")
+@option(
     "--interval",
-    type=click.FloatRange(0.01, 60),
-    default=0.2,
-    show_default=True,
+    "Time between checks for new rows.",
+    click.FloatRange(0.01, 60),
+    0.2,
     metavar="SECONDS",
-    help="Time between checks for new rows.",
 )
-@click.option(
-    "--keep",
-    "keep_s",
-    type=duration,
-    default="1d",
-    show_default=True,
-    help="Keep published rows for this long.",
-)
+@option(("--keep", "keep_s"), "Keep published rows for this long.", duration, "1d")
 @client_options
 @database_options
 def relay(

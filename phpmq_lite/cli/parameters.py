@@ -3,10 +3,11 @@
 import re
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -22,13 +23,29 @@ FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 FILE_OR_STDIN: Final = click.Path(
     exists=True, dir_okay=False, allow_dash=True, path_type=Path
 )  # for read_input, "-" means standard input
-_TRUSTED: Final = "PEM file with the CA certificate to trust instead of the system's."
-ca_option: Final = click.option("--tls-ca", type=EXISTING_FILE, help=_TRUSTED)
 LOG_LEVELS: Final = click.Choice(["debug", "info", "warning", "error"])
 LOG_FORMATS: Final = click.Choice(["auto", "json", "console"])
-flag: Final = partial(click.option, is_flag=True)
-number_option: Final = partial(click.option, type=click.IntRange(min=1), metavar="N")
 _DURATION: Final = re.compile(rf"([0-9]{{1,15}}) *([{''.join(SHORT_UNITS_S)}]?)")
+
+
+def option(
+    names: str | tuple[str, ...],
+    help: str,
+    type: Any = None,
+    default: Any = None,
+    **attributes: Any,
+) -> Callable[[Any], Any]:
+    """Return an option with one or more names, whose help shows a default that is not empty."""
+    if default is not None:
+        attributes = {"default": default, "show_default": bool(default), **attributes}
+    declarations = (names,) if isinstance(names, str) else names
+    return click.option(*declarations, help=help, type=type, **attributes)
+
+
+flag: Final = partial(option, is_flag=True)
+number_option: Final = partial(option, type=click.IntRange(min=1), metavar="N")
+_TRUSTED: Final = "PEM file with the CA certificate to trust instead of the system's."
+ca_option: Final = option("--tls-ca", _TRUSTED, EXISTING_FILE)
 
 
 def cert_options(command: Command) -> Command:

@@ -18,7 +18,7 @@ import click
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import escape_content, format_message_count, is_terminal, print_message
-from phpmq_lite.cli.parameters import duration, flag, number_option
+from phpmq_lite.cli.parameters import duration, flag, number_option, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient, BlockingConsumer
@@ -34,23 +34,21 @@ _GROUP: Final = 1_000  # number of copies per step of the progress bar
 @click.command()
 @click.argument("queue")
 @click.argument("source", required=False, metavar="[-|FILE]")
-@click.option("--body", help="Message content, instead of a file.")
-@click.option(
-    "--ttl",
-    "ttl_s",
-    type=duration,
-    default="0",
-    help="Time to live, such as 90s, 15m, 1h or 7d; 0 means no expiry.  [default: 0]",
+@option("--body", "Message content, instead of a file.")
+@option(
+    ("--ttl", "ttl_s"),
+    "Time to live, such as 90s, 15m, 1h or 7d; 0 means no expiry.",
+    duration,
+    "0",
 )
-@click.option(
-    "--delay",
-    "delay_s",
-    type=duration,
-    default="0",
-    help="Time in QUEUE.retry before the message moves to QUEUE, such as 30s or 15m.  [default: 0]",
+@option(
+    ("--delay", "delay_s"),
+    "Time in QUEUE.retry before the message moves to QUEUE, such as 30s or 15m.",
+    duration,
+    "0",
 )
-@number_option("--count", help="Publish the content N times.")
-@flag("--lines", help="Publish each line, without its line feed, as a message.")
+@number_option("--count", "Publish the content N times.")
+@flag("--lines", "Publish each line, without its line feed, as a message.")
 @client_options
 def publish(
     client: ClientFactory,
@@ -138,40 +136,34 @@ Handler = Callable[[Delivery], bool]  # returns whether the message was handled
 
 @click.command()
 @click.argument("queue")
-@number_option(
-    "-n", "--limit", help="Stop after N messages.  [default: no limit; 10 with --no-ack]"
-)
-@click.option(
-    "--ack/--no-ack",
-    "is_acked",
+@number_option(("-n", "--limit"), "Stop after N messages.  [default: no limit; 10 with --no-ack]")
+@option(
+    ("--ack/--no-ack", "is_acked"),
+    "Acknowledge printed messages, or return them to the queue on exit.  [default: ack]",
     default=True,
-    help="Acknowledge printed messages, or return them to the queue on exit.  [default: ack]",
+    show_default=False,
 )
-@click.option(
-    "--exec",
-    "program",
-    metavar="CMD",
-    help="Run CMD for each message, with the content on standard input and MESSAGE_QUEUE, "
+@option(
+    ("--exec", "program"),
+    "Run CMD for each message, with the content on standard input and MESSAGE_QUEUE, "
     "MESSAGE_ID and MESSAGE_TTL_S in the environment. Exit code 0 acknowledges, others requeue. "
     "No shell runs it: for pipes and variables, pass \"sh -c '…'\".",
+    metavar="CMD",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0),
+@option(
+    ("--timeout", "timeout_s"),
+    "Stop after this time without a message.  [default: wait forever]",
+    click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Stop after this time without a message.  [default: wait forever]",
 )
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["raw", "bytes", "json"]),
-    default="raw",
-    show_default=True,
-    help="raw: the content and a line feed; bytes: only the content, even on a terminal; "
+@option(
+    ("--format", "style"),
+    "raw: the content and a line feed; bytes: only the content, even on a terminal; "
     "json: one line with id, ttl_s and content.",
+    click.Choice(["raw", "bytes", "json"]),
+    "raw",
 )
-@flag("--create", help="Create the queue if it does not exist.")
+@flag("--create", "Create the queue if it does not exist.")
 @client_options
 def consume(
     client: ClientFactory,

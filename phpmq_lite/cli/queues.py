@@ -33,6 +33,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
+from phpmq_lite.cli.parameters import flag, number_option, option
 from phpmq_lite.queue_settings import DEFINITIONS
 
 QUEUE_COLUMNS: Final = (
@@ -46,12 +47,11 @@ QUEUE_COLUMNS: Final = (
 _DIGITS: Final = 20  # maximum number of digits in a number; SQLite integers have at most 19
 
 _name = click.argument("name", metavar="QUEUE")
-_side = click.option(
+_side = option(
     "--side",
-    type=click.Choice(["delivery", "publishing"]),
-    default="delivery",
-    show_default=True,
-    help="What to pause or resume: delivery to consumers, or publishing.",
+    "What to pause or resume: delivery to consumers, or publishing.",
+    click.Choice(["delivery", "publishing"]),
+    "delivery",
 )
 
 
@@ -139,8 +139,8 @@ def _parse_value(name: str, text: str) -> Any:
 
 @queue.command()
 @_name
-@click.option("--dispatched", is_flag=True, help="Also delete messages that consumers hold.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the N oldest.", metavar="N")
+@flag("--dispatched", "Also delete messages that consumers hold.")
+@number_option(("-n", "--limit"), "Only the N oldest.")
 @yes_option
 @admin_client_options
 def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, yes: bool) -> None:
@@ -160,8 +160,8 @@ def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, ye
 
 @queue.command()
 @click.argument("name", metavar="QUEUE", required=False)
-@click.option("--with-messages", is_flag=True, help="First delete all messages in the queue.")
-@click.option("--all", "is_all", is_flag=True, help="Delete all queues that are not pinned.")
+@flag("--with-messages", "First delete all messages in the queue.")
+@flag(("--all", "is_all"), "Delete all queues that are not pinned.")
 @yes_option
 @admin_client_options
 def delete(
@@ -232,15 +232,9 @@ _BUSIEST: Final = 30  # number of queues that ``queue top`` shows
 
 
 @queue.command()
-@click.option("--once", is_flag=True, help="Print the table once and exit.")
-@click.option(
-    "--every",
-    "every_s",
-    type=click.FloatRange(0.2),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between updates.",
+@flag("--once", "Print the table once and exit.")
+@option(
+    ("--every", "every_s"), "Time between updates.", click.FloatRange(0.2), 1.0, metavar="SECONDS"
 )
 @admin_client_options
 def top(admin: AdminClient, once: bool, every_s: float) -> None:

@@ -10,7 +10,7 @@ import click
 
 from phpmq_lite import settings
 from phpmq_lite.cli.output import add_options, print_message
-from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment
+from phpmq_lite.cli.parameters import EXISTING_FILE, FOLDER, assignment, option
 from phpmq_lite.errors import SettingsError
 
 Command = Callable[..., None]
@@ -61,28 +61,22 @@ class SettingsArguments(NamedTuple):
 
 def settings_options(command: Command) -> Command:
     """Add ``--config`` and ``--set``, and pass ``settings_args`` to the command."""
-    return set_option(config_option(command))
+    return add_options(config_option(command), set_option)
 
 
-def set_option(command: Command) -> Command:
-    """Add ``--set`` to a command that already has ``--config``."""
-    return click.option(
-        "--set",
-        "assignments",
-        type=assignment,
-        multiple=True,
-        metavar="SECTION.NAME=VALUE",
-        help="Set a setting; `phpmq-lite config show` lists all settings. Repeatable.",
-    )(command)
+set_option: Final = option(  # for a command that already has ``--config``
+    ("--set", "assignments"),
+    "Set a setting; `phpmq-lite config show` lists all settings. Repeatable.",
+    assignment,
+    multiple=True,
+    metavar="SECTION.NAME=VALUE",
+)
 
 
 def config_option(command: Command) -> Command:
     """Add ``--config``, and pass ``settings_args`` to the command."""
-    return click.option(
-        "--config",
-        type=EXISTING_FILE,
-        help="TOML file with settings.  [default: ./config.toml, if it exists]",
-    )(collect_setting_flags(command))
+    text = "TOML file with settings.  [default: ./config.toml, if it exists]"
+    return add_options(collect_setting_flags(command), option("--config", text, EXISTING_FILE))
 
 
 def collect_setting_flags(command: Command) -> Command:

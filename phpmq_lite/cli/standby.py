@@ -14,6 +14,7 @@ from phpmq_lite.cli import output as outputs
 from phpmq_lite.cli.backups import restore_database
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import output_option, print_message, yes_option
+from phpmq_lite.cli.parameters import flag
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
     data_option,
@@ -122,8 +123,8 @@ def _require_replica(data: Path) -> str:
 
 @standby.command()
 @click.argument("replica")
-@click.option("--keep-tokens", is_flag=True, help="Keep users, sessions and API tokens unchanged.")
-@click.option("--serve", "is_served", is_flag=True, help="Start the broker afterwards.")
+@flag("--keep-tokens", "Keep users, sessions and API tokens unchanged.")
+@flag(("--serve", "is_served"), "Start the broker afterwards.")
 @yes_option
 @data_option
 @startup_override_options

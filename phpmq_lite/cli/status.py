@@ -18,6 +18,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
+from phpmq_lite.cli.parameters import option
 
 
 @click.command()
@@ -86,7 +87,7 @@ def show(admin: AdminClient, output: str | None) -> None:
 
 @clock.command()
 @click.argument("decision", type=click.Choice(["expire", "keep"]))
-@click.option("--reason", default="", help="Reason to record in the audit log.")
+@option("--reason", "Reason to record in the audit log.", default="")
 @yes_option
 @admin_client_options
 @output_option

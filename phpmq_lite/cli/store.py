@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from phpmq_lite.cli.output import Column, number_columns, output_option, print_message, write_rows
+from phpmq_lite.cli.parameters import flag
 from phpmq_lite.cli.progress import show_progress
 from phpmq_lite.cli.settings_options import (
     SettingsArguments,
@@ -31,7 +32,7 @@ def store() -> None:
 @store.command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--replace", is_flag=True, help="Replace the data that TARGET contains.")
+@flag("--replace", "Replace the data that TARGET contains.")
 @startup_override_options
 @output_option
 @settings_options

@@ -16,6 +16,7 @@ import click
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
+from phpmq_lite.cli.parameters import flag, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.text_files import has_mark
 
@@ -28,13 +29,11 @@ NumberedLine = tuple[int, bytes]  # the number of a line in the file, and the en
 
 @click.command()
 @click.argument("query", default="")
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["jsonl", "csv"]),
-    default="jsonl",
-    show_default=True,
-    help="jsonl includes bodies and can be imported.",
+@option(
+    ("--format", "style"),
+    "jsonl includes bodies and can be imported.",
+    click.Choice(["jsonl", "csv"]),
+    "jsonl",
 )
 @admin_client_options
 def export(admin: AdminClient, query: str, style: str) -> None:
@@ -62,9 +61,9 @@ def export(admin: AdminClient, query: str, style: str) -> None:
 
 @click.command("import")
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--queue", help="Import into this queue instead of the one in each line.")
-@click.option("--settled", is_flag=True, help="Publish settled messages again, too.")
-@click.option("--dry-run", is_flag=True, help="Check all lines without publishing.")
+@option("--queue", "Import into this queue instead of the one in each line.")
+@flag("--settled", "Publish settled messages again, too.")
+@flag("--dry-run", "Check all lines without publishing.")
 @admin_client_options
 def import_(admin: AdminClient, file: Any, queue: str | None, settled: bool, dry_run: bool) -> None:
     """Publish the messages in a file.

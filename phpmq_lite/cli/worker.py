@@ -20,7 +20,15 @@ import click
 from phpmq_lite.cli.broker_connection import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
-from phpmq_lite.cli.parameters import FILE, LOG_FORMATS, LOG_LEVELS, duration, flag, number_option
+from phpmq_lite.cli.parameters import (
+    FILE,
+    LOG_FORMATS,
+    LOG_LEVELS,
+    duration,
+    flag,
+    number_option,
+    option,
+)
 from phpmq_lite.cli.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -67,79 +75,59 @@ def _memory_size(value: str) -> int:
 
 
 @click.command()
-@click.option(
-    "--app",
-    "app_name",
+@option(
+    ("--app", "app_name"),
+    "The app, created by phpmq_lite.envelopes.connect() or the SDK.",
     required=True,
     metavar="MODULE:ATTR|FILE.py:ATTR",
-    help="The app, created by phpmq_lite.envelopes.connect() or the SDK.",
 )
-@click.option(
-    "--queue", type=_queue_name, metavar="NAME", help="Queue to consume.  [default: the app's]"
-)
-@flag("--once", help="Exit after one message.")
-@number_option("--max-jobs", type=click.IntRange(min=0), default=0, help="Exit after N messages.")
-@click.option(
-    "--max-runtime",
-    type=duration,
-    default="0",
-    help="Exit after this time, such as 90s, 15m or 1h.",
-)
-@click.option(
+@option("--queue", "Queue to consume.  [default: the app's]", _queue_name, metavar="NAME")
+@flag("--once", "Exit after one message.")
+@number_option("--max-jobs", "Exit after N messages.", default=0, type=click.IntRange(min=0))
+@option("--max-runtime", "Exit after this time, such as 90s, 15m or 1h.", duration)
+@option(
     "--memory-limit",
-    type=_memory_size,
+    "Exit when the process uses more memory than this, such as 256MiB.",
+    _memory_size,
     metavar="SIZE",
-    help="Exit when the process uses more memory than this, such as 256MiB.",
 )
-@flag("--stop-when-empty", help="Exit when the queue is empty.")
-@click.option(
+@flag("--stop-when-empty", "Exit when the queue is empty.")
+@option(
     "--shutdown-timeout",
-    type=click.FloatRange(min=0),
+    "Time to finish the job after SIGTERM.  [default: the app's, or 30]",
+    click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Time to finish the job after SIGTERM.  [default: the app's, or 30]",
 )
-@number_option(
-    "--credit",
-    default=1,
-    show_default=True,
-    help="Maximum messages held, including the one being handled.",
-)
-@number_option(
-    "--processes",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Number of worker processes.",
-)
+@number_option("--credit", "Maximum messages held, including the one being handled.", default=1)
+@number_option("--processes", "Number of worker processes.", default=1, type=click.IntRange(1, 256))
 @click.option("--parent", type=int, default=0, hidden=True)
-@click.option(
-    "--log-level", type=LOG_LEVELS, default="info", show_default=True, help="Minimum log level."
-)
-@click.option(
+@option("--log-level", "Minimum log level.", LOG_LEVELS, "info")
+@option(
     "--log-format",
-    type=LOG_FORMATS,
-    default="auto",
-    help="Log format; auto is console on a terminal, else json.",
+    "Log format; auto is console on a terminal, else json.",
+    LOG_FORMATS,
+    "auto",
+    show_default=False,
 )
-@number_option("--max-attempts", help="Maximum attempts per message.  [default: the app's, or 3]")
-@click.option(
+@number_option("--max-attempts", "Maximum attempts per message.  [default: the app's, or 3]")
+@option(
     "--backoff",
+    "Delays before retries; the last one repeats.  [default: 1,5,15]",
     metavar="SECONDS,…",
-    help="Delays before retries; the last one repeats.  [default: 1,5,15]",
 )
-@click.option(
+@option(
     "--on-unknown",
-    type=click.Choice(["fail", "delete", "release", "dead_letter"]),
-    help="Action for URNs without a handler.  [default: the app's, or fail]",
+    "Action for URNs without a handler.  [default: the app's, or fail]",
+    click.Choice(["fail", "delete", "release", "dead_letter"]),
 )
-@click.option(
+@option(
     "--dead-letter-queue",
-    type=_queue_name,
+    "Queue for dead letters.  [default: the app's, or QUEUE.dlq]",
+    _queue_name,
     metavar="NAME",
-    help="Queue for dead letters.  [default: the app's, or QUEUE.dlq]",
 )
-@flag("--drop-exhausted", help="Allow an app with dead letters disabled; drop exhausted messages.")
-@click.option("--idempotency", type=FILE, help="Handle each meta.id once; FILE stores handled ids.")
+@flag("--drop-exhausted", "Allow an app with dead letters disabled; drop exhausted messages.")
+@option("--idempotency", "Handle each meta.id once; FILE stores handled ids.", FILE)
 @partial(client_options, reconnect=False)
 def worker(client: ClientFactory, app_name: str, queue: str | None, **options: Any) -> None:
     """Handle a queue's envelopes with an app's handlers.
@@ -261,13 +249,13 @@ def _apply_options(app: "BabelQueue", options: Mapping[str, Any]) -> None:
 
     transport = app.transport
     assert isinstance(transport, PhpmqTransport)  # noqa: S101 - _connect ensures it
-    for option, attribute in (
+    for name, attribute in (
         ("max_attempts", "max_attempts"),
         ("on_unknown", "on_unknown_urn"),
         ("shutdown_timeout", "shutdown_timeout"),
     ):
-        if options[option] is not None:
-            setattr(app, attribute, options[option])
+        if options[name] is not None:
+            setattr(app, attribute, options[name])
     if options["backoff"] is not None:
         try:
             transport.delays = parse_delays(options["backoff"])
@@ -289,7 +277,7 @@ def _worker_limits(options: Mapping[str, Any]) -> Any:
 
     return WorkerLimits(
         max_jobs=1 if options["once"] else options["max_jobs"],
-        max_runtime_s=options["max_runtime"],
+        max_runtime_s=options["max_runtime"] or 0,
         memory_bytes=options["memory_limit"] or 0,
         stop_when_empty=options["stop_when_empty"],
         parent=options["parent"],

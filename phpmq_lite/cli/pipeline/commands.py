@@ -24,7 +24,14 @@ from phpmq_lite.cli.output import (
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import duration, messages_per_second, time_ms
+from phpmq_lite.cli.parameters import (
+    duration,
+    flag,
+    messages_per_second,
+    number_option,
+    option,
+    time_ms,
+)
 from phpmq_lite.cli.pipeline.doctor import doctor
 from phpmq_lite.cli.pipeline.job_runner import (
     PipelineJob,
@@ -66,16 +73,13 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
         run,
         target_options,
         output_option,
-        click.option(
-            "--every",
-            "every_s",
-            type=duration,
-            default="60s",
-            show_default=True,
-            metavar="DURATION",
-            help="Pause between --continuous rounds; at least as long as the round before it.",
+        option(
+            ("--every", "every_s"),
+            "Pause between --continuous rounds; at least as long as the round before it.",
+            duration,
+            "60s",
         ),
-        click.option("--continuous", is_flag=True, help="Repeat until Ctrl-C or SIGTERM."),
+        flag("--continuous", "Repeat until Ctrl-C or SIGTERM."),
     )
 
 
@@ -90,27 +94,40 @@ def _archive_options(command: Any) -> Any:
     """Add the options that control how ``archive`` and ``run`` read the history."""
     return add_options(
         command,
-        click.option("--accept-gap", is_flag=True,
-                     help="Continue even if retention removed rows before they were archived."),
-        click.option("--partitions", "num_partitions", type=click.IntRange(min=1), metavar="N",
-                     help="Number of ranges to read in parallel."
-                     "  [default: 1 up to 50,000 offsets, 2 up to 2,000,000, then more]"),
-        click.option("--max-offsets", "max_offsets_per_trigger", type=click.IntRange(min=1),
-                     default=1_000_000, show_default=True, metavar="N",
-                     help="Maximum number of offsets per batch."),
-        click.option("--starting", "starting_offsets", type=starting_offset, default="earliest",
-                     show_default=True, metavar="OFFSET",
-                     help="Where the first run starts: earliest, latest or the first offset to"
-                     " archive."),
-        click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches."),
-        click.option("--queue", "queues", multiple=True, metavar="NAME",
-                     help="Only this queue. Repeatable; the first run fixes the selection."),
-        click.option("--outcome", "outcomes", multiple=True,
-                     type=click.Choice(list(OUTCOMES)),
-                     help="Only messages with this outcome. Repeatable; without deleted, the"
-                     " removal of deleted messages is not a gap."),
-        click.option("--bodies", is_flag=True, help="Also archive bodies, which replay requires."),
-    )  # fmt: skip
+        flag("--accept-gap", "Continue even if retention removed rows before they were archived."),
+        number_option(
+            ("--partitions", "num_partitions"),
+            "Number of ranges to read in parallel."
+            "  [default: 1 up to 50,000 offsets, 2 up to 2,000,000, then more]",
+        ),
+        number_option(
+            ("--max-offsets", "max_offsets_per_trigger"),
+            "Maximum number of offsets per batch.",
+            default=1_000_000,
+        ),
+        option(
+            ("--starting", "starting_offsets"),
+            "Where the first run starts: earliest, latest or the first offset to archive.",
+            starting_offset,
+            "earliest",
+            metavar="OFFSET",
+        ),
+        option("--queue-pattern", "Only queues whose name matches.", metavar="GLOB"),
+        option(
+            ("--queue", "queues"),
+            "Only this queue. Repeatable; the first run fixes the selection.",
+            multiple=True,
+            metavar="NAME",
+        ),
+        option(
+            ("--outcome", "outcomes"),
+            "Only messages with this outcome. Repeatable; without deleted, the"
+            " removal of deleted messages is not a gap.",
+            click.Choice(list(OUTCOMES)),
+            multiple=True,
+        ),
+        flag("--bodies", "Also archive bodies, which replay requires."),
+    )
 
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
@@ -150,13 +167,12 @@ def utc_date(value: str) -> date:
 
 
 @pipeline.command()
-@click.option(
-    "--date",
-    "dates",
-    type=utc_date,
+@option(
+    ("--date", "dates"),
+    "Always recompute this day (UTC). Repeatable.",
+    utc_date,
     multiple=True,
     metavar="YYYY-MM-DD",
-    help="Always recompute this day (UTC). Repeatable.",
 )
 @_job_options
 def metrics(
@@ -195,25 +211,18 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **field
 
 @pipeline.command()
 @click.argument("queue")
-@click.option(
+@option(
     "--subscription",
-    metavar="NAME",
+    "Subscription that holds messages until acknowledged.",
     default="pipeline",
-    show_default=True,
-    help="Subscription that holds messages until acknowledged.",
+    metavar="NAME",
 )
-@click.option(
-    "--max-messages",
-    type=click.IntRange(1, 100_000),
-    default=10_000,
-    show_default=True,
-    metavar="N",
-    help="Maximum messages per batch.",
+@option(
+    "--max-messages", "Maximum messages per batch.", click.IntRange(1, 100_000), 10_000, metavar="N"
 )
-@click.option(
+@flag(
     "--accept-gap",
-    is_flag=True,
-    help="Continue even if messages of an unfinished batch were released; they are consumed again.",
+    "Continue even if messages of an unfinished batch were released; they are consumed again.",
 )
 @_job_options
 def consume(
@@ -234,51 +243,40 @@ _SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "
 
 
 @pipeline.command()
-@click.option(
-    "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue. Repeatable."
-)
-@click.option("--queue-pattern", metavar="GLOB", help="Only queues whose name matches.")
-@click.option("--since", "since_ms", type=time_ms, metavar="TIME", help="Settled since this time.")
-@click.option("--until", "until_ms", type=time_ms, metavar="TIME", help="Settled before this time.")
-@click.option(
-    "--outcome",
-    "outcomes",
-    type=click.Choice(list(OUTCOMES)),
+@option(("--queue", "queues"), "Only this queue. Repeatable.", multiple=True, metavar="NAME")
+@option("--queue-pattern", "Only queues whose name matches.", metavar="GLOB")
+@option(("--since", "since_ms"), "Settled since this time.", time_ms, metavar="TIME")
+@option(("--until", "until_ms"), "Settled before this time.", time_ms, metavar="TIME")
+@option(
+    ("--outcome", "outcomes"),
+    "Only this outcome. Repeatable.  [default: all]",
+    click.Choice(list(OUTCOMES)),
     multiple=True,
-    help="Only this outcome. Repeatable.  [default: all]",
 )
-@click.option(
-    "--reason", "reasons", multiple=True, metavar="TEXT", help="Only this reason. Repeatable."
-)
-@click.option("--urn", "urns", multiple=True, metavar="URN", help="Only this URN. Repeatable.")
-@click.option(
-    "--trace", "traces", multiple=True, metavar="ID", help="Only this trace id. Repeatable."
-)
-@click.option(
+@option(("--reason", "reasons"), "Only this reason. Repeatable.", multiple=True, metavar="TEXT")
+@option(("--urn", "urns"), "Only this URN. Repeatable.", multiple=True, metavar="URN")
+@option(("--trace", "traces"), "Only this trace id. Repeatable.", multiple=True, metavar="ID")
+@option(
     "--where",
+    "Only rows matching a Spark SQL expression, such as \"size > 1000 AND reason = 'failed'\".",
     metavar="SQL",
-    help="Only rows matching a Spark SQL expression, such as "
-    "\"size > 1000 AND reason = 'failed'\".",
 )
-@click.option(
-    "--to", "to_queue", metavar="QUEUE", help="Target queue.  [default: each message's queue]"
-)
-@click.option("--ttl", "ttl_s", type=duration, help="Time to live.  [default: the queue's]")
-@click.option("--rate", type=messages_per_second, metavar="N/s", help="Maximum rate, such as 20/s.")
-@click.option(
+@option(("--to", "to_queue"), "Target queue.  [default: each message's queue]", metavar="QUEUE")
+@option(("--ttl", "ttl_s"), "Time to live.  [default: the queue's]", duration)
+@option("--rate", "Maximum rate, such as 20/s.", messages_per_second, metavar="N/s")
+@option(
     "--source",
-    type=click.Choice(["archive", "history"]),
-    default="archive",
-    show_default=True,
-    help="Read the Parquet archive, or the history that the broker keeps.",
+    "Read the Parquet archive, or the history that the broker keeps.",
+    click.Choice(["archive", "history"]),
+    "archive",
 )
-@click.option(
+@option(
     "--name",
-    metavar="NAME",
-    help="Name of the stored plan; without a selection, continue that plan."
+    "Name of the stored plan; without a selection, continue that plan."
     "  [default: derived from the selection]",
+    metavar="NAME",
 )
-@click.option("--dry-run", is_flag=True, help="Count messages by queue without publishing.")
+@flag("--dry-run", "Count messages by queue without publishing.")
 @output_option
 @target_options
 def replay(
@@ -363,9 +361,7 @@ GAP_COLUMNS: Final = (
 
 
 @pipeline.command()
-@click.option(
-    "--gaps", "lists_gaps", is_flag=True, help="List the accepted gaps instead of the jobs."
-)
+@flag(("--gaps", "lists_gaps"), "List the accepted gaps instead of the jobs.")
 @output_option
 @target_options
 def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None:
@@ -502,11 +498,10 @@ def app_ids(admin: AdminClient, output: str | None) -> None:
 
 @pipeline.command()
 @click.argument("app_id")
-@click.option(
-    "--to",
-    "owner",
+@option(
+    ("--to", "owner"),
+    "User, or 'token NAME' for the token's creator.  [default: the next user who publishes]",
     metavar="USER",
-    help="User, or 'token NAME' for the token's creator.  [default: the next user who publishes]",
 )
 @admin_client_options
 def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
@@ -519,11 +514,12 @@ def transfer(admin: AdminClient, app_id: str, owner: str | None) -> None:
 
 
 @pipeline.command()
-@click.option(
+@option(
     "--to",
-    type=click.Path(path_type=Path),
-    default=Path(),
-    help="File or folder to write to.  [default: .]",
+    "File or folder to write to.  [default: .]",
+    click.Path(path_type=Path),
+    Path(),
+    show_default=False,
 )
 def package(to: Path) -> None:
     """Build the zip file for --py-files and print its path.

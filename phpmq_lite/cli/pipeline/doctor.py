@@ -21,6 +21,7 @@ from phpmq_lite.cli.doctor.installation import (
 )
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import output_option
+from phpmq_lite.cli.parameters import flag
 from phpmq_lite.cli.pipeline.job_runner import probe
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.errors import PhpmqError, os_reason
@@ -31,7 +32,7 @@ BROKER_TIMEOUT_S: Final = 10.0
 
 
 @click.command()
-@click.option("--start", is_flag=True, help="Also start Spark and read from the broker.")
+@flag("--start", "Also start Spark and read from the broker.")
 @output_option
 @target_options
 def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:

@@ -21,7 +21,7 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import add_options
-from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, assignment
+from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, assignment, option
 from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
 from phpmq_lite.spark.results_folder import local_folder_of
 from phpmq_lite.spark.source_options import is_local
@@ -94,18 +94,26 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
     run = add_options(
         run,
-        click.option("--log", type=FILE,
-                     help="Spark's log file.  [default: OUT/logs/spark.log]"),
-        click.option("--conf", type=assignment, multiple=True, metavar="KEY=VALUE",
-                     help="Spark setting, such as spark.driver.memory=4g. Repeatable."),
-        click.option("--master", default=LOCAL_MASTER, show_default=True,
-                     help="Spark master: local[N] or spark://HOST:PORT."),
-        click.option("--out", "location", metavar="FOLDER",
-                     help="Results folder; on a cluster, it must be on shared storage."
-                     "  [default: DATA/pipeline]"),
-        click.option("--path", type=EXISTING_FILE,
-                     help="Database file to read instead of the broker; requires a local master."),
-    )  # fmt: skip
+        option("--log", "Spark's log file.  [default: OUT/logs/spark.log]", FILE),
+        option(
+            "--conf",
+            "Spark setting, such as spark.driver.memory=4g. Repeatable.",
+            assignment,
+            multiple=True,
+            metavar="KEY=VALUE",
+        ),
+        option("--master", "Spark master: local[N] or spark://HOST:PORT.", default=LOCAL_MASTER),
+        option(
+            ("--out", "location"),
+            "Results folder; on a cluster, it must be on shared storage.  [default: DATA/pipeline]",
+            metavar="FOLDER",
+        ),
+        option(
+            "--path",
+            "Database file to read instead of the broker; requires a local master.",
+            EXISTING_FILE,
+        ),
+    )
     return url_options(data_option(config_option(run)))
 
 
