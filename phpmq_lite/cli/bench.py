@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from phpmq_lite.bench.machine import Machine
 from phpmq_lite.bench.processes import unwind_on_signals
-from phpmq_lite.bench.report import BenchReport, MachineLimits, Quantiles, Throughput
+from phpmq_lite.bench.report import BenchReport, Throughput
 from phpmq_lite.bench.traffic import CONTENTS, PLAIN, UNCONFIRMED, Address
 from phpmq_lite.bench.workloads import (
     FLOW,
@@ -25,7 +26,14 @@ from phpmq_lite.bench.workloads import (
     measure,
 )
 from phpmq_lite.cli.errors import CommandError
-from phpmq_lite.cli.output import Column, format_cell, number_columns, print_message, write_rows
+from phpmq_lite.cli.output import (
+    Column,
+    columns,
+    format_cell,
+    number_columns,
+    print_message,
+    write_rows,
+)
 from phpmq_lite.cli.parameters import option
 from phpmq_lite.client.core import parse_address
 from phpmq_lite.storage.data_folder import file_system
@@ -35,25 +43,21 @@ _NOTES: Final = {
     FLOW: "publish (confirmed), store, dispatch, acknowledge, store; window {window:,}",
     FLOW_PLAIN: "flow without confirmed publishing; window {window:,}",
 }
-_LIMIT_COLUMNS: Final = (Column("limit", "MACHINE LIMIT"), *number_columns("per_second"))
+_LIMIT_COLUMNS: Final = (*columns(limit="MACHINE LIMIT"), *number_columns("per_second"))
 _RATE_COLUMNS: Final = (
-    Column("workload", "WORKLOAD"),
+    *columns("workload"),
     *number_columns("per_second", share="OF SQLITE"),
     *number_columns("broker", "clients", "others"),
-    Column("limit", "LIMITED BY"),
+    *columns(limit="LIMITED BY"),
 )
 _LATENCY_COLUMNS: Final = (
-    Column("what", "LATENCY (ms), ONE IN FLIGHT"),
+    *columns(what="LATENCY (ms), ONE IN FLIGHT"),
     *number_columns("p50", "p95", "p99", ratio="P50 / LEAST"),
 )
 
 
-class _Section(NamedTuple):
-    """A table of results, with the notes that are printed above it."""
-
-    notes: tuple[str, ...]
-    columns: Sequence[Column]
-    rows: Sequence[dict[str, Any]]
+# A table of results, with the notes that are printed above it.
+_Section = tuple[tuple[str, ...], Sequence[Column], Sequence[dict[str, Any]]]
 
 
 def write_tables(report: BenchReport) -> None:
@@ -62,35 +66,29 @@ def write_tables(report: BenchReport) -> None:
     click.echo(f"phpmq-lite {_describe_version(machine)}, messages of {report.size:,} bytes")
     click.echo(f"{machine.cpu}, {machine.cores} cores, {machine.kernel}, {machine.file_system}")
     click.echo(f"Python {machine.python}, SQLite {machine.sqlite}")
-    for section in _sections(report):
-        click.echo()
-        for note in section.notes:
-            click.echo(note)
-        write_rows(section.rows, section.columns, "table", "")
+    for notes, section_columns, rows in _sections(report):
+        click.echo("\n".join(["", *notes]))
+        write_rows(rows, section_columns, "table", "")
 
 
 def write_markdown(report: BenchReport) -> None:
     """Write the report as Markdown, including the settings of the benchmark."""
     machine = report.machine
-    settings = (
-        ("phpmq-lite", _describe_version(machine)),
-        ("processor", f"{machine.cpu}, {machine.cores} cores"),
-        ("system", f"{machine.kernel}, {machine.file_system}"),
-        ("versions", f"Python {machine.python}, SQLite {machine.sqlite}"),
-        ("messages", f"{report.size:,} bytes, {report.content}"),
-        ("consumer window", f"{report.window:,}"),
-        ("duration per workload", f"{report.seconds:g} s"),
-    )
+    settings = {
+        "phpmq-lite": _describe_version(machine),
+        "processor": f"{machine.cpu}, {machine.cores} cores",
+        "system": f"{machine.kernel}, {machine.file_system}",
+        "versions": f"Python {machine.python}, SQLite {machine.sqlite}",
+        "messages": f"{report.size:,} bytes, {report.content}",
+        "consumer window": f"{report.window:,}",
+        "duration per workload": f"{report.seconds:g} s",
+    }
     click.echo("### phpmq-lite bench\n")
-    rows = [{"what": name, "value": value} for name, value in settings]
-    click.echo(_format_markdown((Column("what", "what"), Column("value", "value")), rows))
-    for section in _sections(report):
-        click.echo()
-        for note in section.notes:
-            click.echo(f"- {note}")
-        if section.notes:
-            click.echo()
-        click.echo(_format_markdown(section.columns, section.rows))
+    rows = [{"what": name, "value": value} for name, value in settings.items()]
+    click.echo(_format_markdown(columns(what="what", value="value"), rows))
+    for notes, section_columns, section_rows in _sections(report):
+        click.echo("\n".join(["", *(f"- {note}" for note in notes), *([""] if notes else [])]))
+        click.echo(_format_markdown(section_columns, section_rows))
 
 
 def _describe_version(machine: Machine) -> str:
@@ -111,40 +109,38 @@ def _format_markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) 
 
 def _sections(report: BenchReport) -> Iterator[_Section]:
     noise = "Other processes were busy during the run (OTHERS); the rates are too low."
-    warnings = (noise,) if report.is_noisy else ()
-    yield _Section(warnings, _LIMIT_COLUMNS, _limit_rows(report.limits))
+    limits = report.limits
+    rates = {
+        "4 KiB appended and synced to disk": round(limits.syncs),
+        "SQLite rows of 256 bytes, 1 per commit": round(limits.rows_1),
+        "SQLite rows, 1,000 per commit": round(limits.rows_1000),
+        "SQLite rows of 100 KB, 4 MiB per commit": f"{limits.written_bytes / 1e6:,.1f} MB",
+        "loopback round trips": round(limits.round_trips),
+    }
+    rows: list[dict[str, Any]] = [
+        {"limit": limit, "per_second": rate} for limit, rate in rates.items()
+    ]
+    yield (noise,) if report.is_noisy else (), _LIMIT_COLUMNS, rows
     if report.rates:
         notes = [
             f"{rate.workload}: "
             + _NOTES[rate.workload].format(unconfirmed=UNCONFIRMED, window=report.window)
             for rate in report.rates
         ]
-        columns = (
+        meanings = (
             "OF SQLITE: percent of SQLite's rows/s (1,000 per commit), or bytes/s from 64 KiB",
             "BROKER, CLIENTS, OTHERS: CPU use in percent of one core",
         )
-        rows = [_rate_row(report, rate) for rate in report.rates]
-        yield _Section((*columns, *notes), _RATE_COLUMNS, rows)
+        yield (*meanings, *notes), _RATE_COLUMNS, [_rate_row(report, rate) for rate in report.rates]
     if report.latency is not None:
         note = "P50 / LEAST: P50 divided by the time of a one-row commit plus a round trip"
+        intervals = {"receive": report.latency.receive, "receipt": report.latency.receipt}
         rows = [
-            _latency_row(report, "publish to receive", report.latency.receive),
-            _latency_row(report, "publish to receipt", report.latency.receipt),
+            {"what": f"publish to {end}", "ratio": f"{report.latency_ratio(quantiles):.1f} x"}
+            | {name: f"{value:.3f}" for name, value in asdict(quantiles).items()}
+            for end, quantiles in intervals.items()
         ]
-        yield _Section((note,), _LATENCY_COLUMNS, rows)
-
-
-def _limit_rows(limits: MachineLimits) -> list[dict[str, Any]]:
-    return [
-        {"limit": "4 KiB appended and synced to disk", "per_second": round(limits.syncs)},
-        {"limit": "SQLite rows of 256 bytes, 1 per commit", "per_second": round(limits.rows_1)},
-        {"limit": "SQLite rows, 1,000 per commit", "per_second": round(limits.rows_1000)},
-        {
-            "limit": "SQLite rows of 100 KB, 4 MiB per commit",
-            "per_second": f"{limits.written_bytes / 1e6:,.1f} MB",
-        },
-        {"limit": "loopback round trips", "per_second": round(limits.round_trips)},
-    ]
+        yield (note,), _LATENCY_COLUMNS, rows
 
 
 def _rate_row(report: BenchReport, rate: Throughput) -> dict[str, Any]:
@@ -157,16 +153,6 @@ def _rate_row(report: BenchReport, rate: Throughput) -> dict[str, Any]:
         "clients": " + ".join(_format_percent(share) or "" for share in load.clients.values()),
         "others": _format_percent(load.others),
         "limit": load.limit,
-    }
-
-
-def _latency_row(report: BenchReport, interval: str, quantiles: Quantiles) -> dict[str, Any]:
-    return {
-        "what": interval,
-        "p50": f"{quantiles.p50:.3f}",
-        "p95": f"{quantiles.p95:.3f}",
-        "p99": f"{quantiles.p99:.3f}",
-        "ratio": f"{report.latency_ratio(quantiles):.1f} x",
     }
 
 

@@ -9,11 +9,12 @@ import click
 from phpmq_lite import settings
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.output import columns, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import FOLDER, flag
-from phpmq_lite.cli.settings_options import (
+from phpmq_lite.cli.parameters import (
+    FOLDER,
     SettingsArguments,
     collect_setting_flags,
     data_option,
+    flag,
     listener_options,
     setting_option,
     settings_options,
@@ -58,7 +59,7 @@ CONFIG_FILE: Final = "config.toml"
 
 @config.command()
 @click.argument("target", metavar="[FOLDER|FILE.toml|-]", default=".")
-@setting_option("--data", "data", type=FOLDER, help="Database folder, written as an absolute path.")
+@setting_option("--data", "data", "Database folder, written as an absolute path.", FOLDER)
 @listener_options
 @flag("--force", "Overwrite an existing file.")
 @collect_setting_flags

@@ -1,8 +1,9 @@
 """The ``database`` command group: migrate, verify and scrub the database."""
 
 import sqlite3
+import sys
 import time
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,21 +11,33 @@ import click
 
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, REFUSED, CommandError
-from phpmq_lite.cli.output import columns, number_columns, output_option, print_message, write_rows
-from phpmq_lite.cli.parameters import EXISTING_PATH, flag
-from phpmq_lite.cli.settings_options import (
+from phpmq_lite.cli.output import (
+    Column,
+    columns,
+    number_columns,
+    output_option,
+    print_message,
+    write_rows,
+)
+from phpmq_lite.cli.parameters import (
+    EXISTING_PATH,
     SettingsArguments,
     data_option,
+    flag,
     settings_options,
     startup_override_options,
     store_option,
 )
+from phpmq_lite.cli.progress import show_progress
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.settings import Settings
+from phpmq_lite.storage.copying import AnySide, copy_store
+from phpmq_lite.storage.copying import release as release_source
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder, has_never_had_database
 from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.sqlite import migrate as migrations
 from phpmq_lite.storage.sqlite.backups import MANIFEST, read_backup, verify_backup
+from phpmq_lite.storage.sqlite.copy_side import open_folder
 from phpmq_lite.storage.sqlite.integrity.database_check import verify as verify_files
 from phpmq_lite.storage.sqlite.integrity.startup import check_files
 from phpmq_lite.storage.sqlite.litestream import is_running
@@ -185,3 +198,96 @@ def _scrub(admin: AdminClient) -> dict[str, Any]:
         if not state["is_running"] and state["now"] is None and state["last"] == before:
             raise CommandError("the scrub was stopped; see the broker's log for the reason")
     return state
+
+
+_FIGURES: Final = ("rows", "bytes", "seconds", "replaced", "shortened")
+_COPY_COLUMNS: Final = (Column("table", "TABLE"), *number_columns(*_FIGURES))
+
+
+@click.group()
+def store() -> None:
+    """Move everything from SQLite to PostgreSQL, or back."""
+
+
+@store.command()
+@click.argument("source")
+@click.argument("target")
+@flag("--replace", "Replace the data that TARGET contains.")
+@startup_override_options
+@output_option
+@settings_options
+def copy(
+    source: str, target: str, replace: bool, output: str | None, settings_args: SettingsArguments
+) -> None:
+    """Copy everything from SOURCE to TARGET, and verify the copy.
+
+    One is the data folder of a stopped broker, the other a postgresql:// URL that no broker uses.
+    Repeat an interrupted command to continue it. No broker starts on SOURCE again until `store
+    release`, or on TARGET before the copy is complete. With --replace, the old files of a data
+    folder are moved to replaced-<time>/; the rows of a PostgreSQL database are deleted.
+    Exit codes: 65 damaged data, or the copy differs; 74 a server or disk failed.
+    """
+    settings = settings_args.load().settings
+    if _is_url(source) == _is_url(target):
+        raise click.UsageError("one must be a data folder and the other a postgresql:// URL")
+    with (
+        _open(source, settings) as ours,
+        _open(target, settings, is_target=True) as theirs,
+        show_progress(sys.stderr) as progress,
+    ):
+        report = copy_store(ours, theirs, progress, replace=replace)
+    rows = [
+        {"table": name} | {key: counts[key] for key in _FIGURES}
+        for name, counts in report.tables.items()
+    ]
+    write_rows(rows, _COPY_COLUMNS, output, "there is no table")
+    for row in rows:
+        if row["replaced"]:
+            print_message(
+                f"{row['table']}: U+FFFD replaces {row['replaced']} characters that PostgreSQL "
+                "cannot store"
+            )
+        if row["shortened"]:
+            print_message(
+                f"{row['table']}: {row['shortened']} texts were too long, and end with … now"
+            )
+    if theirs.replaced_files is not None:
+        print_message(f"the previous files are in {theirs.replaced_files}")
+    print_message(f"copied {ours.name} to {theirs.name}; start the broker there")
+
+
+@store.command()
+@click.argument("source")
+@startup_override_options
+@settings_options
+def release(source: str, settings_args: SettingsArguments) -> None:
+    """Allow brokers to start on SOURCE again; its copy is not used.
+
+    If the copy was complete, new messages are numbered from 1,000,000 above the last number and the
+    history gets a new id, as after a restore: a broker may have continued both in the copy.
+    """
+    with _open(source, settings_args.load().settings) as side:
+        release_source(side)
+        print_message(f"{side.name} can be used again")
+
+
+def _is_url(place: str) -> bool:
+    return place.startswith(("postgresql://", "postgres://"))
+
+
+def _open(
+    place: str, settings: Settings, *, is_target: bool = False
+) -> AbstractContextManager[AnySide]:
+    if _is_url(place):
+        from phpmq_lite.storage.postgres.copy_side import open_database
+
+        return open_database(
+            place, is_target=is_target, allow_asynchronous=settings.store.allow_asynchronous
+        )
+    return open_folder(
+        Path(place),
+        print_message,
+        is_target=is_target,
+        allow_network_fs=settings.storage.allow_network_fs,
+        accept_loss=settings.storage.accept_loss,
+    )

@@ -16,8 +16,7 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import flag, option
-from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
+from phpmq_lite.cli.parameters import SettingsArguments, config_option, data_option, flag, option
 from phpmq_lite.documentation import INDEX, Documentation
 from phpmq_lite.installation import docs_folder
 

@@ -3,8 +3,8 @@
 import sqlite3
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from phpmq_lite.cli.broker_connection import ClientFactory, client_options
+from phpmq_lite.cli.admin_client import ClientFactory, client_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
     Column,
@@ -36,9 +36,9 @@ from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
 from phpmq_lite.logs import escape
 
 _COUNTS: Final = number_columns("found", "held", "before")  # before: an earlier run stored them
-_STORED: Final = Column("stored", "STORED", is_number=True)
+_STORED: Final = number_columns("stored")
 _MAX_ERRORS: Final = 10  # maximum number of errors to print; a paused queue may cause millions
-NOT_VALID: Final = Column("not_valid", "NOT VALID", is_number=True)
+NOT_VALID: Final = number_columns("not_valid")
 
 
 class ImportJournal:
@@ -91,7 +91,7 @@ class ImportCounts:
     stored: int = 0
     held: int = 0
     errors: int = 0
-    _groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+    groups: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
 
     def count(self, item: ImportItem) -> bool:
         """Add a found item to the counts, and return whether to publish it."""
@@ -116,12 +116,6 @@ class ImportCounts:
         self._group(item)["stored"] += 1
         self.stored += 1
 
-    def write(self, output: str | None) -> None:
-        """Write the counts of all groups, in the order in which the groups were found."""
-        if self._groups:
-            columns = (*self.columns, *_COUNTS, *self.validation, _STORED)
-            write_rows(self._groups.values(), columns, output, "")
-
     def end(self, *, is_dry: bool) -> None:
         """Print the totals.
 
@@ -142,7 +136,7 @@ class ImportCounts:
         names = (column.key for column in self.columns)
         group: dict[str, Any] = dict(zip(names, item.group, strict=True))
         group |= {"found": 0, "held": 0, "before": 0, "not_valid": 0, "reasons": {}, "stored": 0}
-        return self._groups.setdefault(item.group, group)
+        return self.groups.setdefault(item.group, group)
 
 
 def publish_items(
@@ -180,9 +174,23 @@ _journal_option = option(
 )
 
 
-def open_journal(path: Path | None) -> AbstractContextManager[ImportJournal | None]:
-    """Open the journal at a path; if there is no path, return a context that yields None."""
-    return nullcontext() if path is None else closing(ImportJournal(path))
+@contextmanager
+def open_counts(
+    columns: tuple[Column, ...],
+    journal_path: Path | None,
+    output: str | None,
+    validation: tuple[Column, ...] = (),
+) -> Iterator[ImportCounts]:
+    """Yield counts that use the journal at a path, if any; write them at the end of the block."""
+    opened = nullcontext() if journal_path is None else closing(ImportJournal(journal_path))
+    with opened as journal:
+        tally = ImportCounts(columns, journal, validation)
+        try:
+            yield tally
+        finally:
+            if tally.groups:  # in the order in which they were found
+                heads = (*columns, *_COUNTS, *validation, *_STORED)
+                write_rows(tally.groups.values(), heads, output, "")
 
 
 _BATCH: Final = 500
@@ -253,23 +261,19 @@ def beanstalkd_command(
     deduplication window stores no job twice, except a job that was delayed and is now ready; with
     --journal, that job is not stored twice either.
     """
-    with beanstalkd.connect_beanstalkd(source) as server, open_journal(journal_path) as journal:
+    with beanstalkd.connect_beanstalkd(source) as server:
         missing = sorted({*tubes, *(tube for tube, _ in names)} - {*server.tubes()})
         if missing:
             raise CommandError(f"beanstalkd has no tube {missing[0]!r}", NOT_FOUND)
-        run = BeanstalkdImport(
-            server, dict(names), ImportCounts(_BEANSTALKD_HEADS, journal), is_move=move
-        )
-        try:
+        with open_counts(_BEANSTALKD_HEADS, journal_path, output) as tally:
+            run = BeanstalkdImport(server, dict(names), tally, is_move=move)
             if dry_run:
                 run.preview(tubes)
             else:
                 run.publish(client(), tubes)
-        finally:
-            run.tally.write(output)
         if not dry_run:
             run.report()
-    run.tally.end(is_dry=dry_run)
+    tally.end(is_dry=dry_run)
 
 
 @dataclass(slots=True)
@@ -421,9 +425,8 @@ def initphp_command(
         {name[7:]: column for name, column in columns if name.startswith("failed.")},
     )
     kinds: tuple[Kind, ...] = ("jobs",) if no_failed else ("jobs", "failed")
-    with open_journal(journal_path) as journal:
-        tally = ImportCounts(_INITPHP_HEADS, journal, (NOT_VALID,))
-        try:
+    try:
+        with open_counts(_INITPHP_HEADS, journal_path, output, NOT_VALID) as tally:
             read_only = f"{database.resolve().as_uri()}?mode=ro"
             with closing(sqlite3.connect(read_only, uri=True)) as source:
                 for kind in kinds:  # report a missing column before anything is stored
@@ -442,10 +445,8 @@ def initphp_command(
                         else:
                             publish_items(broker, batch, tally)
                         advance(len(batch))
-        except sqlite3.Error as error:
-            raise CommandError(f"{database.name}: {error}") from None
-        finally:
-            tally.write(output)
+    except sqlite3.Error as error:
+        raise CommandError(f"{database.name}: {error}") from None
     tally.end(is_dry=dry_run)
 
 

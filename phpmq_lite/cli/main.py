@@ -9,7 +9,6 @@ import click
 from click.exceptions import NoSuchCommand
 
 from phpmq_lite import __version__, installation, standard_streams
-from phpmq_lite.cli import first_process
 from phpmq_lite.cli.errors import (
     WORDS,
     describe_error,
@@ -18,6 +17,7 @@ from phpmq_lite.cli.errors import (
     explain_usage,
 )
 from phpmq_lite.cli.progress import shown_silence
+from phpmq_lite.cli.signals import become_child_of_first_process
 
 
 class CommandEntry(NamedTuple):
@@ -32,7 +32,7 @@ SECTIONS: Final = {  # section of the help text -> commands
         "serve": ("serve", "Run the broker."),
         "doctor": ("doctor", "Check whether a broker can run here and suggest fixes."),
         "status": ("status", "Show the broker's key figures and whether it accepts messages."),
-        "check": ("checks", "Run one check as a monitoring plugin."),
+        "check": ("status", "Run one check as a monitoring plugin."),
         "config": ("config", "Create a configuration file, or show the effective settings."),
         "clock": ("status", "Show clock changes and decide how to treat a doubtful one."),
         "bench": ("bench", "Measure throughput and latency."),
@@ -41,7 +41,7 @@ SECTIONS: Final = {  # section of the help text -> commands
         "publish": ("publish_consume", "Publish messages and wait until they are stored."),
         "consume": ("publish_consume", "Consume messages from a queue and print them."),
         "message": ("messages", "Search, show, move, delete, export and import messages."),
-        "dead-letter": ("dead_letters", "List, redrive and delete dead letters."),
+        "dead-letter": ("messages", "List, redrive and delete dead letters."),
         "trace": ("messages", "Show a trace's messages from all queues, newest first."),
     },
     "Queues": {
@@ -59,9 +59,9 @@ SECTIONS: Final = {  # section of the help text -> commands
     },
     "Data": {
         "backup": ("backups", "Create, list, restore and test backups of the database."),
-        "standby": ("standby", "Replicate the database with Litestream, and promote a replica."),
+        "standby": ("backups", "Replicate the database with Litestream, and promote a replica."),
         "database": ("database", "Upgrade the database and check it for damage."),
-        "store": ("store", "Move everything from SQLite to PostgreSQL, or back."),
+        "store": ("database", "Move everything from SQLite to PostgreSQL, or back."),
         "import": ("importers", "Import messages from beanstalkd or InitPHP Queue."),
     },
     "Access": {
@@ -202,7 +202,7 @@ def root_command() -> None:
 def main() -> None:
     """Run the command that this process's arguments specify."""
     standard_streams.prepare()
-    first_process.delegate()
+    become_child_of_first_process()
     with shown_silence(sys.argv[1:]):
         root_command(prog_name="phpmq-lite")
 

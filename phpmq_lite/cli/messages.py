@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -28,9 +29,10 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import duration, flag, number_option, option
+from phpmq_lite.cli.parameters import duration, flag, messages_per_second, number_option, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
+from phpmq_lite.errors import SearchError
 from phpmq_lite.logs import escape
 from phpmq_lite.operator_actions import ACTIONS, Action, ActionDefinition
 
@@ -316,3 +318,148 @@ def undo(admin: AdminClient, token: str) -> None:
 message.add_command(wait)
 message.add_command(export)
 message.add_command(import_)
+
+
+DEAD_LETTER_COLUMNS: Final = (
+    *columns("queue", fit=SPARE),
+    *columns(origin="FROM", reason="REASON"),
+    *number_columns("count"),
+)
+CAUSE_COLUMNS: Final = (
+    *number_columns("count"),
+    *columns(origin="FROM"),
+    *columns(urn="URN", reason="REASON", fit=SPARE),
+    *columns(cause="CAUSE"),
+)
+_PLAN_EFFECTS: Final = {
+    "targets": "published to",
+    "quarantined": "of these, quarantined again:",
+    "skipped": "skipped:",
+}
+PLAN_COLUMNS: Final = (
+    *columns(what="WOULD BE", name="QUEUE OR REASON"),
+    *number_columns("count"),
+)
+
+
+@click.group("dead-letter")
+def dead_letter() -> None:
+    """List, redrive and delete dead letters."""
+
+
+@dead_letter.command(name="list")
+@flag("--by-cause", "Also count by URN and cause, ignoring numbers and ids in reasons.")
+@admin_client_options
+@output_option
+def list_dead_letters(admin: AdminClient, by_cause: bool, output: str | None) -> None:
+    """Count dead letters by queue, origin and reason."""
+    page = admin.get("/dead/groups", deep="true")
+    if page["looked"] < page["total"]:
+        counted = f"{page['looked']:,} of {page['total']:,} dead letters"
+        print_message(f"counted {counted}, the newest of each queue")
+    groups = page["items"]
+    if by_cause:
+        write_rows(groups, CAUSE_COLUMNS, output, "no dead letters")
+        return
+    members = ("queue", "origin", "reason")
+    counts: Counter[tuple[str | None, ...]] = Counter()
+    for group in groups:
+        counts[tuple(group[name] for name in members)] += group["count"]
+    rows = [{**dict(zip(members, key, strict=True)), "count": n} for key, n in counts.items()]
+    write_rows(rows, DEAD_LETTER_COLUMNS, output, "no dead letters")
+
+
+@dead_letter.command()
+@click.argument("queue")
+@option(("--to", "target"), "Redrive to this queue, not the origin.", metavar="QUEUE")
+@option(("--ttl", "ttl_s"), "New time to live.  [default: the target queue's default]", duration)
+@number_option(("-n", "--limit"), "Redrive only the N oldest.")
+@option("--rate", "Maximum rate, such as 20/s.", messages_per_second, metavar="N/s")
+@option(("--query", "q"), "Only matching dead letters.", default="", metavar="QUERY")
+@flag("--dry-run", "Print the plan without publishing.")
+@admin_client_options
+@output_option
+def redrive(
+    admin: AdminClient,
+    queue: str,
+    target: str | None,
+    ttl_s: int | None,
+    limit: int | None,
+    rate: float | None,
+    q: str,
+    dry_run: bool,
+    output: str | None,
+) -> None:
+    """Publish dead letters again.
+
+    QUEUE is the queue they came from, or the dead-letter queue that contains them.
+    """
+    path = f"/dead/{encode_name(queue)}/redrive"
+    body = {"target": target, "ttl_s": ttl_s, "limit": limit, "rate": rate}
+    if rate is not None and rate.is_integer():
+        body["rate"] = int(rate)
+    body |= {"q": q or None, "dry_run": dry_run or None}
+    answer = admin.post(path, {key: value for key, value in body.items() if value is not None})
+    if answer.get("plan") is not None:
+        rows = [
+            {"what": effect, "name": name, "count": count}
+            for member, effect in _PLAN_EFFECTS.items()
+            for name, count in answer["plan"][member].items()
+        ]
+        write_rows(rows, PLAN_COLUMNS, output, "no dead letters")
+        return
+    if answer.get("job") is None:
+        print_message(f"{format_message_count(answer['redriven'])} redriven")
+        return
+    job = follow_bulk_job(admin, admin.get(f"/bulk/{answer['job']}"))
+    print_message(f"{format_message_count(job['done'])} redriven")
+    report_bulk_job(job)
+
+
+@dead_letter.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@bulk_options
+@admin_client_options
+def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
+    """Delete dead letters, but no other messages. Deleted ones remain in the history.
+
+    `message delete` also deletes messages that a program published to a dead-letter queue.
+    """
+    if bulk["query"] is not None:
+        bulk["query"] = _narrow_to_dead_letters(bulk["query"])
+    selection = None if bulk["token"] is None else read_selection(admin, bulk["token"])
+    if selection is not None and _narrow_to_dead_letters(selection["q"]) != selection["q"]:
+        raise CommandError(
+            "the selection is not limited to dead letters; use `message delete`", REFUSED
+        )
+    records = tuple(message_id for message_id in ids if _is_dead_letter(admin, message_id))
+    if records or not ids:
+        act_on_messages(admin, "delete", records, **bulk)
+    if len(records) < len(ids):
+        click.get_current_context().exit(REFUSED)
+
+
+def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
+    """Return whether a message is a dead letter, and print an error if it is not.
+
+    Also return True for a missing message, because the deletion will report it.
+    """
+    message = admin.find(f"/messages/{quote(message_id, safe='')}")
+    is_record = message is None or message["origin"] is not None
+    if not is_record:
+        print_message(
+            f"Error: {escape(message_id)} is not a dead letter; "
+            "use `message delete` to delete other messages"
+        )
+    return is_record
+
+
+def _narrow_to_dead_letters(q: str) -> str:
+    """Return the search limited to dead letters, or unchanged if it already names an origin."""
+    from phpmq_lite.storage.search.language import parse_search
+
+    try:
+        terms = parse_search(q).of("origin")
+    except SearchError as error:
+        raise CommandError(str(error), REFUSED) from None
+    return q if any(not term.is_negated for term in terms) else f"{q} origin:*".strip()

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from phpmq_lite.admin.formats import plural
-from phpmq_lite.cli.broker_connection import ClientFactory, client_options
+from phpmq_lite.cli.admin_client import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
     Column,

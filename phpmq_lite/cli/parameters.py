@@ -1,19 +1,22 @@
 """Types of command-line parameters: files, durations, rates, times and URLs."""
 
+import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import click
 
-from phpmq_lite.cli.output import Command, add_options, is_terminal
+from phpmq_lite import settings
+from phpmq_lite.cli.output import Command, add_options, is_terminal, print_message
 from phpmq_lite.durations import SHORT_UNITS_S
+from phpmq_lite.errors import SettingsError
 
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -146,3 +149,144 @@ def messages_per_second(value: str) -> float:
     if match is None or not float(match[1]):
         raise click.BadParameter(f"{value!r} is not a rate; use a number such as 20/s")
     return float(match[1])
+
+
+_NAMING: Final = frozenset({"data", "admin.listen", "tcp.listen", "tcp.legacy_listen"})
+_MARK: Final = "setting__"  # prefix of the flags' parameter names, such as setting__tcp__listen
+
+
+class SettingsArguments(NamedTuple):
+    """The settings given on the command line, keyed by name, and the configuration file."""
+
+    values: Mapping[str, object]
+    config: Path | None = None  # None means that the default locations are searched
+
+    @property
+    def names_broker(self) -> bool:
+        """Whether flags determine the broker, in which case the current context is ignored."""
+        return self.config is not None or not _NAMING.isdisjoint(self.values)
+
+    @property
+    def data(self) -> Path | None:
+        """The data folder that a flag names, or None."""
+        folder = self.values.get("data")
+        return None if folder is None else Path(str(folder))
+
+    def load(self, *, is_optional: bool = False, **overrides: object) -> settings.EffectiveSettings:
+        """Return the effective settings, and print warnings to standard error."""
+        effective = (self.read_optional if is_optional else self.read)(**overrides)
+        for warning in effective.warnings:
+            print_message(f"warning: {warning}")
+        return effective
+
+    def read(self, **overrides: object) -> settings.EffectiveSettings:
+        """Return the effective settings; ``overrides`` take precedence over every source."""
+        return settings.load({**self.values, **overrides}, self.config)
+
+    def read_optional(self, **overrides: object) -> settings.EffectiveSettings:
+        """Like ``read``, but ignore an unusable file that ``--config`` does not name."""
+        try:
+            return self.read(**overrides)
+        except (SettingsError, OSError) as error:
+            if self.config is not None:
+                raise
+            effective = settings.load({**self.values, **overrides}, Path(os.devnull))
+            effective.warnings.append(f"{error}; this file is ignored")
+            return effective
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--config`` and ``--set``, and pass ``settings_args`` to the command."""
+    return add_options(config_option(command), set_option)
+
+
+set_option: Final = option(  # for a command that already has ``--config``
+    ("--set", "assignments"),
+    "Set a setting; `phpmq-lite config show` lists all settings. Repeatable.",
+    assignment,
+    multiple=True,
+    metavar="SECTION.NAME=VALUE",
+)
+
+
+def config_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--config``, and pass ``settings_args`` to the command."""
+    text = "TOML file with settings.  [default: ./config.toml, if it exists]"
+    return add_options(collect_setting_flags(command), option("--config", text, EXISTING_FILE))
+
+
+def collect_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Collect the settings given on the command line, and pass them on as ``settings_args``.
+
+    Unused flags are omitted; a setting's own flag overrides ``--set``.
+    """
+
+    @wraps(command)
+    def collect(
+        *args: Any,
+        config: Path | None = None,
+        assignments: tuple[tuple[str, str], ...] = (),
+        **arguments: Any,
+    ) -> None:
+        values: dict[str, object] = dict(assignments)
+        for name in [name for name in arguments if name.startswith(_MARK)]:
+            value = arguments.pop(name)
+            if value not in (None, (), False):
+                setting = name.removeprefix(_MARK).replace("__", ".")
+                values[setting] = list(value) if isinstance(value, tuple) else value
+        command(*args, settings_args=SettingsArguments(values, config), **arguments)
+
+    return collect
+
+
+def setting_option(
+    flag: str, setting: str, help: str, type: Any = None, **attributes: Any
+) -> Callable[[Any], Any]:
+    """Return an option for a setting."""
+    return option((flag, _MARK + setting.replace(".", "__")), help, type, **attributes)
+
+
+data_option: Final = setting_option(
+    "--data", "data", "Folder for the database.  [default: ./phpmq-data]", FOLDER
+)
+store_option: Final = setting_option(
+    "--store",
+    "store.url",
+    "Store everything in this PostgreSQL database.  [default: SQLite in the data folder]",
+    metavar="URL",
+)
+_ADDRESSES: Final = (
+    (
+        "--admin",
+        "admin.listen",
+        "Address of admin pages, health checks and metrics.  [default: 127.0.0.1:9101]",
+    ),
+    (
+        "--legacy-listen",
+        "tcp.legacy_listen",
+        "PHPMQ without TTL, for clients of the older revision.  [default: 127.0.0.1:9102]",
+    ),
+    (
+        "--listen",
+        "tcp.listen",
+        "PHPMQ with TTL: HOST:PORT, unix:PATH or none; port 0 picks a free port. Repeatable.  "
+        "[default: 127.0.0.1:9100]",
+    ),
+)
+
+
+def listener_options(command: Command) -> Command:
+    """Add ``--listen``, ``--legacy-listen`` and ``--admin``."""
+    address_option = partial(setting_option, multiple=True, metavar="ADDRESS")
+    return add_options(command, *(address_option(*texts) for texts in _ADDRESSES))
+
+
+def startup_override_options(command: Command) -> Command:
+    """Add the flags that make the broker start in cases where it would otherwise refuse to."""
+    loss = "Start once with what can be recovered from damaged files."
+    network = "Allow a network file system despite its unreliable locks."
+    return add_options(
+        command,
+        setting_option("--accept-loss", "storage.accept_loss", loss, is_flag=True),
+        setting_option("--allow-network-fs", "storage.allow_network_fs", network, is_flag=True),
+    )

@@ -15,7 +15,7 @@ from typing import Final, cast
 
 import click
 
-from phpmq_lite.cli.broker_connection import ClientFactory, client_options
+from phpmq_lite.cli.admin_client import ClientFactory, client_options
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import escape_content, format_message_count, is_terminal, print_message
 from phpmq_lite.cli.parameters import duration, flag, number_option, option

@@ -4,8 +4,9 @@ import gc
 
 import click
 
-from phpmq_lite.cli.parameters import LOG_FORMATS, LOG_LEVELS
-from phpmq_lite.cli.settings_options import (
+from phpmq_lite.cli.parameters import (
+    LOG_FORMATS,
+    LOG_LEVELS,
     SettingsArguments,
     data_option,
     listener_options,
@@ -21,17 +22,12 @@ from phpmq_lite.cli.settings_options import (
 @listener_options
 @store_option
 @startup_override_options
-@setting_option(
-    "--log-level",
-    "log.level",
-    type=LOG_LEVELS,
-    help="Minimum log level.  [default: info]",
-)
+@setting_option("--log-level", "log.level", "Minimum log level.  [default: info]", LOG_LEVELS)
 @setting_option(
     "--log-format",
     "log.format",
-    type=LOG_FORMATS,
-    help="Log format; auto is console on a terminal, else json.  [default: auto]",
+    "Log format; auto is console on a terminal, else json.  [default: auto]",
+    LOG_FORMATS,
 )
 @settings_options
 @click.pass_context

@@ -1,15 +1,20 @@
 """The commands ``status`` and ``clock``, which show key figures and clock changes."""
 
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
 
 import click
 
 from phpmq_lite.admin import formats
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
-from phpmq_lite.cli.checks import rejection
-from phpmq_lite.cli.errors import ERROR
+from phpmq_lite.admin.formats import count_of
+from phpmq_lite.admin.urls import encode_name
+from phpmq_lite.checks import CHECKS, Bounds, Check
+from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
+from phpmq_lite.cli.errors import ERROR, CommandError, explain_usage
 from phpmq_lite.cli.output import (
+    Command,
     confirm,
     number_columns,
     output_format,
@@ -18,7 +23,9 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import option
+from phpmq_lite.cli.parameters import duration, option
+from phpmq_lite.errors import PhpmqError
+from phpmq_lite.logs import escape
 
 
 @click.command()
@@ -102,3 +109,211 @@ def decide(admin: AdminClient, decision: str, reason: str, yes: bool, output: st
     write_rows(
         [admin.post("/clock", {"decision": decision, "reason": reason})], COLUMNS, output, ""
     )
+
+
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+
+_CLOCKS_DIFFER_S: Final = 60.0  # maximum difference between this machine's clock and the broker's
+
+_ages = {"type": duration, "metavar": "DURATION"}
+_counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
+_percentages = {"type": click.FloatRange(0, 100)}
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration as users enter it: whole hours, or minutes."""
+    return f"{seconds / 3_600:g}h" if seconds % 3_600 == 0 else f"{seconds / 60:g}m"
+
+
+def threshold_options(
+    row: Check, kind: dict[str, Any], format_bound: Callable[[float], object] = lambda bound: bound
+) -> Callable[[Command], Command]:
+    """Add the options ``-w`` and ``-c``; ``shown`` formats the bounds of the table of checks."""
+    bounds = CHECKS[row].command
+    where = "at or below this percentage" if bounds.is_floor else "at or above this value"
+
+    def add(command: Command) -> Command:
+        for short, name, bound in (("-c", "critical", bounds.bad), ("-w", "warning", bounds.warn)):
+            command = click.option(
+                short,
+                f"--{name}",
+                name,
+                default=format_bound(bound or 0),
+                show_default=True,
+                help=f"{name.capitalize()} {where}.",
+                **kind,
+            )(command)
+        return command
+
+    return add
+
+
+@contextmanager
+def _usage_errors_are_unknown() -> Iterator[None]:
+    """Exit with UNKNOWN after a usage error, because click's exit code 2 would mean critical."""
+    try:
+        yield
+    except click.UsageError as error:
+        explain_usage(error).show()
+        raise click.exceptions.Exit(UNKNOWN) from None
+
+
+class MonitoringGroup(click.Group):
+    """A command group that reports every error as UNKNOWN, as monitoring systems expect."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the group's own options; exit with UNKNOWN if any of them is invalid."""
+        with _usage_errors_are_unknown():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the check; if an error occurs, report UNKNOWN (exit code 3)."""
+        try:
+            with _usage_errors_are_unknown():
+                return super().invoke(ctx)
+        except (CommandError, PhpmqError, OSError, UnicodeError) as error:
+            click.echo(f"UNKNOWN: {error}")
+            ctx.exit(UNKNOWN)
+
+
+@click.group(cls=MonitoringGroup)
+def check() -> None:
+    """Run one check as a monitoring plugin.
+
+    Exit codes: 0 OK, 1 warning, 2 critical, 3 unknown.
+    """
+
+
+def report_check(level: int, text: str) -> NoReturn:
+    """Print a status line for the monitoring system and exit with ``level`` as the exit code."""
+    click.echo(f"{WORDS[level]}: {text}")
+    click.get_current_context().exit(level)
+
+
+def level_of(value: float, warning: float, critical: float, *, is_floor: bool = False) -> int:
+    """Return the exit code for a value; with ``is_floor``, lower values are worse."""
+    return Bounds(warning, critical, is_floor, is_inclusive=True).level(value).rank
+
+
+@check.command()
+@admin_client_options
+def ready(admin: AdminClient) -> None:
+    """Check whether the broker accepts messages. Critical if it does not answer."""
+    try:
+        stats = admin.get("/stats")
+    except BrokerUnavailableError as error:
+        report_check(CRITICAL, f"the broker does not accept messages: {error}")
+    if (reason := rejection(stats)) is None:
+        report_check(OK, "the broker accepts messages")
+    report_check(CRITICAL, f"the broker does not accept messages: {reason}")
+
+
+@check.command()
+@click.argument("queue", required=False)
+@threshold_options(Check.BACKLOG, _counts)
+@admin_client_options
+def backlog(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
+    """Check the number of ready messages.
+
+    Without QUEUE, checks the queue with the most ready messages.
+    """
+    fullest = max(_queues(admin, queue), key=lambda row: row["ready"], default=None)
+    if fullest is None:
+        report_check(OK, "no queues")
+    count, text = fullest["ready"], f"{fullest['ready']:,} ready in {escape(fullest['name'])}"
+    report_check(level_of(count, warning, critical), text)
+
+
+@check.command()
+@click.argument("queue", required=False)
+@threshold_options(Check.AGE, _ages, format_seconds)
+@admin_client_options
+def age(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
+    """Check the age of the oldest message in QUEUE or anywhere."""
+    rows = [row for row in _queues(admin, queue) if row["oldest_age_s"] is not None]
+    oldest = max(rows, key=lambda row: row["oldest_age_s"], default=None)
+    if oldest is None:
+        report_check(OK, "no ready messages")
+    age_s = oldest["oldest_age_s"]
+    report_check(level_of(age_s, warning, critical), f"{age_s:,.0f} s in {escape(oldest['name'])}")
+
+
+@check.command()
+@click.argument("queue")
+@option(("--min", "minimum"), "Critical if there are fewer consumers.", click.IntRange(min=1), 1)
+@admin_client_options
+def consumers(admin: AdminClient, queue: str, minimum: int) -> None:
+    """Check how many consumers QUEUE has."""
+    count = _queues(admin, queue)[0]["consumers"]
+    text = f"{count_of(count, 'consumer', 'consumers')} of {escape(queue)}"
+    report_check(OK if count >= minimum else CRITICAL, text)
+
+
+@check.command("dead-letters")
+@click.argument("queue", required=False)
+@threshold_options(Check.DEAD_LETTERS, _counts)
+@admin_client_options
+def dead_letters(admin: AdminClient, queue: str | None, warning: int, critical: int) -> None:
+    """Check the number of dead letters, of QUEUE or of all."""
+    counted = admin.get("/stats") if queue is None else _queues(admin, queue)[0]
+    count = counted["dead"]  # this total counts messages in a shared dead-letter queue only once
+    report_check(level_of(count, warning, critical), count_of(count, "dead letter", "dead letters"))
+
+
+@check.command()
+@threshold_options(Check.DISK, _percentages)
+@admin_client_options
+def disk(admin: AdminClient, warning: float, critical: float) -> None:
+    """Check the percentage of free disk space."""
+    stats = admin.get("/stats")
+    share = 100 * stats["disk_free_bytes"] / max(1, stats["disk_bytes"])
+    level = level_of(share, warning, critical, is_floor=True)
+    report_check(level, f"{share:.1f} % of the disk is free")
+
+
+@check.command()
+@threshold_options(Check.BACKUP_AGE, _ages, format_seconds)
+@admin_client_options
+def backup(admin: AdminClient, warning: int, critical: int) -> None:
+    """Check the age of the newest backup. Backups dated in the future also cause a warning."""
+    backups = admin.get("/backups")
+    level, text = check_newest_backup(backups["items"], time.time(), warning, critical)
+    if backups["error"]:
+        level = max(level, CHECKS[Check.BACKUP_FAILED].command.level(1).rank)
+        text += f"; the latest attempt failed: {escape(backups['error'])}"
+    report_check(level, text)
+
+
+def check_newest_backup(
+    items: list[dict[str, Any]], now_s: float, warning: float, critical: float
+) -> tuple[int, str]:
+    """Return a pair: the level for the age of the newest backup, and a text that explains it.
+
+    A backup dated in the future is ignored with a warning, because a clock was or is wrong.
+    """
+    ages = [(now_s - item["made_at"] / 1_000, item["id"]) for item in items]
+    ahead = [name for age_s, name in ages if age_s < -_CLOCKS_DIFFER_S]
+    over = [(max(0.0, age_s), name) for age_s, name in ages if name not in ahead]
+    if not items:
+        return CRITICAL, "there are no backups"
+    level, text = WARNING, "the age of the newest backup is unknown"
+    if over:
+        age_s, name = min(over)
+        level, text = level_of(age_s, warning, critical), f"{name} is {age_s:,.0f} s old"
+    if not ahead:
+        return level, text
+    return max(level, WARNING), f"{text}; these are dated in the future: {', '.join(ahead)}"
+
+
+def rejection(stats: dict[str, Any]) -> str | None:
+    """Return why a broker with these ``/stats`` rejects messages, or None if it accepts them."""
+    reason: str | None = stats["storing_stopped"] or stats["publishing_stopped"]
+    is_ready = stats["is_ready"] and not stats["is_draining"]
+    return reason or (None if is_ready else stats["step"])
+
+
+def _queues(admin: AdminClient, queue: str | None) -> list[dict[str, Any]]:
+    if queue is not None:
+        return [admin.get(f"/queues/{encode_name(queue)}")]
+    return list(admin.list("/queues"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from phpmq_lite.cli.broker_connection import ClientFactory, client_options
+from phpmq_lite.cli.admin_client import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.parameters import (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from phpmq_lite.cli import broker_connection
+from phpmq_lite.cli import admin_client
 from phpmq_lite.cli.errors import TIMED_OUT
 from phpmq_lite.cli.main import root_command
 from tests.support.certificates import CertificateAuthority
@@ -354,7 +354,7 @@ def test_tls_files_are_the_authority_and_the_certificate_of_the_client(
         assert call("publish", "q", "--body", "x", *known).exit_code == 0
         assert call("consume", "q", "-n", "1", *known).stdout == "x\n"
         # asyncio closes without an alert, so the client keeps trying until its timeout.
-        monkeypatch.setattr(broker_connection, "_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(admin_client, "_REPLY_S", 1.0)
         for missing in ([], trust):
             refused = call("publish", "q", "--body", "x", *missing)
             # The timeout may also end a publish that waits for its receipt.

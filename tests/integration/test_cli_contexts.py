@@ -9,7 +9,7 @@ from babelqueue import BabelQueue
 from click.testing import CliRunner, Result
 
 from phpmq_lite import envelopes, settings
-from phpmq_lite.cli import admin_client, broker_connection, contexts, worker
+from phpmq_lite.cli import admin_client, contexts, worker
 from phpmq_lite.cli.main import root_command
 from tests.support.certificates import CertificateAuthority
 from tests.support.cli_runner import invoke
@@ -128,7 +128,7 @@ def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
     CliRunner().invoke(root_command, ["outbox", "init", "--database", "app.db"])
     given: list[str] = []
     add = given.append
-    monkeypatch.setattr(broker_connection, "client_from_url", lambda url, **_: add(url))
+    monkeypatch.setattr(admin_client, "client_from_url", lambda url, **_: add(url))
     monkeypatch.setattr(worker, "load_app", lambda _: BabelQueue("memory://", queue="q"))
     run("create", "prod", "--url", "https://mq.example", "--url", "phpmq://mq.example")
     for flags, expected in (

@@ -21,7 +21,7 @@ from phpmq_lite import broker_process as processes
 PRELOADED: Final = [
     "phpmq_lite.admin.app",  # these two: a broker imports them behind the rest
     "phpmq_lite.admin.serving",
-    "phpmq_lite.cli.broker_connection",
+    "phpmq_lite.cli.admin_client",
     "phpmq_lite.cli.admin_client",
     "phpmq_lite.cli.serve",
     "phpmq_lite.cli.worker",

@@ -12,7 +12,7 @@ import click
 
 from phpmq_lite.cli.doctor.findings import Finding, report_findings, run_check
 from phpmq_lite.cli.output import output_option
-from phpmq_lite.cli.settings_options import (
+from phpmq_lite.cli.parameters import (
     SettingsArguments,
     data_option,
     listener_options,
@@ -41,16 +41,15 @@ def doctor(output: str | None, settings_args: SettingsArguments) -> None:
 def run_checks(settings_args: SettingsArguments) -> Iterator[Finding]:
     """Run all checks, even if one of them fails, and yield their findings."""
     from phpmq_lite.cli.doctor import database, host, installation, listeners
-    from phpmq_lite.cli.doctor import settings as setting_checks
     from phpmq_lite.storage.data_folder import locking_pid
 
     yield from run_check("installation", installation.check_installation)
-    settings, findings = setting_checks.read_settings(settings_args)
+    settings, findings = installation.read_settings(settings_args)
     yield from findings
     pid = None  # of the broker that uses the folder
     with suppress(OSError):
         pid = locking_pid(settings.data)
-    yield from run_check("settings", lambda: setting_checks.check_settings(settings))
+    yield from run_check("settings", lambda: installation.check_settings(settings))
     yield from run_check("data folder", lambda: host.check_data_folder(settings, pid))
     if settings.store.url:
         yield from run_check(database.SERVER, lambda: database.check_server(settings))

@@ -63,6 +63,15 @@ def at_level(level: Level, check: str, text: str, hint: str) -> Finding:
     return Finding(check, level, text, "" if level is OK else hint)
 
 
+def refusal_of(check: Callable[[], object], kind: type[PhpmqError] = PhpmqError) -> str:
+    """Return the text of the error that a check raises, or an empty text if it raises none."""
+    try:
+        check()
+    except kind as error:
+        return str(error)
+    return ""
+
+
 def report_findings(findings: Sequence[Finding], output: str | None) -> None:
     """Write the findings, and exit with code 1 if any of them is bad.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from phpmq_lite.admin import formats
-from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, warn
+from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, refusal_of, warn
 from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.addresses import CONTROL_SOCKET, parse_endpoint
 from phpmq_lite.server.admission import max_open_files, open_files, open_files_problem
@@ -64,15 +64,15 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
     yield folder_access_finding(folder_access(path), pid)
     if settings.store.url:  # it contains only the control socket and results of the pipeline
         return
-    refusal = ""
-    try:
-        check_local(path)
-    except StartRefusedError as error:
-        refusal = str(error)
+    refusal = refusal_of(lambda: check_local(path), StartRefusedError)
     is_allowed = settings.storage.allow_network_fs
     yield file_system_finding(file_system(path), refusal, is_allowed=is_allowed)
     if path.is_dir() and os.access(path, os.W_OK | os.X_OK):
-        yield _disk_speed(path)
+        try:
+            yield sync_finding(statistics.median(measure_syncs_ms(path)))
+        except OSError as error:
+            hint = as_root("dmesg") + ", which shows the reason"
+            yield bad("disk", f"cannot write to {path}: {error.strerror}", hint)
     bounds = replace(disk_space_bounds(settings), max_bytes=0, ballast_bytes=0)  # without a reserve
     space = DiskSpace(nearest_existing(path), bounds)
     space.measure(0)
@@ -151,14 +151,6 @@ def file_system_finding(
     return ok(name, kind or "unknown on this system")
 
 
-def _disk_speed(path: Path) -> Finding:
-    try:
-        return sync_finding(statistics.median(measure_syncs_ms(path)))
-    except OSError as error:
-        hint = as_root("dmesg") + ", which shows the reason"
-        return bad("disk", f"cannot write to {path}: {error.strerror}", hint)
-
-
 def measure_syncs_ms(path: Path) -> list[float]:
     """Perform several small synced writes, and return how many milliseconds each of them took."""
     probe = path / f".doctor-{os.getpid()}"
@@ -208,7 +200,10 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
     with suppress(OSError, ValueError):  # the broker belongs to another account or pid namespace
         files = open_files(int(pid)) if pid else files
     yield open_files_finding(settings, files, max_open_files())
-    yield memory_finding(memory, memory_bound(memory), _memory_bytes())
+    ram = 0
+    with suppress(OSError, ValueError):
+        ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield memory_finding(memory, memory_bound(memory), ram)
     now_ms = time.time_ns() // 1_000_000
     made_ms = read_meta(settings.data).created_at if settings.data.is_dir() else 0
     yield clock_finding(now_ms, made_ms, is_clock_synchronized())
@@ -244,13 +239,6 @@ def memory_finding(setting: int, bound: int, machine: int) -> Finding:
         text = f"{memory} is more than three quarters of the {ram} of RAM here"
         return warn(name, text, "lower limits.memory; otherwise, the system may kill the broker")
     return ok(name, f"{memory} of {ram} RAM" if machine else memory)
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 0
 
 
 def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Finding:

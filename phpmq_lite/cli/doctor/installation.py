@@ -15,8 +15,20 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from phpmq_lite import __version__, installation
-from phpmq_lite.cli.doctor.findings import BAD, OK, Finding, as_root, bad, ok, ok_if, warn
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.cli.doctor.findings import (
+    BAD,
+    OK,
+    Finding,
+    as_root,
+    bad,
+    ok,
+    ok_if,
+    refusal_of,
+    warn,
+)
+from phpmq_lite.cli.parameters import SettingsArguments
+from phpmq_lite.envelopes.schema_registry import ActiveSchemas, RegistryError
+from phpmq_lite.errors import PhpmqError, SettingsError
 from phpmq_lite.installation import (
     install_command,
     migrations_folder,
@@ -24,6 +36,7 @@ from phpmq_lite.installation import (
     templates_folder,
 )
 from phpmq_lite.model import checksum
+from phpmq_lite.settings import Settings, as_text, find_file
 from phpmq_lite.storage.sqlite.migrate import migrate
 
 DISTRIBUTION: Final = "phpmq-lite"
@@ -115,7 +128,10 @@ def check_installation() -> Iterator[Finding]:
     """Check what every broker requires: Python, packages, SQLite and the web pages' files."""
     yield check_python()
     yield from package_findings(requirements(), installed_version, _import_problem())
-    yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, _sqlite_problem())
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.create_function("checksum", 2, checksum, deterministic=True)
+        problem = refusal_of(lambda: migrate(connection, migrations_folder()))
+    yield sqlite_finding(sqlite3.sqlite_version_info, sqlite3.threadsafety, problem)
     folder = templates_folder()
     missing = [name for name in PAGES if not (folder / name).is_file()]
     if missing:
@@ -167,16 +183,6 @@ def sqlite_finding(version: tuple[int, ...], threadsafety: int, problem: str) ->
     return ok("SQLite", text)
 
 
-def _sqlite_problem() -> str:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.create_function("checksum", 2, checksum, deterministic=True)
-        try:
-            migrate(connection, migrations_folder())
-        except PhpmqError as error:
-            return str(error)
-    return ""
-
-
 def check_pipeline_packages() -> Iterator[Finding]:
     """Check Spark and Java, which are required only by the pipeline."""
     spark = installed_version("pyspark")
@@ -202,3 +208,79 @@ def pipeline_finding(spark: str | None, java: str, problem: str = "") -> Finding
         hint = f"{reinstall_command('java')}, or install Java 17 or newer"
         return warn(name, f"Spark {spark}, no Java: {problem}", hint)
     return ok(name, f"Spark {spark}, {java}", "`phpmq-lite pipeline doctor` runs more checks")
+
+
+NAME: Final = "settings"
+_PROCESS_BYTES: Final = 128 << 20  # memory that a broker without messages uses, plus a reserve
+
+
+def read_settings(settings_args: SettingsArguments) -> tuple[Settings, list[Finding]]:
+    """Return a pair: the settings, or the defaults if they are invalid, and findings about them."""
+    path = settings_args.config or find_file()
+    try:
+        effective = settings_args.read()
+    except SettingsError as error:
+        fallback = Settings() if settings_args.data is None else Settings(data=settings_args.data)
+        hint = "correct it, or the broker refuses to start (exit code 78)"
+        return fallback, [bad(NAME, str(error), f"{hint}; the other checks use the defaults")]
+    changed = sum(source != "default" for source in effective.sources.values())
+    where = "no file" if path is None else str(path)
+    hint = "`phpmq-lite config init` creates a file that explains them" if path is None else ""
+    findings = [ok(NAME, f"{where}, {changed} set, all others at their defaults", hint)]
+    hint = "`phpmq-lite config show` lists the names"
+    return effective.settings, findings + [
+        warn(NAME, warning, hint) for warning in effective.warnings
+    ]
+
+
+def check_settings(settings: Settings) -> Iterator[Finding]:
+    """Check for settings that are valid, but conflict with others or have no effect."""
+    path = settings.envelopes.schemas
+    if path is not None:
+        try:
+            ActiveSchemas(path).load()
+        except RegistryError as error:
+            hint = "`phpmq-lite schema check` lists the problems"
+            yield bad("schemas", f"envelopes.schemas: {error}", hint)
+        else:
+            yield ok("schemas", str(path))
+    yield from conflicting_settings(settings)
+
+
+def conflicting_settings(settings: Settings) -> Iterator[Finding]:
+    """Yield a finding for each conflict between settings."""
+    yield from _size_conflicts(settings)
+    queues, admin = settings.queues, settings.admin
+    if queues.schema_mode != "off" and settings.envelopes.schemas is None:
+        text = f"queues.schema_mode is {queues.schema_mode}, but envelopes.schemas is not set"
+        yield warn(NAME, text, "set envelopes.schemas; without it no payload is checked")
+    if admin.hsts and admin.tls_cert is None:
+        hint = "set admin.tls_cert and admin.tls_key"
+        yield warn(NAME, "admin.hsts has no effect without TLS", hint)
+    if settings.storage.accept_loss:
+        text = "storage.accept_loss is set: every start accepts damaged files"
+        yield warn(NAME, text, "remove it; for a single start, use --accept-loss instead")
+
+
+def _size_conflicts(settings: Settings) -> Iterator[Finding]:
+    limits, storage, history = settings.limits, settings.storage, settings.history
+    needed = limits.body_cache + limits.unstored_total + storage.cache_bytes + _PROCESS_BYTES
+    if needed > limits.memory:
+        text = (
+            f"limits.memory is {as_text(limits.memory)}; limits.body_cache, limits.unstored_total "
+            "and storage.cache_bytes may use all of it, which makes publishers wait"
+        )
+        yield warn(NAME, text, "raise limits.memory, or lower the other three")
+    if 0 < storage.max_bytes <= history.bytes:
+        text = (
+            f"history.bytes is {as_text(history.bytes)}, storage.max_bytes "
+            f"{as_text(storage.max_bytes)}: publishing stops before the history is trimmed"
+        )
+        hint = "lower history.bytes to half of storage.max_bytes, or raise storage.max_bytes"
+        yield warn(NAME, text, hint)
+    if limits.unstored_total < limits.max_content:
+        text = (
+            f"limits.unstored_total is {as_text(limits.unstored_total)}, less than "
+            f"limits.max_content ({as_text(limits.max_content)}): large bodies are read one by one"
+        )
+        yield warn(NAME, text, "raise limits.unstored_total")

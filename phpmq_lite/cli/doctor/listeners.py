@@ -7,10 +7,11 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Final, NamedTuple
 
 from phpmq_lite.admin.formats import count_of
-from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, warn
+from phpmq_lite.cli.doctor.findings import Finding, as_root, bad, ok, ok_if, refusal_of, warn
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.server.addresses import (
     ListenAddress,
@@ -49,7 +50,8 @@ def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
         yield bad(NAME, str(error), "correct it, or the broker refuses to start (exit code 78)")
         return
     yield from port_findings([_probe(*address) for address in addresses], pid)
-    yield access_finding(settings, _access_problem(settings), addresses)
+    problem = refusal_of(partial(_check_access, settings), SettingsError)
+    yield access_finding(settings, problem, addresses)
     yield from _certificate_findings(settings)
 
 
@@ -66,20 +68,14 @@ def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
                 bound.close()
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE and endpoint.kind == "tcp"
-        process = find_listener(endpoint.port) if taken else None
-        may_stop = process is None or _may_stop(process.pid)
+        process, may_stop = find_listener(endpoint.port) if taken else None, True
+        try:
+            if process is not None:
+                os.kill(process.pid, 0)
+        except OSError as refusal:
+            may_stop = not isinstance(refusal, PermissionError)
         return ListenerProbe(setting, endpoint, error, process, may_stop)
     return ListenerProbe(setting, endpoint)
-
-
-def _may_stop(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return True
 
 
 def _try_unix(endpoint: ListenAddress) -> None:
@@ -140,16 +136,12 @@ def _unavailable_finding(port: ListenerProbe) -> Finding:
 # -- access
 
 
-def _access_problem(settings: Settings) -> str:
-    """Return why exposed listeners or an unusable password prevent the broker from starting."""
-    try:
-        check_exposed_listeners(settings, lambda: has_admin(settings))
-        file = settings.admin.initial_password_file
-        if file is not None and not has_admin(settings):
-            initial_password(file)
-    except SettingsError as error:
-        return str(error)
-    return ""
+def _check_access(settings: Settings) -> None:
+    """Raise SettingsError if exposed listeners or an unusable password prevent a start."""
+    check_exposed_listeners(settings, lambda: has_admin(settings))
+    file = settings.admin.initial_password_file
+    if file is not None and not has_admin(settings):
+        initial_password(file)
 
 
 def access_finding(
@@ -183,18 +175,18 @@ def access_finding(
 
 
 def _certificate_findings(settings: Settings) -> Iterator[Finding]:
-    problems = {}
+    refused = set()
     for section, client_ca in (("tcp", settings.tcp.tls_client_ca), ("admin", None)):
         pair = getattr(settings, section)
         if pair.tls_cert is not None:
             try:
                 server_context(pair.tls_cert, pair.tls_key, client_ca, section=section)
             except SettingsError as error:
-                problems[section] = str(error)
+                refused.add(section)
                 yield bad("TLS", str(error), "the broker refuses to start (exit code 78)")
     now_ms = time.time_ns() // 1_000_000
     for certificate in asyncio.run(read_certificates(settings)):
-        if certificate.section not in problems:
+        if certificate.section not in refused:
             yield certificate_finding(certificate, now_ms)
 
 

@@ -21,8 +21,15 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import add_options
-from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, assignment, option
-from phpmq_lite.cli.settings_options import SettingsArguments, config_option, data_option
+from phpmq_lite.cli.parameters import (
+    EXISTING_FILE,
+    FILE,
+    SettingsArguments,
+    assignment,
+    config_option,
+    data_option,
+    option,
+)
 from phpmq_lite.spark.results_folder import local_folder_of
 from phpmq_lite.spark.source_options import is_local
 
@@ -114,7 +121,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
             EXISTING_FILE,
         ),
     )
-    return url_options(data_option(config_option(run)))
+    return url_options(add_options(config_option(run), data_option))
 
 
 def _resolve(

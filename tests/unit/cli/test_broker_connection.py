@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.cli.admin_client import admin_url_of, read_response
-from phpmq_lite.cli.broker_connection import listener_url
+from phpmq_lite.cli.admin_client import admin_url_of, listener_url, read_response
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import AdminSettings

@@ -11,8 +11,7 @@ import pytest
 from click import unstyle
 
 from phpmq_lite.cli.accounts import TOKEN_COLUMNS, USER_COLUMNS
-from phpmq_lite.cli.dead_letters import CAUSE_COLUMNS, DEAD_LETTER_COLUMNS
-from phpmq_lite.cli.messages import MESSAGE_COLUMNS
+from phpmq_lite.cli.messages import CAUSE_COLUMNS, DEAD_LETTER_COLUMNS, MESSAGE_COLUMNS
 from phpmq_lite.cli.output import Column, ColumnOverflow, write_record, write_rows
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.queues import QUEUE_COLUMNS

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from phpmq_lite.cli.settings_options import (
+from phpmq_lite.cli.parameters import (
     SettingsArguments,
     collect_setting_flags,
     data_option,

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.cli.doctor import settings as setting_checks
+from phpmq_lite.cli.doctor import installation
 from phpmq_lite.cli.doctor.findings import WARN, Finding
-from phpmq_lite.cli.settings_options import SettingsArguments
+from phpmq_lite.cli.parameters import SettingsArguments
 from phpmq_lite.settings import Settings
 
 
 def test_defaults_go_well_together() -> None:
-    assert list(setting_checks.conflicting_settings(Settings())) == []
+    assert list(installation.conflicting_settings(Settings())) == []
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_defaults_go_well_together() -> None:
     ],
 )
 def test_settings_that_clash_are_named(sections: dict[str, Any], named: list[str]) -> None:
-    (found,) = setting_checks.conflicting_settings(Settings(**sections))
+    (found,) = installation.conflicting_settings(Settings(**sections))
     assert found.state == WARN
     assert [name for name in named if name not in found.text] == []
     assert found.hint
@@ -35,11 +35,11 @@ def test_settings_that_clash_are_named(sections: dict[str, Any], named: list[str
 
 def test_database_without_a_limit_takes_any_history() -> None:
     settings = Settings.model_validate({"storage": {"max_bytes": 0}, "history": {"bytes": "1 TiB"}})
-    assert list(setting_checks.conflicting_settings(settings)) == []
+    assert list(installation.conflicting_settings(settings)) == []
 
 
 def read(values: dict[str, object], file: Path | None = None) -> list[Finding]:
-    return setting_checks.read_settings(SettingsArguments(values, file))[1]
+    return installation.read_settings(SettingsArguments(values, file))[1]
 
 
 def test_file_is_named_or_init_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
