@@ -92,10 +92,7 @@ def measure_syncs(folder: Path, seconds: float) -> Generator[None, None, float]:
 def measure_rows(
     folder: Path, seconds: float, rows_per_commit: int
 ) -> Generator[None, None, float]:
-    """Insert 256-byte rows durably; return the number of rows per second.
-
-    Uses WAL mode, ``synchronous=FULL`` and one connection.
-    """
+    """Insert 256-byte rows durably in WAL mode; return the number of rows per second."""
     database = sqlite3.connect(folder / f"rows-{rows_per_commit}.db", isolation_level=None)
     execute = database.execute
     execute("PRAGMA journal_mode=WAL")
@@ -118,10 +115,7 @@ def measure_rows(
 
 
 def measure_writes(folder: Path, seconds: float) -> Generator[None, None, float]:
-    """Insert 100 KB rows in 4 MiB transactions, as the broker does; return the bytes per second.
-
-    Uses the broker's SQLite settings and checkpoints, so everything is written twice.
-    """
+    """Insert 100 KB rows in 4 MiB transactions, as the broker does; return the bytes per second."""
     # Import this here, because only this measurement uses the broker's code.
     from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 

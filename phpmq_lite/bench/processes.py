@@ -105,7 +105,6 @@ def _start(job: BenchJob) -> tuple[SpawnProcess, Connection]:
 def _gather(
     pipes: dict[Connection, str], limit_s: float, on_tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """Wait for one reply from each pipe; return the replies in the order of the pipes."""
     replies: dict[str, Any] = {}
     end_s = time.monotonic() + limit_s
     while len(replies) < len(pipes):
@@ -160,10 +159,7 @@ _PROC: Final = Path("/proc")
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Return the user and system CPU time of a process and its children, or None if unknown.
-
-    A broker under load has a child: its writer process.
-    """
+    """Return the CPU time of a process and its children, such as a writer; None if unknown."""
     folder = _PROC / str(pid)
     try:
         text = (folder / "stat").read_text()

@@ -68,10 +68,7 @@ class Throughput:
         return self.messages / self.seconds
 
     def share_of_sqlite(self, limits: MachineLimits) -> float:
-        """Return the rate relative to that of SQLite alone; 1.0 means equally fast.
-
-        Compares rows (1,000 per commit) or, for bodies of 64 KiB or more, the bytes written.
-        """
+        """Return the rate relative to that of SQLite alone, in bytes for bodies from 64 KiB."""
         if self.size >= _LARGE_BYTES:
             return self.per_second * self.size / limits.written_bytes
         return self.per_second / limits.rows_1000

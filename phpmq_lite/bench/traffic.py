@@ -31,10 +31,9 @@ _broker: Final = encoder_for(b"", 32, "ttl")
 
 
 def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
-    """Return a body of ``size`` bytes; an envelope may be larger if ``size`` is too small for it.
+    """Return a body of ``size`` bytes, or a larger envelope; the last one differs in its filler.
 
-    The last body differs in its filler. All envelopes have the same ``trace_id``, so indexing them
-    is cheaper than indexing real messages.
+    All envelopes have one ``trace_id``, so indexing them is cheaper than indexing real messages.
     """
     mark = _LAST_BODY if is_last else _BODY
     if content == PLAIN:
@@ -44,10 +43,7 @@ def body_of(content: str, size: int, *, is_last: bool = False) -> bytes:
 
 
 class PublishStream:
-    """Encodes publish frames with the same body for one queue, confirmed or plain, without expiry.
-
-    The keys of confirmed publishes are unique across all processes.
-    """
+    """Encodes publish frames with one body, and with keys that are unique across processes."""
 
     def __init__(
         self, queue: str, size: int, *, is_confirmed: bool = True, content: str = PLAIN
@@ -74,11 +70,7 @@ class PublishStream:
         return b"".join([head + key for key in self._keys(number)])
 
     def feed(self, data: bytes) -> int:
-        """Process bytes from the broker; return the number of messages that the bytes confirm.
-
-        Raises:
-            ClientError: the bytes contain a refusal or anything other than receipts.
-        """
+        """Return how many messages these bytes confirm; raise ClientError for other frames."""
         data = self._remainder + data
         size = self.receipt_bytes
         count = len(data) // size
@@ -113,11 +105,7 @@ class DispatchStream:
         self._size = 0  # total number of bytes in `_parts`
 
     def feed(self, data: bytes) -> bytes:
-        """Process bytes from the broker; return the acknowledgements for all dispatched messages.
-
-        Raises:
-            ClientError: the bytes contain another frame, or a message after the last one.
-        """
+        """Return the acknowledgements for the messages in these bytes, or raise ClientError."""
         self._parts.append(data)
         self._size += len(data)
         if self._size < self.frame_bytes:
@@ -217,10 +205,7 @@ def publish(
     content: str = PLAIN,
     limit: int | None = None,
 ) -> Generator[None, None, int]:
-    """Publish for ``seconds``, wait until all messages are stored, and return their number.
-
-    Publishing ends early after ``limit`` messages, rounded up to complete writes.
-    """
+    """Publish for ``seconds`` or until ``limit``; return the number of stored messages."""
     stream = PublishStream(queue, size, is_confirmed=is_confirmed, content=content)
     with connect(address) as connection:
         wait_until_stored(connection)
@@ -240,10 +225,7 @@ def publish(
 def publish_number(
     address: Address, queue: str, size: int, number: int
 ) -> Generator[None, None, int]:
-    """Publish ``number`` confirmed messages, rounded up to full writes; return the actual number.
-
-    No message is marked as the last, because more may follow.
-    """
+    """Publish ``number`` messages, rounded up to full writes, none of them marked as the last."""
     stream = PublishStream(queue, size)
     with connect(address) as connection:
         yield
@@ -289,10 +271,7 @@ def _publish_plain(
 def consume(
     address: Address, queue: str, size: int, window: int, content: str = PLAIN
 ) -> Generator[None, None, int]:
-    """Receive and acknowledge messages up to the last one from ``publish``; return their number.
-
-    Returns once all acknowledgements are stored. The queue must be empty before the call.
-    """
+    """Acknowledge the messages of ``publish`` up to its last one; return how many are stored."""
     stream = DispatchStream(queue, size, window, content)
     with connect(address) as connection:
         wait_until_stored(connection, stream.consume)

@@ -75,12 +75,7 @@ class BenchObserver:
 
 
 def measure(plan: BenchPlan, observer: BenchObserver) -> BenchReport:
-    """Run the benchmark; leave no processes or files behind, even after an error.
-
-    Raises:
-        ClientError: the broker misbehaved or was too slow, or the system lacks a resource.
-        StartRefusedError: the broker did not start.
-    """
+    """Run the benchmark; leave no processes or files behind, even after an error."""
     with temporary_folder(plan.folder) as folder:
         runner = BenchRunner(plan, observer)
         report = BenchReport(
@@ -113,7 +108,6 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 @contextmanager
 def _measured_broker(plan: BenchPlan, data: Path) -> Iterator[tuple[Address, int | None]]:
-    """Yield the broker's address, and its process id if the benchmark started it."""
     if plan.address is not None:
         yield plan.address, None
         return
@@ -135,11 +129,7 @@ class BenchRunner:
         jobs: Mapping[str, BenchJob],
         on_start: Callable[[], None] = lambda: None,
     ) -> dict[str, BenchTiming]:
-        """Run all jobs at the same time; ``seconds`` is their approximate duration.
-
-        Raises:
-            ClientError: a job failed or timed out.
-        """
+        """Run all jobs at the same time; ``seconds`` is their approximate duration."""
         self._observer.begin(step, seconds)
         timeout_s = seconds * _TIMEOUT_FACTOR + _EXTRA_TIMEOUT_S
         return run_together(dict(jobs), timeout_s, on_start, self._observer.tick)
@@ -172,10 +162,7 @@ class BenchRunner:
         return rate
 
     def measure_rate(self, address: Address, pid: int | None, workload: str) -> Throughput:
-        """Measure the number of messages per second until the last one is known to be stored.
-
-        With bodies larger than 1 KB, publishing ends early once 1 GiB has been written.
-        """
+        """Measure the number of messages per second until the last one is known to be stored."""
         plan = self._plan
         queue = fresh_queue_name(workload)
         limit = max(1_000, _MAX_BYTES // plan.size) if plan.size > 1_000 else None

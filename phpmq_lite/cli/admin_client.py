@@ -65,8 +65,7 @@ class ConnectionEndedError(CommandError):
 class AdminClient(NamedTuple):
     """An HTTP client for the admin API, connected to ``socket``, or to ``url`` with a token.
 
-    Paths are relative to ``/api/v1``.  If a request fails, all methods raise CommandError with the
-    matching exit code.
+    Paths are relative to ``/api/v1``. The methods raise CommandError with the exit code.
     """
 
     socket: Path | None
@@ -219,11 +218,7 @@ _REASONS: Final[tuple[tuple[type[Exception], type[CommandError], str], ...]] = (
 
 
 def read_response(status: int, content: bytes) -> Any:
-    """Return the document in a response, or raise an error if the response is a problem.
-
-    Raises:
-        CommandError: the response describes a problem, which determines the exit code.
-    """
+    """Return the document in a response, or raise CommandError if the response is a problem."""
     try:
         document = json.loads(content) if content else None
     except ValueError:
@@ -326,11 +321,7 @@ def context_in_use(settings_args: SettingsArguments, url: str | None) -> BrokerC
 
 
 def admin_url_of(settings: Settings) -> str:
-    """Return the URL of the admin's first TCP listener, as seen from this machine.
-
-    Raises:
-        CommandError: there is no TCP listener, or its port is not fixed.
-    """
+    """Return the URL of the admin's first TCP listener, or raise CommandError if it has none."""
     admin = settings.admin
     ports = (
         address for address in admin.listen if address != "none" and not address.startswith("unix:")
@@ -345,11 +336,7 @@ def admin_url_of(settings: Settings) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Read an API token from a file that must be readable only by its owner.
-
-    Raises:
-        CommandError: other users can read the file, or it is not a token.
-    """
+    """Read an API token from a file, which no other user may be able to read."""
     if path.stat().st_mode & 0o077:
         raise CommandError(f"{path} is readable by other users; run chmod 600 {path}", REFUSED)
     try:
@@ -362,11 +349,7 @@ def read_token(path: Path) -> str:
 
 
 def tls_for(ca: Path | None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """Return the TLS context that trusts ``ca``, or else the system.
-
-    Raises:
-        CommandError: a file is not a valid PEM file.
-    """
+    """Return the TLS context that trusts ``ca``, or else the system."""
     file = ca
     try:
         context = ssl.create_default_context(cafile=ca)
@@ -436,7 +419,7 @@ def client_options(command: Callable[..., None], *, reconnect: bool = True) -> C
 
 
 def _find_listener(admin: AdminClient, *, is_patient: bool, queue: str | None) -> tuple[str, int]:
-    """Return a pair: the URL of a PHPMQ listener, and the maximum body size in bytes."""
+    """Return the URL of a PHPMQ listener, and the maximum body size in bytes."""
     is_reported = False
     while True:
         try:
@@ -464,13 +447,9 @@ def unknown_queue_text(queue: str, admin: AdminClient) -> str:
 
 
 def listener_url(listeners: Iterable[Mapping[str, Any]], host: str) -> str:
-    """Return the URL of the first listener that is reachable and supports TTL.
+    """Return the URL of the first listener with TTL that ``host``, the admin's, can reach.
 
-    ``host``, the host in the admin's URL, replaces a wildcard address.  Unix sockets and loopback
-    listeners are reachable only if ``host`` is this machine.
-
-    Raises:
-        CommandError: no listener is reachable.
+    ``host`` replaces a wildcard address; Unix sockets and loopback need it to be this machine.
     """
     is_here = _is_loopback(f"{host}:1")
     addresses = []

@@ -13,13 +13,12 @@ from typing import Any, Final
 import click
 
 from phpmq_lite import __version__
-from phpmq_lite.cli import output as outputs
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.database import print_checks, require_file
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
     SPARE,
-    Column,
+    columns,
     confirm,
     number_columns,
     output_option,
@@ -46,16 +45,16 @@ from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.sqlite import backups, litestream
 from phpmq_lite.storage.sqlite.integrity.startup import check_files, open_stopped
 from phpmq_lite.storage.sqlite.integrity.wal_check import check_wal
-from phpmq_lite.storage.sqlite.restore import RestoreResult, WithdrawnAccess, drill, read_history_id
+from phpmq_lite.storage.sqlite.restore import RestoreResult, drill, read_history_id
 from phpmq_lite.storage.sqlite.restore import restore as put_back
 from phpmq_lite.storage.sqlite.standby_lag import read_standby
 
 _POLL_S: Final = 1.0
 _COLUMNS: Final = (
-    Column("id", "ID"),
+    *columns("id"),
     *number_columns("bytes", messages="LIVE"),
     *number_columns(settled="SETTLED", last_offset="LAST OFFSET", fit=SPARE),
-    Column("path", "FOLDER"),
+    *columns(path="FOLDER"),
 )
 
 Row = dict[str, Any]
@@ -128,7 +127,6 @@ def _request(admin: AdminClient) -> Row:
 
 
 def _make(settings: Settings) -> Row:
-    """Create a backup of a stopped broker's database."""
     data, to, reserve = settings.data, settings.backups_folder, settings.storage.free_bytes
     folder = DataFolder.open(data, allow_network_fs=settings.storage.allow_network_fs)
     with closing(folder):
@@ -170,12 +168,13 @@ def _row(backup: backups.Backup) -> Row:
     return {**row, "path": str(backup.folder)}
 
 
+_keep_tokens = flag("--keep-tokens", "Keep users, sessions and API tokens unchanged.")
 _backup = click.argument("source", metavar="BACKUP")
 
 
 @backup.command()
 @_backup
-@flag("--keep-tokens", "Keep users, sessions and API tokens unchanged.")
+@_keep_tokens
 @yes_option
 @data_option
 @startup_override_options
@@ -216,8 +215,24 @@ def restore_database(
     print_checks(result.checks, output)
     if result.replaced_files is not None:
         print_message(f"the previous files are in {result.replaced_files}")
-    if result.withdrawn is not None:
-        _print_withdrawn(result.withdrawn)
+    if (withdrawn := result.withdrawn) is None:
+        return result
+    reason = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
+    if withdrawn.sessions:
+        print_message(f"ended {withdrawn.sessions} sessions that {reason}")
+    if withdrawn.tokens:
+        print_message(
+            f"disabled {len(withdrawn.tokens)} API tokens that {reason}: "
+            f"{', '.join(withdrawn.tokens)}; create new ones with `phpmq-lite token create`, or "
+            "restore again with --keep-tokens"
+        )
+    if withdrawn.users:
+        print_message(
+            "these users keep the password, role and queues that the replaced database had: "
+            f"{', '.join(withdrawn.users)}"
+        )
+    elif not withdrawn.has_proof:
+        print_message("users and passwords come from the backup; repeat changes made since")
     return result
 
 
@@ -244,25 +259,6 @@ def test(source: str, output: str | None, settings_args: SettingsArguments) -> N
     print_message(f"the test passed: a broker can start from {path}")
 
 
-def _print_withdrawn(withdrawn: WithdrawnAccess) -> None:
-    reason = "have since been revoked" if withdrawn.has_proof else "may since have been revoked"
-    if withdrawn.sessions:
-        print_message(f"ended {withdrawn.sessions} sessions that {reason}")
-    if withdrawn.tokens:
-        print_message(
-            f"disabled {len(withdrawn.tokens)} API tokens that {reason}: "
-            f"{', '.join(withdrawn.tokens)}; create new ones with `phpmq-lite token create`, or "
-            "restore again with --keep-tokens"
-        )
-    if withdrawn.users:
-        print_message(
-            "these users keep the password, role and queues that the replaced database had: "
-            f"{', '.join(withdrawn.users)}"
-        )
-    elif not withdrawn.has_proof:
-        print_message("users and passwords come from the backup; repeat changes made since")
-
-
 def _find(source: str, settings: Settings) -> Path:
     paths = [Path(source)]
     if Path(source).name == source:
@@ -277,10 +273,10 @@ def _find(source: str, settings: Settings) -> Path:
 
 _RESTORE_S: Final = 86_400.0  # a large replica, over a slow network
 _STANDBY_COLUMNS: Final = (
-    *outputs.columns("replica", is_running="RUNNING"),
-    *outputs.number_columns("lag_s"),
-    *outputs.number_columns("lag_bytes", "lag_messages", "backlog_bytes", fit=outputs.SPARE),
-    *outputs.columns("problem"),
+    *columns("replica", is_running="RUNNING"),
+    *number_columns("lag_s"),
+    *number_columns("lag_bytes", "lag_messages", "backlog_bytes", fit=SPARE),
+    *columns("problem"),
 )
 
 
@@ -355,7 +351,7 @@ def status(output: str | None, settings_args: SettingsArguments) -> None:
     data = settings_args.load().settings.data
     replica = _require_replica(data)
     state = read_standby(data, asks_target=True)
-    outputs.write_rows([{"replica": replica, **asdict(state)}], _STANDBY_COLUMNS, output, "")
+    write_rows([{"replica": replica, **asdict(state)}], _STANDBY_COLUMNS, output, "")
     if state.problem:
         raise CommandError(state.problem)
 
@@ -369,7 +365,7 @@ def _require_replica(data: Path) -> str:
 
 @standby.command()
 @click.argument("replica")
-@flag("--keep-tokens", "Keep users, sessions and API tokens unchanged.")
+@_keep_tokens
 @flag(("--serve", "is_served"), "Start the broker afterwards.")
 @yes_option
 @data_option
@@ -394,9 +390,15 @@ def promote(
     """
     settings = settings_args.load().settings
     litestream.require_litestream()
-    source = _find_replica(replica)
+    target, history_id = litestream.parse_target(replica)
+    ids = [path.name for path in Path(target).glob("?" * 32)] if "://" not in target else []
+    if not history_id and len(ids) != 1:
+        replicas = [litestream.replica_of(target, replica_id) for replica_id in sorted(ids)]
+        hint = f"name one of the replicas in {target}, with its id"
+        raise CommandError("\n  ".join([hint, *replicas]), NOT_FOUND)
+    source = litestream.replica_of(target, history_id or ids[0])
     if (settings.data / DATABASE).exists():
-        outputs.confirm(f"Replace the database in {settings.data}?", is_yes=yes)
+        confirm(f"Replace the database in {settings.data}?", is_yes=yes)
     parent = settings.data.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".promote-", dir=parent) as name:
@@ -416,14 +418,3 @@ def promote(
         sys.stdout.flush()
         command = [sys.executable, "-m", "phpmq_lite", "serve", "--data", str(settings.data)]
         os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted
-
-
-def _find_replica(target: str) -> str:
-    """Return the replica that a target names, or the only one in a folder."""
-    base, history_id = litestream.parse_target(target)
-    ids = [path.name for path in Path(base).glob("?" * 32)] if "://" not in base else []
-    if not history_id and len(ids) != 1:
-        replicas = [f"\n  {litestream.replica_of(base, replica_id)}" for replica_id in sorted(ids)]
-        hint = f"name one of the replicas in {base}, with its id{''.join(replicas)}"
-        raise CommandError(hint, NOT_FOUND)
-    return litestream.replica_of(base, history_id or ids[0])

@@ -51,11 +51,7 @@ def contexts_file() -> Path:
 
 
 def load_contexts() -> tuple[str | None, dict[str, BrokerContext]]:
-    """Return a pair: the name of the current context, and all contexts keyed by name.
-
-    Raises:
-        CommandError: the file cannot be read.
-    """
+    """Return the name of the current context, and all contexts keyed by name."""
     path = contexts_file()
     try:
         document = json.loads(read_text(path))

@@ -103,11 +103,7 @@ def validate(
 
 
 def read_valid_registry(folder: Path) -> "SchemaRegistry":
-    """Return the registry of the schemas in a folder.
-
-    Raises:
-        RegistryError: the folder is invalid.
-    """
+    """Return the registry of a folder's schemas; raise RegistryError if the folder is invalid."""
     from phpmq_lite.envelopes.schema_registry import RegistryError, read_registry
 
     registry = read_registry(folder)

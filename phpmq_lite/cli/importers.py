@@ -117,11 +117,7 @@ class ImportCounts:
         self.stored += 1
 
     def end(self, *, is_dry: bool) -> None:
-        """Print the totals.
-
-        Raises:
-            CommandError: an item could not be stored.
-        """
+        """Print the totals, and raise CommandError if an item could not be stored."""
         if self.held:
             print_message(
                 f"{self.held:,} skipped: reserved by a worker; run the import again later"
@@ -142,11 +138,7 @@ class ImportCounts:
 def publish_items(
     client: BlockingClient, items: Sequence[ImportItem], tally: ImportCounts
 ) -> list[bool]:
-    """Count and publish items in order; return, for each item, whether it has been stored.
-
-    Raises:
-        CommandError: the broker does not answer.
-    """
+    """Count and publish items in order; return, for each item, whether it has been stored."""
     due = [index for index, item in enumerate(items) if tally.count(item)]
     messages = [message for index in due if (message := items[index].message) is not None]
     outcomes = publish_each(client, messages)

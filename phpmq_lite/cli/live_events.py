@@ -54,13 +54,7 @@ def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | Non
 
 
 def topic_updates(admin: AdminClient, topic: str) -> Iterator[dict[str, Any]]:
-    """Yield each update of a topic exactly once, in the same form as for the web pages.
-
-    After the broker has stopped, this continues when it is back.
-
-    Raises:
-        CommandError: the broker is unreachable from the beginning, or the topic no longer exists.
-    """
+    """Yield each update of a topic exactly once, also after the broker was away."""
     stream = TopicStream(admin, topic)
     is_away = False
     while True:

@@ -110,10 +110,7 @@ COMMANDS: Final = {
 
 
 class RootGroup(click.Group):
-    """The root command, which imports a subcommand only to run it, not to list it in the help.
-
-    Expected errors end a command with one line and an exit code.
-    """
+    """The root command, which imports a subcommand only to run it, not to list it in the help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of the help text."""

@@ -63,10 +63,7 @@ def act_on_messages(
     reason: str,
     **options: Any,
 ) -> None:
-    """Apply an action to the messages with these ids, or to all matching ones; print the results.
-
-    ``options`` are additional request fields, such as ``ttl_s`` and ``target``.
-    """
+    """Apply an action, with ``options`` of the request, to messages, and print the results."""
     fields = {
         name: value for name, value in options.items() if value is not None and value is not False
     }
@@ -109,10 +106,7 @@ def _write_result(result: dict[str, Any]) -> None:
 def _act_on_each(
     admin: AdminClient, action: str, ids: tuple[str, ...], fields: dict[str, Any]
 ) -> None:
-    """Apply an action to each message; report all errors, and exit with the highest exit code.
-
-    Raises CommandError if the broker does not answer or failed, so other messages would also fail.
-    """
+    """Apply an action to each message; report all errors, and exit with the highest exit code."""
     exit_code = 0
     for message_id in ids:
         try:
@@ -120,7 +114,7 @@ def _act_on_each(
         except CommandError as error:
             text = f"{escape(message_id)}: {error}"
             exit_code = max(exit_code, error.code)
-            if error.code not in (NOT_FOUND, REFUSED):
+            if error.code not in (NOT_FOUND, REFUSED):  # other messages would fail, too
                 raise CommandError(text, exit_code) from None
             print_message(f"Error: {text}")
         else:
@@ -170,11 +164,7 @@ def follow_bulk_job(admin: AdminClient, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_bulk_job(job: dict[str, Any]) -> None:
-    """Print how many messages were skipped for each reason.
-
-    Raises:
-        CommandError: the job ended before it was complete.
-    """
+    """Print how many messages were skipped and why; raise CommandError if the job was stopped."""
     for reason, count in job["skipped"].items():
         print_message(f"{count:,} skipped: {reason}")
     if job["state"] != "done":
@@ -440,10 +430,7 @@ def delete(admin: AdminClient, ids: tuple[str, ...], **bulk: Any) -> None:
 
 
 def _is_dead_letter(admin: AdminClient, message_id: str) -> bool:
-    """Return whether a message is a dead letter, and print an error if it is not.
-
-    Also return True for a missing message, because the deletion will report it.
-    """
+    """Return whether a message is a dead letter or missing; otherwise, print an error."""
     message = admin.find(f"/messages/{quote(message_id, safe='')}")
     is_record = message is None or message["origin"] is not None
     if not is_record:

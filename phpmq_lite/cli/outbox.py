@@ -140,8 +140,6 @@ def relay(
 
 
 class _RelayLoop:
-    """Connects to the broker and runs passes of the relay until a signal arrives."""
-
     def __init__(self, store: SqliteOutboxStore, client: BlockingClient, stop: StopRequest) -> None:
         self.published = 0
         self._store = store
@@ -156,11 +154,7 @@ class _RelayLoop:
         return outcomes or [NoReplyError("the relay was stopped") for _ in messages]
 
     def connect(self, *, is_patient: bool) -> bool:
-        """Connect to the broker, repeatedly if ``is_patient``; return False if a signal arrives.
-
-        Raises:
-            ConnectionLostError: the broker does not answer, and ``is_patient`` is false.
-        """
+        """Connect to the broker, repeatedly if ``is_patient``; return False if a signal arrives."""
         is_reported = False
         while not self._stop.is_requested:
             try:
@@ -177,11 +171,7 @@ class _RelayLoop:
         return False
 
     def run_once(self) -> RelayPass:
-        """Run one pass over the rows that are due.
-
-        Raises:
-            ConnectionLostError: the client gave up reconnecting.
-        """
+        """Run a pass over due rows; raise ConnectionLostError if the client stopped connecting."""
         result = self._relay.run()
         self.published += result.sent
         if result.is_unreachable:

@@ -90,10 +90,7 @@ def output_format(style: str | None, piped: str = "jsonl") -> str:
 def write_rows(
     rows: Iterable[Row], columns: Sequence[Column], style: str | None, empty: str
 ) -> None:
-    """Write rows to standard output; tables and CSV contain only the given columns.
-
-    If there are no rows, ``empty`` is printed to standard error instead of a table.
-    """
+    """Write rows to standard output, or ``empty`` to standard error instead of an empty table."""
     rows = list(rows)
     style = output_format(style)
     if style == "json":
@@ -216,10 +213,7 @@ def _excess(sizes: Mapping[str, tuple[int, int]]) -> int:
 
 
 def _fit_columns(rows: Sequence[Row], columns: Sequence[Column]) -> Sequence[Column]:
-    """Return the columns that fit on the terminal, after dropping SPARE columns in order.
-
-    A text of several words is wrapped instead, but not to less than ``_TEXT_WIDTH``.
-    """
+    """Return the columns that fit on the terminal, after dropping SPARE columns in order."""
     sizes = {
         key: (max(minimum, min(width, _TEXT_WIDTH)), minimum)
         for key, (width, minimum) in _measure(rows, columns).items()
@@ -276,11 +270,7 @@ yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for con
 
 
 def confirm(question: str, *, is_yes: bool) -> None:
-    """Ask the user for confirmation, unless ``is_yes``.
-
-    Raises:
-        UsageError: standard input is not a terminal, so ``--yes`` is required.
-    """
+    """Ask the user for confirmation, unless ``is_yes``, which is required without a terminal."""
     if is_yes:
         return
     if not is_terminal():

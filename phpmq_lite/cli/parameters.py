@@ -113,11 +113,7 @@ def is_phpmq_url(url: str) -> bool:
 
 
 def read_input(path: Path) -> bytes:
-    """Read a file, or standard input if ``path`` is ``-``.
-
-    Raises:
-        UsageError: standard input is a terminal.
-    """
+    """Read a file or, if ``path`` is ``-``, standard input, which must not be a terminal."""
     if str(path) != "-":
         return path.read_bytes()
     if is_terminal():
@@ -216,10 +212,7 @@ def config_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def collect_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Collect the settings given on the command line, and pass them on as ``settings_args``.
-
-    Unused flags are omitted; a setting's own flag overrides ``--set``.
-    """
+    """Pass the settings of the command line as ``settings_args``; a flag overrides ``--set``."""
 
     @wraps(command)
     def collect(

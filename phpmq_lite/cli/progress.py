@@ -101,6 +101,11 @@ def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
         else:
             print(text, file=stream, flush=True)
 
+    def tick() -> None:
+        while not is_over.wait(1.0):
+            progress.tick()
+
+    is_over = threading.Event()
     console = Console(file=stream)
     with parts.Progress(
         parts.SpinnerColumn(),
@@ -115,33 +120,18 @@ def show_progress(stream: IO[str]) -> Iterator[JobProgress]:
         speed_estimate_period=_SPEED_OVER_S,
     ) as bars:
         progress = JobProgress(bars, write)
-        with _tick_regularly(progress):
+        thread = threading.Thread(target=tick, name="progress", daemon=True)
+        thread.start()
+        try:
             yield progress
-
-
-@contextmanager
-def _tick_regularly(progress: JobProgress) -> Iterator[None]:
-    is_over = threading.Event()
-
-    def tick() -> None:
-        while not is_over.wait(1.0):
-            progress.tick()
-
-    thread = threading.Thread(target=tick, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+        finally:
+            is_over.set()
+            thread.join()
 
 
 @contextmanager
 def progress_bar(action: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar if standard error is a terminal; yield a function that advances the bar.
-
-    ``total`` is None if it is unknown.  Short jobs show no bar.
-    """
+    """Show a bar on a terminal unless the job is short; yield a function that advances it."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -187,8 +177,6 @@ def shown_silence(words: Sequence[str]) -> Iterator[None]:
 
 
 class _SilenceLine:
-    """A line on standard error that is removed before anything else is written."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._output: Any = sys.stderr.buffer  # bypasses ``on_write``

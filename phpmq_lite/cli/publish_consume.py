@@ -110,11 +110,7 @@ def repeat_content(content: bytes, count: int) -> Iterator[list[bytes]]:
 
 
 def read_lines(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """After each read, yield the lines that are now complete, without their line feeds.
-
-    The last line needs no line feed.  The cost does not depend on the line length, because an
-    incomplete line is kept in pieces.
-    """
+    """Yield the lines that each read completes, without their line feeds, in linear time."""
     pieces: list[bytes] = []
     while data := file.read1(_READ_BYTES):
         first, *following = data.split(b"\n")

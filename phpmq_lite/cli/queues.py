@@ -94,7 +94,6 @@ def create(admin: AdminClient, name: str) -> None:
 
 
 def _list_settings() -> str:
-    """Return the part of the help that lists the settings with their meaning and default."""
     lines = ["\b\nSettings (queues.* in the configuration changes some of these defaults):"]
     for name, setting in DEFINITIONS.items():
         values = f" One of: {', '.join(setting.choices)}." if setting.choices else ""
@@ -121,10 +120,7 @@ def set_(admin: AdminClient, name: str, settings: tuple[str, ...]) -> None:
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """Convert text to the setting's type, or empty text to None, which means the default.
-
-    Any other text is returned unchanged, so that the broker reports what the setting accepts.
-    """
+    """Convert text to the setting's type, or empty text to None, which means the default."""
     if text == "":
         return None
     definition = DEFINITIONS.get(name)
@@ -185,10 +181,7 @@ def delete(
 
 
 def _delete(admin: AdminClient, name: str, *, with_messages: bool, may_stay: bool = False) -> None:
-    """Delete a queue or, if ``with_messages`` or ``may_stay`` is true, print why it was kept.
-
-    Raises CommandError if the queue cannot be deleted, and neither of these arguments is true.
-    """
+    """Delete a queue, or raise CommandError; if it may stay, print why it was kept."""
     deleted = ""
     if with_messages:
         settled = admin.post(queue_path(name, "purge"), {"dispatched": True})["settled"]

@@ -75,10 +75,7 @@ class StopRequest:
         self._requested.wait(seconds)
 
     def interruptible(self, call: Callable[[], T], grace_s: float = 0.0) -> T | None:
-        """Return the result of ``call``, or None if a signal arrives before or during the call.
-
-        After the signal, the call may continue for ``grace_s`` seconds.
-        """
+        """Return the result of ``call``, or None if it has not ended ``grace_s`` after a signal."""
         try:
             self._is_interruptible, self._grace_s = True, grace_s
             # Check here, because an earlier signal has not raised an exception.
@@ -121,7 +118,6 @@ def become_child_of_first_process() -> None:
 
 
 def _reap(command: int) -> None:
-    """Reap all children that have ended, and exit if the command is one of them."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

@@ -288,10 +288,7 @@ def backup(admin: AdminClient, warning: int, critical: int) -> None:
 def check_newest_backup(
     items: list[dict[str, Any]], now_s: float, warning: float, critical: float
 ) -> tuple[int, str]:
-    """Return a pair: the level for the age of the newest backup, and a text that explains it.
-
-    A backup dated in the future is ignored with a warning, because a clock was or is wrong.
-    """
+    """Return the level for the age of the newest backup, and a text that explains it."""
     ages = [(now_s - item["made_at"] / 1_000, item["id"]) for item in items]
     ahead = [name for age_s, name in ages if age_s < -_CLOCKS_DIFFER_S]
     over = [(max(0.0, age_s), name) for age_s, name in ages if name not in ahead]

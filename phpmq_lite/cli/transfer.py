@@ -111,11 +111,7 @@ def _rereadable(file: BinaryIO, stack: ExitStack) -> BinaryIO:
 
 
 def _store(admin: AdminClient, part: list[NumberedLine], before: int) -> int:
-    """Store a batch, and return its size.
-
-    ``before`` is the number of messages that are already stored. Raises CommandError if not all
-    were stored; a message says where to continue.
-    """
+    """Store a batch after ``before`` messages and return its size, or say where to continue."""
     try:
         count, refusal = _send(admin, [line for _, line in part])
     except CommandError:
@@ -134,10 +130,7 @@ def _store(admin: AdminClient, part: list[NumberedLine], before: int) -> int:
 
 
 def _send(admin: AdminClient, part: list[bytes]) -> tuple[int, CommandError | None]:
-    """Store messages in order; return the number stored, and the error that stopped the import.
-
-    Raises CommandError if the broker did not report how many were stored.
-    """
+    """Store messages in order; return the number stored, and the error that stopped the import."""
     with admin.open("POST", "/import", _request_body(part)) as response:
         stored = response.headers.get("X-Stored-Count")
         try:
@@ -212,10 +205,7 @@ class SkippedLines:
 def _read_messages(
     file: Any, queue: str | None, skipped: SkippedLines, *, has_settled: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line number and the message for each line that contains a message to publish.
-
-    ``skipped`` is complete at the end. Raises CommandError if a line is not a message.
-    """
+    """Yield line number and message of each line to publish, and complete ``skipped``."""
     from phpmq_lite.admin.messages.imports import is_settled, problem_with
 
     name = Path(str(getattr(file, "name", "<stdin>"))).name

@@ -34,7 +34,6 @@ from phpmq_lite.cli.signals import StopRequest
 if TYPE_CHECKING:
     from babelqueue import BabelQueue
 
-    from phpmq_lite.envelopes.transport import EventHook
 
 _RESTART_S: Final = 1.0  # seconds to wait before replacing a process that was killed
 _RESULTS: Final = {  # event of a worker -> what became of the message
@@ -137,7 +136,12 @@ def worker(client: ClientFactory, app_name: str, queue: str | None, **options: A
     that exits.
     """
     if options["processes"] > 1:
-        sys.exit(_supervise(options["processes"]))
+        children = _WorkerProcesses()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, children.forward)
+        for _ in range(options["processes"]):
+            children.add()
+        sys.exit(children.wait())
     from phpmq_lite import logs
     from phpmq_lite.envelopes import worker as running
 
@@ -224,7 +228,12 @@ def _connect(app: "BabelQueue", client: ClientFactory, options: Mapping[str, Any
     if _is_on_command_line("credit"):
         transport.link.credit = options["credit"]
     app_hook = transport.hook
-    transport.hook = _write if app_hook is log_event else partial(_write_both, app_hook)
+
+    def write_both(level: Any, event: str, context: Mapping[str, Any]) -> None:
+        _write(level, event, context)
+        app_hook(level, event, context)
+
+    transport.hook = _write if app_hook is log_event else write_both
 
 
 def _is_on_command_line(*names: str) -> bool:
@@ -236,11 +245,6 @@ def _write(level: str, event: str, context: Mapping[str, Any]) -> None:
     from phpmq_lite import logs
 
     getattr(logs.get_logger("worker"), level)(event, **context)
-
-
-def _write_both(hook: "EventHook", level: Any, event: str, context: Mapping[str, Any]) -> None:
-    _write(level, event, context)
-    hook(level, event, context)
 
 
 def _apply_options(app: "BabelQueue", options: Mapping[str, Any]) -> None:
@@ -288,8 +292,6 @@ def _worker_limits(options: Mapping[str, Any]) -> Any:
 
 
 class _WorkerProcesses:
-    """Runs workers as child processes with the same arguments as this process."""
-
     def __init__(self) -> None:
         self._command = [sys.executable, "-m", "phpmq_lite", *sys.argv[1:]]
         self._command += ["--processes", "1", "--parent", str(os.getpid())]
@@ -331,12 +333,3 @@ class _WorkerProcesses:
                 elif child.returncode not in (-signal.SIGTERM, -signal.SIGINT):  # not yet started
                     code = max(code, abs(child.returncode))
         return code
-
-
-def _supervise(count: int) -> int:
-    children = _WorkerProcesses()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, children.forward)
-    for _ in range(count):
-        children.add()
-    return children.wait()

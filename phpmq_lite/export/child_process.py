@@ -40,11 +40,7 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put(self, kind: bytes, payload: bytes | bytearray | memoryview = b"") -> None:
-        """Write a frame; block until the broker reads it.
-
-        Raises:
-            BrokenPipeError: the broker has ended.
-        """
+        """Write a frame; block until the broker reads it."""
         self._write_all(PREFIX.pack(kind, len(payload)))
         self._write_all(payload)
         self._beat_s = time.monotonic()
@@ -123,10 +119,7 @@ def answer_requests(
 def answer_request(
     databases: tuple[str, str], request: dict[str, Any], output: FrameWriter
 ) -> None:
-    """Answer a request for history or claims, or only for the header if ``is_head`` is true.
-
-    The end of the Arrow stream is written only after all rows have been sent and counted.
-    """
+    """Answer a request for history or claims, or only for the header if ``is_head`` is true."""
     with HistoryRanges(databases[request["of"] == "claims"]) as ranges:
         ranges.on_statement = output.beat
         ranges.upto = request.get("upto")
@@ -165,7 +158,6 @@ def _stream(rows: RangeRows, output: FrameWriter) -> int:
 
 
 def _lower_priority() -> None:
-    """Lower this process's scheduling priority below that of the broker."""
     with suppress(OSError):
         os.nice(NICE)
     # With autogroups, Linux schedules by session and applies priorities only within a session.

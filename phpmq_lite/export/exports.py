@@ -25,10 +25,7 @@ _DECAY: Final = 0.98  # pauses shrink slowly, because busy readers stay busy for
 class ExportPacer:
     """Slows down all exports together, because they share the CPUs.
 
-    Args:
-        passed: returns a number that grows while messages are processed.
-        now: returns monotonic time in seconds.
-        sleep: waits for the given number of seconds.
+    ``passed`` returns a number that grows while messages are processed.
     """
 
     def __init__(
@@ -45,11 +42,7 @@ class ExportPacer:
         self._lock = asyncio.Lock()
 
     async def pause(self) -> float:
-        """Pause before the next piece if messages were processed; only one export at a time pauses.
-
-        Returns:
-            How long the call waited, in seconds.
-        """
+        """Pause before the next piece if messages were processed; return how long the call took."""
         began_s = self._now()
         async with self._lock:
             before, self._last_passed = self._last_passed, self._passed()
@@ -108,11 +101,7 @@ class RunningExport:
         self._pacer = pacer
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the Arrow stream in pieces of up to 1 MiB; end only if the stream is complete.
-
-        Raises:
-            ExportError: the export was interrupted.
-        """
+        """Yield the Arrow stream in pieces of up to 1 MiB; raise ExportError if it ends early."""
         while True:
             kind, payload = await self._child.frame()
             if kind == child_process.DATA:
@@ -137,10 +126,7 @@ class RunningExport:
 
 
 class ExportProcesses:
-    """The export processes of a broker, to be used only from the broker's event loop.
-
-    ``passed`` returns a number that grows while messages are processed, which slows down exports.
-    """
+    """The export processes of a broker, to be used only from the broker's event loop."""
 
     def __init__(
         self,
@@ -277,8 +263,6 @@ class _LostError(ExportError):
 
 
 class _ExportProcess:
-    """A running export process and its frames."""
-
     def __init__(self, process: Process, stalled_s: float) -> None:
         self.process = process
         self.is_clean = True  # whether all replies to requests have been read
@@ -306,12 +290,7 @@ class _ExportProcess:
         raise StorageError(reply["detail"])
 
     async def frame(self) -> tuple[bytes, bytes]:
-        """Wait for the next frame, skipping heartbeats.
-
-        Raises:
-            _LostError: the process ended.
-            ExportError: the process stalled, or sent an invalid frame.
-        """
+        """Wait for the next frame, skipping heartbeats; raise ExportError if the process fails."""
         kind = child_process.BEAT
         payload = b""
         while kind == child_process.BEAT:

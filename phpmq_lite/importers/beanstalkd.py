@@ -83,11 +83,7 @@ class BeanstalkdClient:
         self.can_reserve = self.ask([b"reserve-job 0"])[0].words[0] == b"NOT_FOUND"
 
     def ask(self, commands: Sequence[bytes]) -> list[BeanstalkdReply]:
-        """Send all commands in one write and return the replies.
-
-        Raises:
-            BeanstalkdError: the connection ended, or the server is not beanstalkd.
-        """
+        """Send all commands in one write and return the replies."""
         try:
             self._send(b"".join(command + b"\r\n" for command in commands))
             return [self._read() for _ in commands]
@@ -128,10 +124,7 @@ class BeanstalkdClient:
         return sum(int(stats[f"current-jobs-{state}"]) for state in STATES)
 
     def newest_id(self) -> int | None:
-        """Return the id of the newest job, which is found by adding a job and deleting it.
-
-        Return None if the server is draining and accepts no jobs.
-        """
+        """Return the newest id, by adding a job and deleting it; None if the server is draining."""
         command = b"put 4294967295 %d 60 0\r\n" % _PROBE_S
         answer = self.ask([b"use " + PROBE_TUBE.encode(), command])[1]
         if len(answer.words) < 2:
@@ -172,11 +165,7 @@ class BeanstalkdClient:
 
 @contextmanager
 def connect_beanstalkd(target: BrokerAddress) -> Iterator[BeanstalkdClient]:
-    """Connect to beanstalkd; jobs reserved within the block become ready again when it ends.
-
-    Raises:
-        BeanstalkdError: no server listens there, or the server is not beanstalkd.
-    """
+    """Connect to beanstalkd; jobs reserved within the block become ready again when it ends."""
     try:
         connection = socket.create_connection((target.host, target.port), _TIMEOUT_S)
     except OSError as error:
@@ -191,11 +180,7 @@ def find_jobs(
     tubes: Sequence[str] = (),
     report: Callable[[int], None] = lambda _count: None,
 ) -> "dict[JobGroup, array[int]]":
-    """Return the ids of all jobs, or only of those in ``tubes``, grouped in the order of moving.
-
-    Jobs that are added during the search are not included.  ``report`` is called with the number of
-    jobs that were found since its last call.
-    """
+    """Return the ids of jobs, by group in moving order; ``report`` gets the number of new ones."""
     newest = server.newest_id()
     total = server.jobs()
     groups: defaultdict[JobGroup, array[int]] = defaultdict(lambda: array("Q"))

@@ -93,12 +93,7 @@ class PlannedMessage:
 def read_rows(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping, zone: tzinfo
 ) -> Iterator[InitphpRow]:
-    """Yield a table's rows in order of their ids, reading page by page to avoid long transactions.
-
-    Raises:
-        InitphpError: the table or a required column is missing, or a time cannot be parsed.
-        sqlite3.Error: the database cannot be read.
-    """
+    """Yield a table's rows by id, reading page by page to avoid long transactions."""
     table = _quote(layout.table(kind))
     names = find_columns(connection, kind, layout)
     selected = [
@@ -119,12 +114,7 @@ def read_rows(
 def find_columns(
     connection: sqlite3.Connection, kind: Kind, layout: TableMapping
 ) -> dict[str, str]:
-    """Return the actual names of the columns to read, keyed by default name.
-
-    Raises:
-        InitphpError: the table or a required column is missing.
-        sqlite3.Error: the database cannot be read.
-    """
+    """Return the actual names of the columns to read by default name, or raise InitphpError."""
     table = layout.table(kind)
     existing = [row[1] for row in connection.execute(f"PRAGMA table_info({_quote(table)})")]
     if not existing:
@@ -175,7 +165,6 @@ def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
 
 
 def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
-    """Parse a time in PHP's format (``2026-01-31 12:00:00``) or a number of Unix seconds."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -189,10 +178,7 @@ def _parse_time_ms(value: object, zone: tzinfo) -> int | None:
 def plan_row(
     row: InitphpRow, now_ms: int, *, source: str, reserved_s: float = RESERVED_S
 ) -> PlannedMessage:
-    """Plan how to publish a row.
-
-    ``source`` names the database and is part of the key if the payload has no ``meta.id``.
-    """
+    """Plan how to publish a row of ``source``, which replaces a missing ``meta.id`` in the key."""
     verdict = validate(row.payload)
     problem = None if verdict.problem is None else verdict.problem.reason
     if row.reserved_ms is not None and now_ms - row.reserved_ms < reserved_s * 1_000:

@@ -210,10 +210,7 @@ def check_machine(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def open_files_finding(settings: Settings, files: int | None, hard: int | None = None) -> Finding:
-    """Return a finding about the limit on open files.
-
-    ``hard`` is the maximum to which this account can raise the limit, or None for no maximum.
-    """
+    """Return a finding about the limit on open files, which this account can raise to ``hard``."""
     name = "open files"
     if files is None:
         return ok(name, "no limit")
@@ -225,10 +222,7 @@ def open_files_finding(settings: Settings, files: int | None, hard: int | None =
 
 
 def memory_finding(setting: int, bound: int, machine: int) -> Finding:
-    """Return a finding about the setting ``limits.memory``.
-
-    ``bound`` is how much of it a container allows; ``machine`` is the RAM.  All are in bytes.
-    """
+    """Return a finding about ``limits.memory``, of which a container allows ``bound`` bytes."""
     name, memory = "memory", f"limits.memory ({formats.format_size(setting)})"
     ram = formats.format_size(machine)
     if bound < setting:
@@ -242,10 +236,7 @@ def memory_finding(setting: int, bound: int, machine: int) -> Finding:
 
 
 def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Finding:
-    """Return a finding about the clock; ``made_ms`` is the data folder's creation time, or 0.
-
-    ``is_synchronized`` is None if the kernel does not know.
-    """
+    """Return a finding about the clock; ``made_ms`` is the data folder's creation time, or 0."""
     name, now = "clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1_000))
     if not _EARLIEST_MS < now_ms < _LATEST_MS:
         hint = as_root("date -s TIME") + " before messages are stored with wrong times"
@@ -262,10 +253,7 @@ def clock_finding(now_ms: int, made_ms: int, is_synchronized: bool | None) -> Fi
 
 
 def is_clock_synchronized() -> bool | None:
-    """Return whether a time service synchronizes the clock, or None if this is unknown.
-
-    The state is read with adjtimex(2); the clock is not changed.
-    """
+    """Return whether a time service synchronizes the clock, or None if this is unknown."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):

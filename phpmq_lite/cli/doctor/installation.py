@@ -44,10 +44,7 @@ _LEAST: Final = (">=", ">")  # operators that specify a minimum version
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return the packages that this package requires, or those that an extra adds.
-
-    The list is empty if this package is not installed.
-    """
+    """Return the packages that this installed package, or an extra of it, requires."""
     try:
         declared = [Requirement(text) for text in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
@@ -92,10 +89,7 @@ def python_finding(version: str, required: str) -> Finding:
 
 
 def package_finding(needed: Requirement, installed: str | None, install: str) -> Finding:
-    """Return a finding about a package; ``installed`` is its version, or None.
-
-    ``install`` is the command that installs it.  A version newer than those tested is a warning.
-    """
+    """Return a finding about a package, whose version is ``installed`` or None."""
     name = needed.name
     if installed is None:
         return bad(name, "not installed", install)
@@ -144,10 +138,7 @@ def check_installation() -> Iterator[Finding]:
 def package_findings(
     needed: Sequence[Requirement], find: Callable[[str], str | None], problem: str
 ) -> Iterator[Finding]:
-    """Yield a finding for each package that is not suitable, or one finding if all are suitable.
-
-    ``find`` returns a package's version; ``problem`` states why a module cannot be imported.
-    """
+    """Yield a finding for each package that is not suitable, or one if all of them are."""
     name, own = "packages", f"phpmq-lite {__version__} ({installation.build_kind()})"
     upgrade = reinstall_command(flags="--upgrade")
     findings = [package_finding(package, find(package.name), upgrade) for package in needed]

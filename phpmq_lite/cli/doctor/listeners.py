@@ -59,7 +59,6 @@ def check_listeners(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
-    """Bind to an address and release it again, without accepting any connection."""
     try:
         if endpoint.kind == "unix":
             _try_unix(endpoint)
@@ -79,10 +78,7 @@ def _probe(setting: str, endpoint: ListenAddress) -> ListenerProbe:
 
 
 def _try_unix(endpoint: ListenAddress) -> None:
-    """Check that no process listens on a Unix socket; the broker would replace an unused socket.
-
-    Raises OSError if the address is in use, or the folder is not writable.
-    """
+    """Raise OSError if a process listens on a Unix socket, or if its folder is not writable."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.setblocking(False)  # do not wait if the listener is slow
         try:

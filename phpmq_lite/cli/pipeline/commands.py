@@ -91,7 +91,6 @@ def starting_offset(value: str) -> str:
 
 
 def _archive_options(command: Any) -> Any:
-    """Add the options that control how ``archive`` and ``run`` read the history."""
     return add_options(
         command,
         flag("--accept-gap", "Continue even if retention removed rows before they were archived."),
@@ -131,10 +130,7 @@ def _archive_options(command: Any) -> Any:
 
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
-    """Return a job; its options, such as ``ArchiveOptions``, are created from ``fields``.
-
-    Raises CommandError if the extra `spark` is not installed.
-    """
+    """Return a job; its options, such as ``ArchiveOptions``, are created from ``fields``."""
     connection = source_connection(target)
     from phpmq_lite.spark.jobs import options
 
@@ -309,10 +305,7 @@ def replay(
 
 
 def _check_continuation(**selection: Any) -> None:
-    """Validate the options of a replay without a selection, which continues a stored plan.
-
-    Raises UsageError if the name is missing, or an option would override the stored plan.
-    """
+    """Validate the options of a replay without a selection, which continues a stored plan."""
     if selection["name"] is None:
         raise click.UsageError(
             "select messages (for example with --since), or continue a stored replay with --name"
@@ -324,11 +317,7 @@ def _check_continuation(**selection: Any) -> None:
 
 
 def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
-    """Yield lines with the period of a replay, its name, and how to continue it.
-
-    Raises RefusedError if the replay conflicts with the plans in a local folder; on other storage,
-    the job detects the conflict.
-    """
+    """Yield lines with the period of a replay, its name, and how to continue it."""
     from phpmq_lite.spark.jobs import replay_plans
     from phpmq_lite.spark.results_folder import open_results
 

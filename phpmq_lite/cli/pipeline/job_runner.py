@@ -42,11 +42,7 @@ _TRACING: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def require_spark() -> None:
-    """Check that all packages of the extra ``spark`` are installed.
-
-    Raises:
-        CommandError: one of its packages is missing.
-    """
+    """Raise CommandError if a package of the extra ``spark`` is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise CommandError(
@@ -56,12 +52,7 @@ def require_spark() -> None:
 
 
 def source_connection(target: PipelineTarget) -> "SourceConnection":
-    """Return how Spark's processes connect to the broker.
-
-    Raises:
-        CommandError: the extra `spark` is not installed.
-        PhpmqError: the address is invalid, or a database file is used on a cluster.
-    """
+    """Return how Spark's processes connect to the broker; raise PhpmqError if they cannot."""
     require_spark()
     from phpmq_lite.spark.source_options import SourceConnection
 
@@ -74,10 +65,7 @@ def source_connection(target: PipelineTarget) -> "SourceConnection":
 
 @contextmanager
 def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[SparkSession]":
-    """Start a Spark session whose JVM logs to a file, and stop the session on exit.
-
-    On a cluster, our code is sent as a zip file, from which the executors import it.
-    """
+    """Start a Spark session whose JVM logs to a file, and stop the session on exit."""
     from phpmq_lite.spark import session as sessions
     from phpmq_lite.spark.session import find_java
 
@@ -123,7 +111,6 @@ def _log_to_file(file: Path) -> Iterator[None]:
 
 
 def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[logging.Handler]:
-    """Replace the handlers of a PySpark logger, and return the previous handlers."""
     from pyspark.logger import PySparkLogger
 
     logger = PySparkLogger.getLogger(name)

@@ -35,10 +35,7 @@ _ENDS: Final = ("\tat ", "    at ", "===", " SQLSTATE", "During handling", "The 
 
 
 def find_cause(text: str) -> str:
-    """Return the cause in one line, from a Python worker or Java; otherwise, return the first line.
-
-    Our own errors are shown without the class name.
-    """
+    """Return the cause from a Python worker or Java in one line; otherwise, the first line."""
     for traceback in reversed(text.split(_TRACEBACK)[1:]):
         cause = _last_exception(traceback)
         if cause is not None:

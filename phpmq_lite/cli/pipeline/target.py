@@ -58,11 +58,7 @@ class PipelineTarget(NamedTuple):
 
     @property
     def admin(self) -> AdminClient:
-        """A client for the broker's API.
-
-        Raises:
-            CommandError: only a database file is given.
-        """
+        """A client for the broker's API; raise CommandError if only a database file is given."""
         if self.url is None:
             raise CommandError("this command requires a broker; use --url instead of --path")
         return AdminClient(None, self.url, self.token)
