@@ -79,7 +79,11 @@ def run_together(
     try:
         for name, job in jobs.items():
             with signals_blocked(signal.SIGINT):  # on Ctrl-C, the parent ends the jobs
-                running.append((name, *_start(job)))
+                pipe, child_end = _spawn.Pipe()
+                process = _spawn.Process(target=_work, args=(child_end, job), daemon=True)
+                process.start()
+                child_end.close()
+                running.append((name, process, pipe))
         pipes = {pipe: name for name, _, pipe in running}
         _gather(pipes, _START_S, on_tick)
         on_start()
@@ -92,14 +96,6 @@ def run_together(
                 process.kill()  # has no effect if the process has already ended
                 process.join()
                 pipe.close()
-
-
-def _start(job: BenchJob) -> tuple[SpawnProcess, Connection]:
-    parent_end, child_end = _spawn.Pipe()
-    process = _spawn.Process(target=_work, args=(child_end, job), daemon=True)
-    process.start()
-    child_end.close()
-    return process, parent_end
 
 
 def _gather(
@@ -138,21 +134,17 @@ def _work(pipe: Connection, job: BenchJob) -> None:
         pipe.send(None)
         pipe.recv()
         began_s, cpu_s = time.monotonic(), time.process_time()
-        value = _finish(generator)
+        try:
+            next(generator)
+            raise RuntimeError("a benchmark job must yield exactly once")
+        except StopIteration as stop:
+            value = stop.value
         ended_s = time.monotonic()
         pipe.send(BenchTiming(value, began_s, ended_s, time.process_time() - cpu_s))
     except (PhpmqError, OSError) as error:
         pipe.send(os_reason(error) if isinstance(error, OSError) else str(error))
     except Exception:
         pipe.send(traceback.format_exc())
-
-
-def _finish(generator: Generator[None, None, Any]) -> Any:
-    try:
-        next(generator)
-    except StopIteration as stop:
-        return stop.value
-    raise RuntimeError("a benchmark job must yield exactly once")
 
 
 _PROC: Final = Path("/proc")

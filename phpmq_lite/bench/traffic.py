@@ -217,9 +217,13 @@ def publish(
 
         if is_confirmed:
             return _publish_confirmed(connection, stream, size, is_finished)
-        sent = _publish_plain(connection, stream, size, is_finished)
-        wait_until_stored(connection)
-        return sent
+        per_write, sent = publishes_per_write(size), 0
+        publishes = stream.encode(per_write)
+        while not is_finished(sent):
+            connection.sendall(publishes)  # blocks until the broker reads data
+            sent += per_write
+        wait_until_stored(connection, stream.encode(1, is_last=True))
+        return sent + 1
 
 
 def publish_number(
@@ -253,19 +257,6 @@ def _publish_confirmed(
         else:
             confirmed += stream.feed(receive(connection))
     return sent
-
-
-def _publish_plain(
-    connection: socket.socket, stream: PublishStream, size: int, is_finished: Callable[[int], bool]
-) -> int:
-    per_write = publishes_per_write(size)
-    publishes = stream.encode(per_write)
-    sent = 0
-    while not is_finished(sent):
-        connection.sendall(publishes)  # blocks until the broker reads data
-        sent += per_write
-    connection.sendall(stream.encode(1, is_last=True))
-    return sent + 1
 
 
 def consume(

@@ -143,23 +143,19 @@ class BenchRunner:
             rate: float = self.run(step, seconds, {step: job})[step].value
             return rate
 
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            jobs = {
+                "echo": BenchJob(machine.echo_server, (listener,)),
+                "client": BenchJob(machine.measure_round_trips, (listener.getsockname(), seconds)),
+            }
+            round_trips: float = self.run("loopback round trips", seconds, jobs)["client"].value
         return MachineLimits(
             syncs=limit("disk syncs", machine.measure_syncs),
             rows_1=limit("SQLite, 1 row per commit", machine.measure_rows, 1),
             rows_1000=limit("SQLite, 1,000 rows per commit", machine.measure_rows, 1_000),
             written_bytes=limit("SQLite, sequential writes", machine.measure_writes),
-            round_trips=self._measure_round_trips(seconds),
+            round_trips=round_trips,
         )
-
-    def _measure_round_trips(self, seconds: float) -> float:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            address = listener.getsockname()
-            jobs = {
-                "echo": BenchJob(machine.echo_server, (listener,)),
-                "client": BenchJob(machine.measure_round_trips, (address, seconds)),
-            }
-            rate: float = self.run("loopback round trips", seconds, jobs)["client"].value
-        return rate
 
     def measure_rate(self, address: Address, pid: int | None, workload: str) -> Throughput:
         """Measure the number of messages per second until the last one is known to be stored."""

@@ -175,9 +175,8 @@ class AdminClient(NamedTuple):
         address = self.socket or self.url
         reason = error.reason if isinstance(error, NotConnectedError) else error
         if isinstance(reason, TimeoutError) and reason.errno is None:
-            raise BrokerUnavailableError(
-                f"{address} did not answer within {timeout_s:.0f} s", TIMED_OUT
-            ) from None
+            limit = "in time" if timeout_s is None else f"within {timeout_s:.0f} s"
+            raise BrokerUnavailableError(f"{address} did not answer {limit}", TIMED_OUT) from None
         if isinstance(reason, PermissionError):
             raise CommandError(
                 f"{address} belongs to another account: run the command as that account "

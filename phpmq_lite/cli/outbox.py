@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from phpmq_lite.admin.formats import plural
+from phpmq_lite.admin.formats import count_of
 from phpmq_lite.cli.admin_client import ClientFactory, client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
@@ -128,7 +128,16 @@ def relay(
             return
         try:
             if once:
-                _report_pass(loop.run_once(), sum(row.waiting for row in store.status()))
+                result = loop.run_once()
+                print_message(f"{result.sent:,} published")
+                if result.is_unreachable:
+                    raise CommandError(
+                        "the broker did not answer; the remaining rows stay in the outbox"
+                    )
+                # These rows failed, are not due, or are leased by another relay.
+                if remaining := sum(row.waiting for row in store.status()):
+                    rows = count_of(remaining, "row", "rows")
+                    raise CommandError(f"{rows} left; `phpmq-lite outbox status` has details")
             else:
                 loop.run(interval, keep_s)
                 print_message(f"{loop.published:,} published")
@@ -145,7 +154,12 @@ class _RelayLoop:
         self._store = store
         self._client = client
         self._stop = stop
-        self._relay = Relay(store, self._send, time.monotonic, report=_report_row, is_stopped=stop)
+
+        def report(row: OutboxRow, reason: str) -> None:
+            queue = escape(row.queue) or "no queue"
+            print_message(f"row {row.row_id} for {queue} was not published: {escape(reason)}")
+
+        self._relay = Relay(store, self._send, time.monotonic, report=report, is_stopped=stop)
 
     def _send(self, messages: Sequence[KeyedMessage]) -> list[PublishOutcome]:
         """Publish messages; after a signal, wait only briefly for the broker's replies."""
@@ -195,20 +209,6 @@ class _RelayLoop:
             except sqlite3.OperationalError as error:  # another writer has locked the file
                 print_message(f"{error}; retrying")
             self._stop.sleep(interval_s)
-
-
-def _report_row(row: OutboxRow, reason: str) -> None:
-    queue = escape(row.queue) or "no queue"
-    print_message(f"row {row.row_id} for {queue} was not published: {escape(reason)}")
-
-
-def _report_pass(result: RelayPass, remaining: int) -> None:
-    print_message(f"{result.sent:,} published")
-    if result.is_unreachable:
-        raise CommandError("the broker did not answer; the remaining rows stay in the outbox")
-    if remaining:  # these rows failed, are not due, or are leased by another relay
-        rows = f"{remaining:,} {plural(remaining, 'row', 'rows')}"
-        raise CommandError(f"{rows} left; `phpmq-lite outbox status` has details")
 
 
 @contextmanager

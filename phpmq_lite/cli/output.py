@@ -99,19 +99,15 @@ def write_rows(
         for row in rows:
             click.echo(json.dumps(row))
     elif style == "csv":
-        _write_csv(rows, columns)
+        from phpmq_lite.text_files import csv_line
+
+        keys: list[Any] = [column.key for column in columns]
+        for cells in (keys, *([row.get(key) for key in keys] for row in rows)):
+            sys.stdout.write(csv_line(cells).removesuffix("\r\n") + "\n")
     elif rows:
         _write_table(rows, columns)
     else:
         print_message(empty)
-
-
-def _write_csv(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    from phpmq_lite.text_files import csv_line
-
-    keys: list[Any] = [column.key for column in columns]
-    for cells in (keys, *([row.get(key) for key in keys] for row in rows)):
-        sys.stdout.write(csv_line(cells).removesuffix("\r\n") + "\n")
 
 
 def write_record(record: Row, style: str | None) -> None:

@@ -44,6 +44,12 @@ def status(admin: AdminClient, output: str | None) -> None:
         write_record(stats, output)
     else:
         free, disk = stats["disk_free_bytes"], stats["disk_bytes"]
+        database = formats.format_size(stats["database_bytes"] or 0)
+        if stats["wal_bytes"] is not None:
+            database += f", log {formats.format_size(stats['wal_bytes'])}"
+        else:
+            store = stats["store"]
+            database += f" in {store['engine']} at {store['place']}, epoch {store['epoch']}"
         up_ms = int(time.time() * 1_000) - stats["started_at"]
         write_record(
             {
@@ -57,21 +63,13 @@ def status(admin: AdminClient, output: str | None) -> None:
                 "clients": f"{stats['clients']:,} connected, {stats['consumers']:,} consumers",
                 "rates": f"{stats['published_per_s']:,.1f} published/s, "
                 f"{stats['acked_per_s']:,.1f} acknowledged/s",
-                "database": _database(stats),
+                "database": database,
                 "disk": f"{formats.format_size(free)} of {formats.format_size(disk)} free",
             },
             output,
         )
     if reason is not None:
         click.get_current_context().exit(ERROR)
-
-
-def _database(stats: dict[str, Any]) -> str:
-    size = formats.format_size(stats["database_bytes"] or 0)
-    if stats["wal_bytes"] is not None:
-        return f"{size}, log {formats.format_size(stats['wal_bytes'])}"
-    store = stats["store"]
-    return f"{size} in {store['engine']} at {store['place']}, epoch {store['epoch']}"
 
 
 COLUMNS = number_columns(

@@ -89,8 +89,15 @@ def main(database: str, claims_database: str) -> int:
     """Answer requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
     os.dup2(2, 1)  # redirect printed text, so that it does not mix with frames
-    _lower_priority()
-    _enlarge_pipe(descriptor)
+    with suppress(OSError):
+        os.nice(NICE)
+    # With autogroups, Linux schedules by session and applies priorities only within a session.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICE))
+    with suppress(ImportError, OSError):  # not Linux or not a pipe, so keep the default size
+        from fcntl import F_SETPIPE_SZ, fcntl
+
+        fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)
     with suppress(BrokenPipeError):  # the broker's process has ended
         answer_requests((database, claims_database), sys.stdin.buffer, FrameWriter(descriptor))
     return 0
@@ -123,7 +130,12 @@ def answer_request(
     with HistoryRanges(databases[request["of"] == "claims"]) as ranges:
         ranges.on_statement = output.beat
         ranges.upto = request.get("upto")
-        rows = _rows(ranges, request)
+        if request["of"] == "claims":
+            bounds = request["lo"], request["hi"]
+            rows = ranges.claims(request["subscription"], *bounds, request["allowed"])
+        else:
+            selection = RowSelection(**request["selection"])
+            rows = ranges.history(selection, is_gap_ok=request["is_gap_ok"])
         output.put_json(
             HEADER,
             rows=rows.count,
@@ -134,14 +146,6 @@ def answer_request(
         )
         sent = 0 if request["is_head"] else _stream(rows, output)
         output.put_json(END, rows=sent)
-
-
-def _rows(ranges: HistoryRanges, request: dict[str, Any]) -> RangeRows:
-    if request["of"] == "claims":
-        return ranges.claims(
-            request["subscription"], request["lo"], request["hi"], request["allowed"]
-        )
-    return ranges.history(RowSelection(**request["selection"]), is_gap_ok=request["is_gap_ok"])
 
 
 def _stream(rows: RangeRows, output: FrameWriter) -> int:
@@ -155,18 +159,3 @@ def _stream(rows: RangeRows, output: FrameWriter) -> int:
     writer.close()  # in a ``with`` block, this would run even after a failure
     output.flush_all()
     return sent
-
-
-def _lower_priority() -> None:
-    with suppress(OSError):
-        os.nice(NICE)
-    # With autogroups, Linux schedules by session and applies priorities only within a session.
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(NICE))
-
-
-def _enlarge_pipe(descriptor: int) -> None:
-    with suppress(ImportError, OSError):  # not Linux or not a pipe, so keep the default size
-        from fcntl import F_SETPIPE_SZ, fcntl
-
-        fcntl(descriptor, F_SETPIPE_SZ, _PIPE_BYTES)

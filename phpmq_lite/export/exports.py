@@ -47,18 +47,13 @@ class ExportPacer:
         async with self._lock:
             before, self._last_passed = self._last_passed, self._passed()
             if before != self._last_passed:
-                await self._adapt_pause()
+                pause_began_s = self._now()
+                await self._sleep(self._pause_s)
+                if self._now() - pause_began_s - self._pause_s > LATE_WAKE_S:
+                    self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+                else:
+                    self._pause_s = max(_DECAY * self._pause_s, MIN_PAUSE_S)
         return self._now() - began_s
-
-    async def _adapt_pause(self) -> None:
-        """Pause; double the length if the event loop woke up late, otherwise shorten it."""
-        began_s = self._now()
-        await self._sleep(self._pause_s)
-        late_s = self._now() - began_s - self._pause_s
-        if late_s > LATE_WAKE_S:
-            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-        else:
-            self._pause_s = max(_DECAY * self._pause_s, MIN_PAUSE_S)
 
 
 EXPORT_LIMIT: Final = 2  # maximum number of concurrent exports

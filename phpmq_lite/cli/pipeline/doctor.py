@@ -4,14 +4,22 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 from packaging.requirements import Requirement
 
-from phpmq_lite.cli.doctor.findings import BAD, OK, WARN, Finding, bad, report_findings, warn
+from phpmq_lite.cli.doctor.findings import (
+    BAD,
+    WARN,
+    Finding,
+    bad,
+    ok,
+    ok_if,
+    report_findings,
+    warn,
+)
 from phpmq_lite.cli.doctor.installation import (
     check_python,
     installed_version,
@@ -42,19 +50,33 @@ def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
     """
     findings = list(check_pipeline(target))
     if start and all(finding.state != BAD for finding in findings):
-        findings.append(_session(target))
+        try:
+            findings.append(ok("Spark", probe(target)))
+        except (CommandError, PhpmqError) as error:
+            findings.append(bad("Spark", str(error), ""))
     report_findings(findings, output)
 
 
 def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
     """Run all checks, independently of each other, and yield their findings."""
+    from phpmq_lite.spark.session import find_java
+
     yield check_python()
     for requirement in requirements("spark"):
         yield _package(requirement)
-    yield _java()
+    try:
+        runtime = find_java()
+        yield ok("Java", f"{runtime.version} {runtime.home} ({runtime.origin})")
+    except PhpmqError as error:
+        yield bad("Java", "none", str(error))
     if not target.is_local:
         yield _master(target.master)
-    yield from _database(target.path) if target.path else _broker(target)
+    if target.path:
+        with target.path.open("rb") as file:
+            is_sqlite = file.read(16) == b"SQLite format 3\0"
+        yield ok_if(is_sqlite, "database", str(target.path), "not an SQLite database", BAD)
+    else:
+        yield from _broker(target)
     yield _results(target)
 
 
@@ -64,16 +86,6 @@ def _package(requirement: Requirement) -> Finding:
         hint = f"{reinstall_command('spark')}; without it, {_WITHOUT}"
         return warn(requirement.name, "not installed", hint)
     return package_finding(requirement, version, reinstall_command("spark", flags="--upgrade"))
-
-
-def _java() -> Finding:
-    from phpmq_lite.spark.session import find_java
-
-    try:
-        runtime = find_java()
-    except PhpmqError as error:
-        return Finding("Java", BAD, "none", str(error))
-    return Finding("Java", OK, f"{runtime.version} {runtime.home} ({runtime.origin})")
 
 
 def _master(master: str) -> Finding:
@@ -86,7 +98,7 @@ def _master(master: str) -> Finding:
     except OSError as error:
         return bad("master", f"{master}: {os_reason(error)}", "start it, or check the address")
     hint = f"every executor requires Python {sys.version_info[0]}.{sys.version_info[1]} and pyarrow"
-    return Finding("master", OK, master, hint)
+    return ok("master", master, hint)
 
 
 def _broker(target: PipelineTarget) -> Iterator[Finding]:
@@ -99,14 +111,14 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         bounds = ask("history/bounds")
     except CommandError as error:
         problem = str(error) if str(target.url) in str(error) else f"{target.url}: {error}"
-        yield Finding("broker", BAD, problem, _broker_hint(error))
+        yield bad("broker", problem, _broker_hint(error))
         return
     history = f"history {bounds['history_id']}, offsets {bounds['lo']} to {bounds['hi']}"
-    yield Finding("broker", OK, f"{target.url}: {history}")
+    yield ok("broker", f"{target.url}: {history}")
     end = bounds["hi"]
     try:
         ask("history/arrow", "HEAD", lo=end, hi=end)
-        yield Finding("export", OK, "the broker exports its history")
+        yield ok("export", "the broker exports its history")
     except CommandError as error:
         is_bad = error.code == ERROR  # any other code may only mean that the broker is busy
         hint = "install the extra export on the broker's machine and restart it" if is_bad else ""
@@ -120,7 +132,7 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         if error.code != NOT_FOUND:  # NOT_FOUND only means that there is no subscription yet
             yield warn("role", f"unknown: {error}", "")
             return
-    yield Finding("role", OK, "operator")
+    yield ok("role", "operator")
 
 
 def _broker_hint(error: CommandError) -> str:
@@ -131,13 +143,6 @@ def _broker_hint(error: CommandError) -> str:
     if error.code == NOT_FOUND:
         return "the broker has no pipeline API; upgrade it"
     return "start it with `phpmq-lite serve`, or pass the admin address (not port 9100) with --url"
-
-
-def _database(path: Path) -> Iterator[Finding]:
-    with path.open("rb") as file:
-        is_sqlite = file.read(16) == b"SQLite format 3\0"
-    hint = "" if is_sqlite else "not an SQLite database"
-    yield Finding("database", OK if is_sqlite else BAD, str(path), hint)
 
 
 def _results(target: PipelineTarget) -> Finding:
@@ -155,11 +160,4 @@ def _results(target: PipelineTarget) -> Finding:
     except OSError as error:
         hint = "set --out to a folder that you can write to"
         return bad("results", f"{folder}: {error.strerror}", hint)
-    return Finding("results", OK, str(folder), hint)
-
-
-def _session(target: PipelineTarget) -> Finding:
-    try:
-        return Finding("Spark", OK, probe(target))
-    except (CommandError, PhpmqError) as error:
-        return Finding("Spark", BAD, str(error))
+    return ok("results", str(folder), hint)

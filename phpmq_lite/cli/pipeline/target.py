@@ -92,7 +92,10 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
                 f"--path requires a local master, not {master}: SQLite's locks fail on a network"
                 " file system; use --url"
             )
-        target = PipelineTarget(*source, master, dict(conf), log or _log_file(results))
+        if log is None and (folder := local_folder_of(results)) is not None:
+            log = folder / "logs" / "spark.log"
+        log = log or Path.cwd() / f"phpmq-spark-{os.getpid()}.log"
+        target = PipelineTarget(*source, master, dict(conf), log)
         command(target=target, **others)
 
     run = add_options(
@@ -152,10 +155,3 @@ def _resolve(
     elif folder := local_folder_of(location):
         location = str(folder.absolute())  # Spark's processes run in other working folders
     return admin_url, token, None, location
-
-
-def _log_file(location: str) -> Path:
-    folder = local_folder_of(location)
-    if folder is None:
-        return Path.cwd() / f"phpmq-spark-{os.getpid()}.log"
-    return folder / "logs" / "spark.log"
