@@ -19,9 +19,16 @@ PhpmqError
 │   └── UnreleasedDataError   the data was made before the first release
 ├── SearchError               a search is not in the search language; nothing was read
 ├── EnvelopeError             an envelope cannot be created, written or read; nothing was sent
-└── ClientError
-    ├── ConnectionLostError   unanswered publishes may or may not be stored
-    └── PublishRefusedError   the broker refused a confirmed publish
+├── ClientError
+│   ├── ConnectionLostError   unanswered publishes may or may not be stored
+│   └── PublishRefusedError   the broker refused a confirmed publish
+└── PipelineError             of the Spark data source, in whose text a worker's error arrives
+    ├── OptionError           an option is unknown, malformed or not applicable: correct the call
+    ├── BrokerError           the broker refused a request or is unreachable
+    ├── DataLossError         requested rows are gone: set ``failOnDataLoss=false`` to skip them
+    ├── ShortReadError        the number of received rows is not the declared one: read again
+    │   └── BrokenStreamError the connection broke: the client continues after the last row
+    └── JavaError             Spark found no usable Java: install one as the message explains
 
 A message names the thing, the value and the bound: ``content is 9000000 bytes; the limit is
 8388608``.  Raise or handle an error; never log it and continue.
@@ -176,3 +183,40 @@ class PublishRefusedError(ClientError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"publish refused: {reason}")
         self.reason = reason
+
+
+class PipelineError(PhpmqError):
+    """Base class of all errors that the Spark package raises deliberately."""
+
+
+class OptionError(PipelineError):
+    """An option of the data source is unknown, malformed or not applicable; nothing was read."""
+
+
+class BrokerError(PipelineError):
+    """The broker refused a request or did not reply.
+
+    ``status`` is the HTTP status and ``code`` is the error code in the response. Without a
+    response, they are 0 and ``unreachable``.
+    """
+
+    def __init__(self, detail: str, status: int = 0, code: str = "unreachable") -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+
+
+class DataLossError(PipelineError):
+    """Requested rows are gone, or the broker's history was replaced since the last read."""
+
+
+class ShortReadError(PipelineError):
+    """The broker sent more or fewer rows than it declared; the range must be read again."""
+
+
+class BrokenStreamError(ShortReadError):
+    """The connection broke within the rows; reading can continue after the last one."""
+
+
+class JavaError(PipelineError):
+    """Spark found no usable Java; the message says what was found and how to fix it."""

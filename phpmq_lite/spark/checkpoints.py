@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phpmq_lite.spark.errors import DataLossError, PipelineError
+from phpmq_lite.errors import DataLossError, PipelineError
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, local_folder_of, open_results
 from phpmq_lite.spark.source_options import SourceConnection

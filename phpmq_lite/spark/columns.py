@@ -7,7 +7,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
-from phpmq_lite.spark.errors import OptionError
+from phpmq_lite.errors import OptionError
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.source_options import suggestion
 

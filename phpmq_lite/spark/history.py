@@ -6,8 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
-from phpmq_lite.errors import RefusedError, StorageError
-from phpmq_lite.spark.errors import DataLossError, OptionError, PipelineError, ShortReadError
+from phpmq_lite.errors import (
+    DataLossError,
+    OptionError,
+    PipelineError,
+    RefusedError,
+    ShortReadError,
+    StorageError,
+)
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient, check_row_count
 from phpmq_lite.spark.source_options import HistoryPosition, SourceConnection
 

@@ -10,6 +10,13 @@ from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from phpmq_lite.errors import (
+    BrokenStreamError,
+    BrokerError,
+    DataLossError,
+    OptionError,
+    ShortReadError,
+)
 from phpmq_lite.http_client import (
     BUSY_TIMEOUT_S,
     RETRY_DELAYS_S,
@@ -18,15 +25,7 @@ from phpmq_lite.http_client import (
     NotConnectedError,
     RetryRule,
 )
-from phpmq_lite.spark.errors import (
-    BrokenStreamError,
-    BrokerError,
-    DataLossError,
-    OptionError,
-    Remedy,
-    ShortReadError,
-)
-from phpmq_lite.spark.source_options import SourceConnection
+from phpmq_lite.spark.source_options import Remedy, SourceConnection
 
 if TYPE_CHECKING:
     import pyarrow as pa

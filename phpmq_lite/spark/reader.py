@@ -19,12 +19,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from phpmq_lite.errors import DataLossError, OptionError
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.columns import arrow_schema, conform_batch
-from phpmq_lite.spark.errors import DataLossError, OptionError, Remedy
 from phpmq_lite.spark.history import HistoryRequest, HistorySource, open_history, resolve_position
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
-from phpmq_lite.spark.source_options import DELETED, HistoryOptions, QueueOptions
+from phpmq_lite.spark.source_options import DELETED, HistoryOptions, QueueOptions, Remedy
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.errors import PipelineError
+from phpmq_lite.errors import PipelineError, RefusedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from phpmq_lite.errors import JavaError, PipelineError
 from phpmq_lite.installation import install_command
-from phpmq_lite.spark.errors import JavaError, PipelineError
 from phpmq_lite.spark.source_options import is_local
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from phpmq_lite.errors import OptionError
 from phpmq_lite.spark import columns
 from phpmq_lite.spark.columns import (
     add_table_options,
@@ -19,7 +20,6 @@ from phpmq_lite.spark.columns import (
     remove_table_options,
     table_options,
 )
-from phpmq_lite.spark.errors import OptionError
 from phpmq_lite.spark.reader import (
     FilteringHistoryReader,
     HistoryReader,

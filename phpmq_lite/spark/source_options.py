@@ -13,8 +13,23 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from phpmq_lite.errors import OptionError
 from phpmq_lite.model import OUTCOMES
-from phpmq_lite.spark.errors import OptionError, Remedy
+
+
+class Remedy(StrEnum):
+    """What an error advises, in the words of the data source; commands replace it with theirs.
+
+    It is part of the text because an error from a worker process arrives as text.
+    """
+
+    ACCEPT_LOSS = "failOnDataLoss to false"
+    SELECT_UNDELETED = "or outcomes to acked,expired,dead"
+    SET_TOKEN = "(option token)"  # noqa: S105 - the name of the option
+    SET_OPTION_URL = "set the option url"
+    SET_URL = "set url,"
+    USE_NEW_CHECKPOINT = "or a new checkpoint"
+    BEGIN_NEW_CHECKPOINT = "a new checkpoint"
 
 
 class SourceMode(StrEnum):

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
-from phpmq_lite.spark.errors import OptionError, PipelineError, ShortReadError
+from phpmq_lite.errors import OptionError, PipelineError, ShortReadError
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source_options import WriteOptions, suggestion
 

@@ -9,9 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from phpmq_lite.errors import SettingsError
+from phpmq_lite.errors import BrokerError, SettingsError
 from phpmq_lite.server.tls import ALERT, server_context
-from phpmq_lite.spark.errors import BrokerError
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.testing import running_service

@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client import BlockingClient, connect_blocking
+from phpmq_lite.errors import BrokerError
 from phpmq_lite.spark.checkpoints import final_ack
-from phpmq_lite.spark.errors import BrokerError
 from phpmq_lite.spark.history import open_history
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source import PhpmqSource

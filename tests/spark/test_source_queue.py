@@ -7,9 +7,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from phpmq_lite.errors import DataLossError, PipelineError
 from phpmq_lite.spark.checkpoints import final_ack
 from phpmq_lite.spark.columns import QUEUE_COLUMNS
-from phpmq_lite.spark.errors import DataLossError, PipelineError
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.queries import Batches, forget_commit, run

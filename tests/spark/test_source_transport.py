@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from phpmq_lite.admin.urls import decode_name, encode_name
+from phpmq_lite.errors import BrokerError, DataLossError, OptionError, ShortReadError
 from phpmq_lite.http_client import BUSY_TIMEOUT_S, RETRY_DELAYS_S
 from phpmq_lite.spark import reader
 from phpmq_lite.spark.columns import history_columns
-from phpmq_lite.spark.errors import BrokerError, DataLossError, OptionError, ShortReadError
 from phpmq_lite.spark.history import HistoryRequest, open_history, resolve_position
 from phpmq_lite.spark.pipeline_client import PipelineClient, check_row_count, queue_segment
 from phpmq_lite.spark.reader import HistoryStreamReader, OffsetRange, byte_cuts, cut_range

@@ -12,7 +12,7 @@ import click
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.pipeline.target import PipelineTarget
 from phpmq_lite.errors import PhpmqError
-from phpmq_lite.spark.errors import Remedy
+from phpmq_lite.spark.source_options import Remedy
 
 _LONGEST: Final = 600
 _TRACEBACK: Final = "Traceback (most recent call last):"

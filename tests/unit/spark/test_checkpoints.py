@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from phpmq_lite.errors import PipelineError
 from phpmq_lite.spark.checkpoints import (
     CommittedBatch,
     final_ack,
@@ -12,7 +13,6 @@ from phpmq_lite.spark.checkpoints import (
     last_committed_offsets,
     offset_of,
 )
-from phpmq_lite.spark.errors import PipelineError
 from phpmq_lite.spark.jobs.stream_writer import batch_name
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection

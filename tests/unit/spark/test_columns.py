@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
+from phpmq_lite.errors import OptionError
 from phpmq_lite.spark import columns
 from phpmq_lite.spark.columns import (
     QUEUE_COLUMNS,
@@ -12,7 +13,6 @@ from phpmq_lite.spark.columns import (
     remove_table_options,
     table_options,
 )
-from phpmq_lite.spark.errors import OptionError
 from phpmq_lite.storage import arrow
 
 ARROW = {"int64": "bigint", "int32": "int", "string": "string", "binary": "binary",

@@ -7,9 +7,9 @@ from unittest import mock
 
 import pytest
 
+from phpmq_lite.errors import JavaError
 from phpmq_lite.installation import install_command
 from phpmq_lite.spark import session
-from phpmq_lite.spark.errors import JavaError
 
 
 @pytest.fixture(autouse=True)

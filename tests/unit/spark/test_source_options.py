@@ -8,7 +8,7 @@ import pytest
 
 from phpmq_lite.admin.messages.arrow_export import NAMES
 from phpmq_lite.admin.pipeline.claims import CLAIM_BYTES, CLAIM_MAX
-from phpmq_lite.spark.errors import OptionError
+from phpmq_lite.errors import OptionError
 from phpmq_lite.spark.history import NAMES_MAX
 from phpmq_lite.spark.source_options import (
     BYTES_MAX,

@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
+from phpmq_lite.errors import PipelineError
 from phpmq_lite.spark import writer
-from phpmq_lite.spark.errors import PipelineError
 from phpmq_lite.spark.source_options import SourceConnection, WriteOptions
 from phpmq_lite.spark.writer import BatchWriter, StagedRows, StreamWriter
 

@@ -6,10 +6,10 @@ import pytest
 
 from phpmq_lite.cli.pipeline.spark_errors import explain_spark_errors, find_cause, in_command_words
 from phpmq_lite.cli.pipeline.target import PipelineTarget
-from phpmq_lite.spark.errors import BrokerError, DataLossError, Remedy
+from phpmq_lite.errors import BrokerError, DataLossError
 from phpmq_lite.spark.pipeline_client import HistoryBounds
 from phpmq_lite.spark.reader import _check_gap
-from phpmq_lite.spark.source_options import HistoryOptions, SourceConnection
+from phpmq_lite.spark.source_options import HistoryOptions, Remedy, SourceConnection
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -49,7 +49,7 @@ An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "/app/reader.py", line 12, in read
     raise ShortError(text)
-phpmq_lite.spark.errors.ShortError: 90 of 100 rows came
+phpmq_lite.errors.ShortError: 90 of 100 rows came
  SQLSTATE: 39000"""
 
 STAGE = """An error occurred while calling o97.parquet.
