@@ -124,7 +124,12 @@ def run(
     limit_malloc()
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable(sys.__stderr__ or sys.stderr)  # prints the stacks of all threads on SIGABRT
-    with _runner() as runner:
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(_until_signal(settings, sources, load))
 
 
@@ -134,14 +139,6 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def _runner() -> asyncio.Runner:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.Runner()
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 async def _until_signal(

@@ -329,10 +329,7 @@ class Client(ClientCore):
         return Consumer(self, queue, credit)
 
     async def consume_with(
-        self,
-        queue: str,
-        callback: Callable[[Delivery], Awaitable[None] | None],
-        credit: int = 100,
+        self, queue: str, callback: Callable[[Delivery], Awaitable[None] | None], credit: int = 100
     ) -> None:
         """Call ``callback`` for one message at a time, until cancelled or until the client closes.
 

@@ -46,7 +46,13 @@ def parse_address(
         if not path or port is not None:
             raise ValueError(f"{address!r} is not a valid address; use unix:PATH, without a port")
         return BrokerAddress(path=path)
-    host, included_port = _split(address)
+    if address.startswith("["):
+        host, _, included_port = address[1:].partition("]")
+    elif address.count(":") > 1:  # an IPv6 address without brackets
+        host, included_port = address, ""
+    else:
+        host, _, included_port = address.partition(":")
+    included_port = included_port.removeprefix(":")
     if included_port and port is not None:
         raise ValueError(f"{address!r} already has a port; remove port {port}")
     if not host or (included_port and not (included_port.isascii() and included_port.isdigit())):
@@ -55,16 +61,6 @@ def parse_address(
     if not 0 < number < 65_536:
         raise ValueError(f"{number} is not a valid port; use 1 to 65535")
     return BrokerAddress(host, number)
-
-
-def _split(address: str) -> tuple[str, str]:
-    if address.startswith("["):
-        host, _, after = address[1:].partition("]")
-        return host, after.removeprefix(":")
-    if address.count(":") > 1:  # an IPv6 address without brackets
-        return address, ""
-    host, _, port = address.partition(":")
-    return host, port
 
 
 class Backoff:

@@ -137,10 +137,7 @@ class JsonMember(NamedTuple):
 
 # Skips over values without building them: discards objects and does not convert numbers.
 _SKIPPER: Final = json.JSONDecoder(
-    object_pairs_hook=len,
-    parse_constant=refuse_constant,
-    parse_int=len,
-    parse_float=len,
+    object_pairs_hook=len, parse_constant=refuse_constant, parse_int=len, parse_float=len
 )
 
 

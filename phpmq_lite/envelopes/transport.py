@@ -9,7 +9,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from babelqueue.transport import ReceivedMessage, Transport
@@ -516,12 +515,10 @@ def _describe_error(error: BaseException | None) -> dict[str, Any]:
     if error is None:
         return {"reason": "unknown_urn"}
     frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None and _is_internal(frames):
-        frames = frames.tb_next  # skip frames in the SDK and in this package
+    while frames is not None and frames.tb_next is not None:
+        module = str(frames.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("babelqueue", "phpmq_lite"):  # of the handler
+            break
+        frames = frames.tb_next
     lines = traceback.format_exception(type(error), error, frames, limit=-_TRACEBACK_LINES)
     return {"reason": "failed", "error": _format_error(error), "exception": "".join(lines)}
-
-
-def _is_internal(frame: TracebackType) -> bool:
-    name = frame.tb_frame.f_globals.get("__name__", "")
-    return str(name).partition(".")[0] in ("babelqueue", "phpmq_lite")

@@ -79,7 +79,13 @@ def write_summary(
     """
     files = open_results(spark, options.out)
     jobs = record_run(files, runs)
-    lag, notes = _lag(options)
+    lag: int | None = None  # the last offset in the broker's history
+    notes: tuple[str, ...] = ()
+    if options.connection is not None:
+        try:
+            lag = open_history(options.connection).bounds().hi
+        except (PhpmqError, OSError) as error:
+            notes = (f"the archive's lag is unknown: {error}",)
     try:
         with block_swaps(files):
             summary = collect_summary(spark, files, now_ms)
@@ -125,16 +131,6 @@ def record_run(files: ResultsFolder, runs: Iterable[PipelineJobState]) -> list[I
     ordered = [by_name[name] for name in sorted(by_name)]
     files.write(results_folder.JOBS, json.dumps(ordered))
     return ordered
-
-
-def _lag(options: JobOptions) -> tuple[int | None, tuple[str, ...]]:
-    """Return the last offset in the broker's history, or None and a note if it is unknown."""
-    if options.connection is None:
-        return None, ()
-    try:
-        return open_history(options.connection).bounds().hi, ()
-    except (PhpmqError, OSError) as error:
-        return None, (f"the archive's lag is unknown: {error}",)
 
 
 def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) -> Item:

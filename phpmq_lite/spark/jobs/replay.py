@@ -240,11 +240,7 @@ def redriven_rows(piece: "pyarrow.Table") -> "pyarrow.Table":
 
 
 def publish_piece(
-    spark: "SparkSession",
-    piece: "pyarrow.Table",
-    app_id: str,
-    version: int,
-    options: ReplayOptions,
+    spark: "SparkSession", piece: "pyarrow.Table", app_id: str, version: int, options: ReplayOptions
 ) -> None:
     """Publish a piece; the broker ignores it if it already has this version for this ``app_id``."""
     (
