@@ -5,7 +5,6 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.docs.pages import ROOT, rows, text_of
+from tests.support.programs import run_program
 
 CLUSTER: Final = ROOT / "deploy" / "cluster"
 README: Final = text_of("deploy/cluster/README.md")
@@ -89,7 +89,5 @@ def test_systemd_finds_nothing_wrong(name: str, tmp_path: Path) -> None:
         (tmp_path / f"{unit.name}.d" / name).write_text(text)
     else:
         unit.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text))
-    done = subprocess.run(
-        [program, "verify", str(unit)], capture_output=True, text=True, check=False
-    )
+    done = run_program([program, "verify", str(unit)])
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

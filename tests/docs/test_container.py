@@ -24,6 +24,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.integration.test_packaging import names_in_wheel
 from tests.support.builds import build
 from tests.support.fork_server import BrokerProcess
+from tests.support.programs import run_program
 
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load(
     (ROOT / "deploy" / "compose.yml").read_text(encoding="utf-8")
@@ -204,10 +205,7 @@ def container(tmp_path: Path, given: dict[str, str]) -> Iterator[Container]:
 def test_broker_of_the_compose_file_is_healthy(tmp_path: Path) -> None:
     with container(tmp_path, variables() | SERVICE["environment"]) as broker:
         _, *check = json.loads(of_image("HEALTHCHECK").partition(" CMD ")[2])
-        done = subprocess.run(
-            [sys.executable, "-m", "phpmq_lite", *check],
-            env=broker.env, cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = run_program([sys.executable, "-m", "phpmq_lite", *check], env=broker.env, cwd=ROOT)
         assert (done.returncode, done.stdout) == (0, "OK: the broker accepts messages\n")
         assert broker.terminate() == 0
 

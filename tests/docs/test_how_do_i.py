@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from tests.docs.command_lines import assert_accepted
 from tests.docs.pages import Block, blocks
 from tests.support.cli_runner import invoke
 from tests.support.fork_server import broker_with_all_listeners
+from tests.support.programs import run_program
 
 PAGE: Final = "docs/guides/how-do-i.md"
 ALERT: Final = "phpmq_alert.py"
@@ -99,10 +99,11 @@ def checked(tmp_path: Path) -> Path:
 def alert(folder: Path, code: int, said: str, **environment: str) -> tuple[int, str]:
     (folder / "code").write_text(str(code))
     (folder / "said").write_text(f"{said}\n")
-    done = subprocess.run(
-        [sys.executable, ALERT], cwd=folder, capture_output=True, text=True, check=False,
+    done = run_program(
+        [sys.executable, ALERT],
+        cwd=folder,
         env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"} | environment,
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout
 
 
@@ -145,10 +146,11 @@ def as_cron_runs_it(line: str) -> str:
 
 def run(folder: Path, command: str, **environment: str) -> None:
     """Run a command as cron does, which mails what it prints."""
-    done = subprocess.run(
-        ["/bin/sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False,
+    done = run_program(
+        ["/bin/sh", "-c", command],
+        cwd=folder,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder)} | environment,
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -181,10 +183,7 @@ def test_systemd_finds_nothing_wrong_in_the_timer(tmp_path: Path) -> None:
     for name in ("phpmq-alert.service", "phpmq-alert.timer"):
         text = re.sub(r"(?m)^(ExecStart)=.*", r"\1=/bin/true", block(name).text)
         (tmp_path / name).write_text(text)
-        done = subprocess.run(
-            ["systemd-analyze", "verify", str(tmp_path / name)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = run_program(["systemd-analyze", "verify", str(tmp_path / name)])
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
     assert f"ExecStart=/usr/bin/python3 /usr/local/lib/{ALERT}" in block("phpmq-alert.service").text
 
@@ -220,12 +219,16 @@ def test_broker_runs_in_the_background_until_it_is_killed(tmp_path: Path) -> Non
     listen = {"PHPMQ_TCP__LISTEN": "127.0.0.1:0", "PHPMQ_ADMIN__LISTEN": "127.0.0.1:0"}
     wait = "while kill -0 $(cat phpmq-lite.pid) 2>/dev/null; do sleep .1; done"
     script = f"{block('nohup').text}\n{block('kill $(cat').text}\n{wait}"
-    done = subprocess.run(
-        ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env=os.environ | listen | {
-            "PHPMQ_TCP__LEGACY_LISTEN": "none", "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    done = run_program(
+        ["bash", "-euc", script],
+        cwd=tmp_path,
+        env=os.environ
+        | listen
+        | {
+            "PHPMQ_TCP__LEGACY_LISTEN": "none",
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
         },
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "OK: the broker accepts messages" in done.stdout
     log = (tmp_path / "phpmq-lite.log").read_text()

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from configparser import RawConfigParser
 from inspect import signature
 from pathlib import Path
@@ -26,6 +25,7 @@ from phpmq_lite.settings import SETTINGS, SYSTEM_FILE, Settings
 from phpmq_lite.storage.disk_space import MAX_TROUBLE_S
 from tests.docs.command_lines import assert_accepted
 from tests.docs.pages import ROOT
+from tests.support.programs import run_program
 
 UNIT = ROOT / "deploy" / "phpmq-lite.service"
 OPERATIONS = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
@@ -96,9 +96,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
         pytest.skip("no systemd-analyze here")
     unit = tmp_path / UNIT.name
     unit.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text()))
-    done = subprocess.run(
-        [program, "verify", str(unit)], capture_output=True, text=True, check=False
-    )
+    done = run_program([program, "verify", str(unit)])
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.docs.pages import ROOT
 from tests.docs.test_docs_at_broker import DOCS
+from tests.support.programs import run_program
 
 _SLUGIFY: Final = "tag:yaml.org,2002:python/object/apply:pymdownx.slugs.slugify"
 # Elements that a Markdown parser may drop silently; compared between both.
@@ -69,11 +69,11 @@ def test_workflow_runs_our_script_on_every_python_and_builds_both_wheels() -> No
 @pytest.mark.slow
 def test_site_is_built_strictly_with_all_that_the_broker_shows(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="missing: the extra docs")
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     different = {}
     for name in DOCS.outlines:

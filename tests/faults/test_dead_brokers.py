@@ -12,6 +12,7 @@ import pytest
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.node_network import NodeNetwork, needs_namespaces
 from tests.support.php_client import CLIENT, ROOT
+from tests.support.programs import run_program
 from tests.support.socket_client import SocketClient
 from tests.support.waiting import until
 
@@ -160,9 +161,7 @@ class Consumer:
     def sockets(self) -> str:
         """Return its connections, with options and timers."""
         asked = ("ss", "-tnoH", "state", "established", "dport", "=", f":{self._port}")
-        return subprocess.run(
-            [*self.network.prefix(self.node), *asked], capture_output=True, text=True, check=True
-        ).stdout
+        return run_program([*self.network.prefix(self.node), *asked], check=True).stdout
 
 
 @pytest.mark.slow
@@ -241,9 +240,7 @@ def test_client_uses_the_second_address_of_a_name_while_the_first_is_silent(
         program = command(
             language, PUBLISHERS[language], tmp_path / "client", f"mq.test:{port_of(broker)}"
         )
-        done = subprocess.run(
-            [*network.prefix(0), *program], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = run_program([*network.prefix(0), *program])
     finally:
         shutil.rmtree(hosts.parent)
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from phpmq_lite.broker_process import isolated_broker
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import ClientError, StartRefusedError
 from tests.support.postgres_nodes import needs_postgres
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ("bench", "--seconds", "0.1", "--size", "32")
@@ -34,12 +35,9 @@ def tmp_path() -> Iterator[Path]:
 
 
 def run_benchmark(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         [sys.executable, str(ROOT / "benchmarks" / script), *options, "--data", str(folder)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

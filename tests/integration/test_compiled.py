@@ -17,6 +17,7 @@ import pytest
 from tests.compiled import MODULES, PROJECT, ROOT, build_wheel, make_copy, run_tests
 from tests.integration.test_packaging import names_in_wheel
 from tests.support.builds import NEEDS_SOURCES
+from tests.support.programs import run_program
 
 PACKAGE = ROOT / "phpmq_lite"
 CORES = ("broker/", "protocol/")
@@ -98,9 +99,7 @@ def test_release_has_a_compiled_wheel_for_every_python() -> None:
     command = [sys.executable, "-m", "cibuildwheel", "--print-build-identifiers"]
     for platform, machine in (("linux", "x86_64"), ("linux", "aarch64"), ("macos", "arm64")):
         flags = ["--platform", platform, "--archs", machine]
-        done = subprocess.run(
-            [*command, *flags], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        done = run_program([*command, *flags], cwd=ROOT)
         assert done.returncode == 0, done.stderr
         system = {"linux": "manylinux", "macos": "macosx"}[platform]
         pattern = r"Programming Language :: Python :: 3\.(\d+)"

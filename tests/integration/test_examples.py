@@ -17,6 +17,7 @@ import pytest
 
 from phpmq_lite.envelopes import dead_letter_record
 from tests.support.fork_server import BrokerProcess, broker_with_all_listeners
+from tests.support.programs import run_program
 from tests.support.socket_client import AdminApi, SocketClient
 from tests.support.waiting import until
 
@@ -241,9 +242,7 @@ def test_netcat_shows_nothing_after_garbage(broker: BrokerProcess) -> None:
 
 def php(script: str | Path, *arguments: str) -> str:
     path = ROOT / "examples" / "php" / script
-    done = subprocess.run(
-        ["php", str(path), *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program(["php", str(path), *arguments])
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -366,11 +365,25 @@ def test_babelqueue_worker_mails_and_puts_aside(broker: BrokerProcess) -> None:
             cwd=folder, env=environment, check=True, timeout=60,
         )  # fmt: skip
     jobs = "6"  # the order, its mail, and four attempts at the other order
-    done = subprocess.run(
-        [sys.executable, "-m", "phpmq_lite", "worker", "--app", "handlers:app", "--url",
-         f"phpmq://{address}", "--backoff", "0", "--max-jobs", jobs],
-        cwd=folder, env=environment, check=True, timeout=60, text=True, capture_output=True,
-    )  # fmt: skip
+    done = run_program(
+        [
+            sys.executable,
+            "-m",
+            "phpmq_lite",
+            "worker",
+            "--app",
+            "handlers:app",
+            "--url",
+            f"phpmq://{address}",
+            "--backoff",
+            "0",
+            "--max-jobs",
+            jobs,
+        ],
+        cwd=folder,
+        env=environment,
+        check=True,
+    )
     assert "mail to anna@example.org, trace " in done.stdout
     with SocketClient(broker.port) as peer:
         peer.consume("orders.dlq", 1)

@@ -15,6 +15,7 @@ from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publis
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process, broker_with_all_listeners
 from tests.support.php_client import ROOT
+from tests.support.programs import run_program
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 from tests.support.socket_client import AdminApi, SocketClient
 from tests.support.waiting import until
@@ -35,9 +36,7 @@ class Program:
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run the client to its end; return its output, or its errors if ``code`` is not 0."""
-        done = subprocess.run(
-            [*self.command, *arguments], capture_output=True, text=True, timeout=100, check=False
-        )
+        done = run_program([*self.command, *arguments])
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 

@@ -19,6 +19,7 @@ import pytest
 
 from phpmq_lite.broker_process import BrokerProcess
 from tests.support.builds import NEEDS_SOURCES, build
+from tests.support.programs import run_program
 from tests.support.socket_client import WAIT_S, SocketClient
 
 ROOT = Path(__file__).parent.parent.parent
@@ -166,10 +167,7 @@ def test_broker_of_an_empty_environment_serves(
     flags = ["--admin", "127.0.0.1:0"]
     broker = Installed(tmp_path / "data", flags, env=outside, home=tmp_path / "venv")
     where = "import phpmq_lite; print(phpmq_lite.__file__)"
-    found = subprocess.run(
-        [str(broker.home / "bin" / "python"), "-c", where],
-        env=outside, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    found = run_program([str(broker.home / "bin" / "python"), "-c", where], env=outside, check=True)
     assert Path(found.stdout.strip()).is_relative_to(broker.home)
     try:
         broker.start()

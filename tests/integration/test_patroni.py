@@ -4,7 +4,6 @@ How long a failover takes is measured by ``benchmarks/failover.py``.
 """
 
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from tests.support.node_network import needs_namespaces
 from tests.support.patroni_cluster import PatroniCluster, needs_patroni
 from tests.support.postgres_nodes import AS_POSTGRES, BIN, needs_postgres, wait_until
+from tests.support.programs import run_program
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,10 +70,10 @@ def setting(cluster: PatroniCluster, node: int, name: str) -> str:
 def test_configuration_is_valid_and_used(cluster: PatroniCluster) -> None:
     node = cluster.wait_for_quorum()
     file = cluster.path(node) / "etc" / "patroni.yml"
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "patroni", "--validate-config", "--ignore-listen-port", file],
-        env=cluster.environment(node), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=cluster.environment(node),
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     others = ",".join(f"n{other + 1}" for other in range(3) if other != node)
     assert setting(cluster, node, "synchronous_standby_names") == f"ANY 1 ({others})"
@@ -232,8 +232,6 @@ def postgres(
     text: str = "",
 ) -> str:
     folder = cluster.folder
-    done = subprocess.run(
-        [*run_as, BIN / program, *words], cwd=folder, input=text, capture_output=True, text=True
-    )
+    done = run_program([*run_as, BIN / program, *words], cwd=folder, input=text)
     assert done.returncode == 0, done.stderr
     return done.stdout

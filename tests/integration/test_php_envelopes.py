@@ -23,6 +23,7 @@ from tests.support.envelope_cases import body, edit, with_meta
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.killing_proxy import KillingProxy
 from tests.support.php_client import CLIENT, EXAMPLES, STRICT, PhpClient, PhpError, needs_php
+from tests.support.programs import run_program
 from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [pytest.mark.acceptance, needs_php]
@@ -48,9 +49,7 @@ def command(script: str, *arguments: str) -> list[str]:
 
 def php_run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script of ``examples/php``; warnings of PHP fail the test."""
-    done = subprocess.run(
-        command(script, *arguments), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program(command(script, *arguments))
     assert not re.search(r"^PHP |Warning|Notice|Deprecated", done.stderr, re.MULTILINE)
     return done
 

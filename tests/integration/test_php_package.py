@@ -16,6 +16,7 @@ from phpmq_lite.envelopes.codec import decode
 from tests.support.envelope_cases import body
 from tests.support.fork_server import BrokerProcess
 from tests.support.php_client import CLIENT, EXAMPLES, ROOT, STRICT, needs_php
+from tests.support.programs import run_program
 from tests.support.socket_client import AdminApi, SocketClient
 
 pytestmark = [pytest.mark.acceptance, needs_php]
@@ -27,10 +28,7 @@ needs_phpunit = pytest.mark.skipif(shutil.which("phpunit") is None, reason="miss
 
 
 def run(*command: str, folder: Path, **environment: str) -> str:
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | environment,
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run_program(command, cwd=folder, env=os.environ | environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

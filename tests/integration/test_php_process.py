@@ -19,6 +19,7 @@ from tests.support.certificates import CertificateAuthority
 from tests.support.envelope_cases import body
 from tests.support.fork_server import BrokerProcess, broker_process
 from tests.support.php_client import CLIENT, EXAMPLES, STRICT, PhpClient, needs_php
+from tests.support.programs import run_program
 from tests.support.scripted_broker import ScriptedBroker, ScriptedPeer
 from tests.support.socket_client import AdminApi, SocketClient
 
@@ -73,10 +74,7 @@ class Scripts:
     def run(self, script: str) -> str:
         path = self.folder / "script.php"
         path.write_text(HEAD + script, encoding="utf-8")
-        done = subprocess.run(
-            ["php", *STRICT, str(path), str(CLIENT), *self.arguments],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = run_program(["php", *STRICT, str(path), str(CLIENT), *self.arguments])
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
         return done.stdout
 

@@ -31,6 +31,7 @@ from tests.support.postgres_nodes import (
     shared_folder,
     wait_until,
 )
+from tests.support.programs import run_program
 
 SHIPPED: Final = ROOT / "deploy" / "cluster"
 # The user postgres cannot read a virtual environment in the home of root.
@@ -86,10 +87,7 @@ class PatroniCluster(TemporaryServers):
     def query(self, node: int, statement: str) -> str:
         """Run a statement as superuser on a machine; return the rows, fields separated by ``|``."""
         words = (BIN / "psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-h", self.path(node) / "run")
-        done = subprocess.run(
-            [*AS_POSTGRES, *words, "-d", "postgres"], input=statement,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = run_program([*AS_POSTGRES, *words, "-d", "postgres"], input=statement)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -146,10 +144,9 @@ class PatroniCluster(TemporaryServers):
         """Run patronictl with the configuration of a machine; return its output."""
         program = Path(sys.executable).with_name("patronictl")
         command = [*_PYTHON, program, "-c", self.path(node) / "etc/patroni.yml"]
-        return subprocess.run(
-            [*self.network.prefix(node), *command, *words],
-            env=self.environment(node), check=True, capture_output=True, text=True, timeout=180,
-        ).stdout  # fmt: skip
+        return run_program(
+            [*self.network.prefix(node), *command, *words], env=self.environment(node), check=True
+        ).stdout
 
     # -- faults
 

