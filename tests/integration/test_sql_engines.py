@@ -30,45 +30,32 @@ _TRACES: Final = "SQLite indexes traces in their own table; PostgreSQL has an in
 _TAIL: Final = "SQLite indexes the newest rows later; PostgreSQL does at once"
 _FOLDER_STATE: Final = "for SQLite, the data folder says that it has been copied"
 ONE_ENGINE: Final = {
-    ("copy", "forget_index"): _RUNS,
-    ("copy", "identities"): "SQLite assigns the next number without a sequence",
-    ("copy", "states"): _FOLDER_STATE,
-    ("copy", "set_state"): _FOLDER_STATE,
-    ("copy", "drop_state"): _FOLDER_STATE,
-    ("history_index", "columns"): _RUNS,
-    ("history_index", "continues"): _RUNS,
-    ("history_index", "count_runs"): _RUNS,
-    ("history_index", "index_runs"): _RUNS,
-    ("history_index", "index_singly"): _RUNS,
-    ("history_index", "placed"): _RUNS,
-    ("history_index", "progress"): _RUNS,
-    ("history_index", "slice"): _RUNS,
-    ("history_index", "waiting"): "SQLite reads this with its progress",
-    ("history_index", "advance_traced"): _TAIL,
-    ("history_index", "index_live_traces"): _TAIL,
-    ("history_index", "index_traces"): _TAIL,
-    ("history_index", "next_live_numbers"): _TAIL,
-    ("migrate", "statements"): "PostgreSQL stores no text of its schema",
-    ("migrate", "wait_for_others"): "an SQLite file has one broker",
-    ("retention", "remove_runs"): _RUNS,
-    ("retention", "remove_traces"): _TRACES,
-    ("retention", "remove_traces_range"): _TRACES,
-    ("database_check", "inconsistent_index"): _RUNS,
-    ("messages", "from_stop"): _RUNS,
-    ("messages", "from_acked"): _RUNS,
-    ("messages", "upto_acked"): _RUNS,
-    ("messages", "indexed_upto"): _TAIL,
-    ("messages", "older_tail"): _TAIL,
-    ("messages", "newer_tail"): _TAIL,
-    ("search", "near_offsets"): _RUNS,
-    ("search", "near_numbers"): _RUNS,
-    ("search", "near"): _RUNS,
-    ("search", "placed"): _TAIL,
-    ("search", "traced"): _TAIL,
-    ("search", "settled_tail"): _TAIL,
-    ("search", "settled_unnumbered"): _TAIL,
-    ("search", "alive_untraced"): _TAIL,
-    ("search", "settled_untraced"): _TAIL,
+    (file, name): reason
+    for reason, files_of in {
+        _RUNS: {
+            "copy": "forget_index",
+            "history_index": "columns continues count_runs index_runs index_singly "
+            "placed progress slice",
+            "retention": "remove_runs",
+            "database_check": "inconsistent_index",
+            "messages": "from_stop from_acked upto_acked",
+            "search": "near_offsets near_numbers near",
+        },
+        "SQLite assigns the next number without a sequence": {"copy": "identities"},
+        _FOLDER_STATE: {"copy": "states set_state drop_state"},
+        "SQLite reads this with its progress": {"history_index": "waiting"},
+        _TAIL: {
+            "history_index": "advance_traced index_live_traces index_traces next_live_numbers",
+            "messages": "indexed_upto older_tail newer_tail",
+            "search": "placed traced settled_tail settled_unnumbered "
+            "alive_untraced settled_untraced",
+        },
+        "PostgreSQL stores no text of its schema": {"migrate": "statements"},
+        "an SQLite file has one broker": {"migrate": "wait_for_others"},
+        _TRACES: {"retention": "remove_traces remove_traces_range"},
+    }.items()
+    for file, names in files_of.items()
+    for name in names.split()
 }
 
 

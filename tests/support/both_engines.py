@@ -44,71 +44,63 @@ def fill_randomly(database: Database, seed: int) -> None:
     insert = database.connection.execute
     for number, name in enumerate(sorted({*NAMES} - {*QUEUES.values()}), 10):
         database.queue(name, number, made.randrange(3))
+    pick = made.choice
     for client in range(100, 140):
-        insert(
-            "INSERT INTO client VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (client, made.choice(("tcp", "unix")), f"10.0.0.{client}:1", NOW_MS - client,
-             made.choice((None, NOW_MS - made.randrange(5))), None, made.choice((None, "new")),
-             made.choice((None, "closed"))),
-        )  # fmt: skip
+        address, since = f"10.0.0.{client}:1", NOW_MS - client
+        until, label = pick((None, NOW_MS - made.randrange(5))), pick((None, "new"))
+        kind, reason = pick(("tcp", "unix")), pick((None, "closed"))
+        add(database, "client", client, kind, address, since, until, None, label, reason)
     numbers = [seq for (seq,) in insert("SELECT seq FROM message UNION SELECT seq FROM history")]
     for _ in range(300):
         seq = made.choice(numbers)
         other = f"{made.choice((seq - 1, seq, seq + 1)):016x}{made.getrandbits(63):016x}"
-        insert(
-            "INSERT INTO event (seq, at_ms, kind, detail) VALUES (?, ?, ?, ?)",
-            (seq, NOW_MS - made.randrange(9_000), made.choice(EVENTS),
-             made.choice((None, "x", other, other))),
-        )  # fmt: skip
+        detail = pick((None, "x", other, other))
+        event = "event (seq, at_ms, kind, detail)"
+        add(database, event, seq, NOW_MS - made.randrange(9_000), pick(EVENTS), detail)
     for number in range(1, 200):
-        insert(
-            "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (number, NOW_MS - 1_000 + number, made.choice(("anna", "bob")), "ui",
-             made.choice(("::1", "10.0.0.7")),
-             made.choice(("queue.purge", "queue", "queues.x", "session.login")),
-             made.choice(NAMES), made.randrange(9), "", made.choice(("done", "running", "denied")),
-             made.choice(("", "{}")), f"r{number}"),
-        )  # fmt: skip
+        actor, address = pick(("anna", "bob")), pick(("::1", "10.0.0.7"))
+        action = pick(("queue.purge", "queue", "queues.x", "session.login"))
+        place = (NOW_MS - 1_000 + number, actor, "ui", address, action, pick(NAMES))
+        result, detail = pick(("done", "running", "denied")), pick(("", "{}"))
+        count = made.randrange(9)
+        add(database, "audit", number, *place, count, "", result, detail, f"r{number}")
     for number in range(1, 60):
-        insert(
-            f"INSERT INTO rollup VALUES ({', '.join('?' * 16)}, NULL)",
-            (made.choice((60, 900)), made.choice((-2, -1, 0, 1, 10)), number * 60,
-             *(made.randrange(99) for _ in range(12)), made.choice((None, b"\0\xff"))),
-        )  # fmt: skip
+        span_s, queue_id = pick((60, 900)), pick((-2, -1, 0, 1, 10))
+        figures = [made.randrange(99) for _ in range(12)]
+        waits = pick((None, b"\0\xff"))
+        add(database, "rollup", span_s, queue_id, number * 60, *figures, waits, None)
     _fill_accounts(database, made)
     _fill_pipeline(database, made)
 
 
+def add(database: Database, table: str, *values: object) -> None:
+    marks = ", ".join("?" * len(values))
+    database.connection.execute(f"INSERT INTO {table} VALUES ({marks})", values)
+
+
 def _fill_accounts(database: Database, made: random.Random) -> None:
-    insert = database.connection.execute
     for number, name in enumerate(NAMES, 1):
         queues = json.dumps([name], ensure_ascii=False)
-        role = made.choice(("viewer", "operator", "admin"))
-        insert("INSERT INTO user VALUES (?, ?, 'hash', ?, ?, ?, NULL)",
-               (number, name, role, queues, NOW_MS))  # fmt: skip
-        insert("INSERT INTO token VALUES (?, ?, ?, ?, ?, ?, 'anna', NULL, ?)",
-               (number, name, bytes([number, 255]), role, queues, NOW_MS, NOW_MS))  # fmt: skip
-        insert("INSERT INTO session VALUES (?, ?, ?, 'csrf', 1, 2, 3, '::1', 'agent')",
-               (number, bytes([number, 0]), number))  # fmt: skip
-        insert("INSERT INTO saved VALUES (?, ?, '{}', ?, 'anna')",
-               (made.choice(("view", "label")), name, NOW_MS))  # fmt: skip
-        insert("INSERT INTO start (at_ms, version, was_clean, down_from_ms, report)"
-               " VALUES (?, '1', ?, ?, '{}')",
-               (NOW_MS + number, number % 2, made.choice((None, 7))))  # fmt: skip
+        role, kind = made.choice(("viewer", "operator", "admin")), made.choice(("view", "label"))
+        digest, down_from_ms = bytes([number, 255]), made.choice((None, 7))
+        add(database, "user", number, name, "hash", role, queues, NOW_MS, None)
+        add(database, "token", number, name, digest, role, queues, NOW_MS, "anna", None, NOW_MS)
+        session = bytes([number, 0])
+        add(database, "session", number, session, number, "csrf", 1, 2, 3, "::1", "agent")
+        add(database, "saved", kind, name, "{}", NOW_MS, "anna")
+        start = "start (at_ms, version, was_clean, down_from_ms, report)"
+        add(database, start, NOW_MS + number, "1", number % 2, down_from_ms, "{}")
 
 
 def _fill_pipeline(database: Database, made: random.Random) -> None:
-    insert = database.connection.execute
-    held = [seq for (seq,) in insert("SELECT seq FROM message WHERE state = 1")]
+    rows = database.connection.execute("SELECT seq FROM message WHERE state = 1").fetchall()
     for number, name in enumerate(NAMES, 1):
-        insert("INSERT INTO subscription VALUES (?, ?, ?, ?, ?, ?)",
-               (number, name, made.choice((1, 99)), 40, number, NOW_MS))  # fmt: skip
-        insert("INSERT INTO reader VALUES (?, ?, ?, ?)",
-               (name, number, NOW_MS, made.choice((None, "anna"))))  # fmt: skip
-        insert("INSERT INTO published VALUES (?, ?, ?, ?, ?, 0, ?)",
-               (name, number, NOW_MS, 9, made.choice((None, "anna")), number % 3 == 0))  # fmt: skip
-    for number, seq in enumerate(held):
-        insert("INSERT INTO claim VALUES (?, ?, ?, ?)", (1 + number % 3, number, seq, NOW_MS))
-    insert("INSERT INTO meta VALUES ('history_id', 'abc')")
+        owner = made.choice((None, "anna"))
+        add(database, "subscription", number, name, made.choice((1, 99)), 40, number, NOW_MS)
+        add(database, "reader", name, number, NOW_MS, owner)
+        add(database, "published", name, number, NOW_MS, 9, owner, 0, number % 3 == 0)
+    for number, (seq,) in enumerate(rows):
+        add(database, "claim", 1 + number % 3, number, seq, NOW_MS)
+    add(database, "meta", "history_id", "abc")
     database.set_counter("retention_removed", 7)
     database.set_counter("history_lo", FIRST + 2)
