@@ -145,8 +145,6 @@ def answers_of(content: bytes) -> Answers:
 
 @dataclass(slots=True)
 class Comparison:
-    """Results over many bodies."""
-
     bodies: int = 0
     taken: int = 0  # by our verdict
     agreed: Counter[str] = field(default_factory=Counter)  # question -> bodies

@@ -33,8 +33,6 @@ Refused = (errors.EnvelopeError, BabelQueueError)
 
 
 class Side(Protocol):
-    """What a case may ask."""
-
     name: str
 
     def make(self, urn: str, data: Any, **options: Any) -> dict[str, Any]: ...

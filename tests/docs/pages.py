@@ -52,8 +52,6 @@ _NAMED: Final = re.compile(r"`([\w./-]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page, unchanged."""
-
     page: str
     section: str  # the heading above it
     line: int  # of the page, from 1

@@ -53,8 +53,6 @@ Before = Mapping[str, Callable[["Walk"], object]]
 
 
 class Said(dict[Block, str]):
-    """The outputs of the blocks of a page."""
-
     def of(self, part: str) -> str:
         """Return the output of the first block with this part."""
         return next(said for block, said in self.items() if part in block.text)

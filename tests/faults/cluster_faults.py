@@ -40,8 +40,6 @@ FAULTS: Final[list[Fault]] = []
 
 @dataclass
 class Cluster:
-    """All machines."""
-
     database: PatroniCluster
     brokers: list[ServedBroker]
     rng: random.Random

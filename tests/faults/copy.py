@@ -34,8 +34,6 @@ NO_QUORUM: Final = ("--set", "store.allow_asynchronous=true")
 
 @dataclass
 class Way:
-    """The copy in one direction."""
-
     seconds: float = 0.0  # without those of killed runs
     killed_s: float = 0.0
     kills: list[str] = field(default_factory=list)

@@ -72,8 +72,6 @@ class Case:
 
 @dataclass
 class Outcome:
-    """Result of a damage."""
-
     case: Case
     by: str = ""  # what detected it; UNUSED or KEPT: nothing
     wrong: list[str] = field(default_factory=list)  # what must never happen

@@ -28,8 +28,6 @@ class Policy(StrEnum):
 
 @dataclass(slots=True)
 class _Change:
-    """An unsynced change of a file."""
-
     number: int  # order of all changes
     offset: int  # for a change of size: the size
     content: bytes | None  # None: a change of size
@@ -92,8 +90,6 @@ class _File:
 
 @dataclass(slots=True)
 class _Naming:
-    """An unsynced change of names."""
-
     number: int
     folder: str  # its fsync covers the change
     name: str

@@ -191,8 +191,6 @@ def attack(given: str) -> None:
 
 @dataclass
 class Result:
-    """State of the broker and results of its users."""
-
     where: str = ""
     seconds: float = 0.0
     is_alive: bool = False

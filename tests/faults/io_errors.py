@@ -69,8 +69,6 @@ class Case:
 
 @dataclass
 class Outcome:
-    """Result of a case."""
-
     case: Case
     failed: int = 0  # number of calls; 0 if the call was not reached
     name: str = ""  # of the file

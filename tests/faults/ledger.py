@@ -164,8 +164,6 @@ def contradictions(database: sqlite3.Connection) -> list[tuple[str, object]]:
 
 @dataclass(frozen=True)
 class Load:
-    """Behavior of the clients of a crowd."""
-
     queues: tuple[str, ...] = QUEUES  # of the producers
     large: float = 0.01  # share of the bodies that have 20,000 bytes
     acks_all: bool = False  # consumers acknowledge everything

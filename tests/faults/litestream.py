@@ -37,8 +37,6 @@ BURST_S: Final = 5.0
 
 @dataclass
 class Sample:
-    """What was reported at a moment."""
-
     confirmed: int  # receipts so far
     state: StandbyState
     wal_bytes: int
@@ -139,8 +137,6 @@ def _promote(
 
 @dataclass
 class Loaded:
-    """A broker under load for some time."""
-
     samples: list[Sample]
     load_s: float
     confirmed: int

@@ -157,8 +157,6 @@ class Tenant:
 
 @dataclass(slots=True, frozen=True)
 class Run:
-    """Results and latencies of one run."""
-
     results: Results
     latencies_s: list[float]
 

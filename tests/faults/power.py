@@ -162,8 +162,6 @@ def records_of(logs: Iterable[Path]) -> Iterator[Record]:
 
 @dataclass
 class Tally:
-    """Findings of all recordings."""
-
     points: int = 0
     disks: Counter[Policy] = field(default_factory=Counter)
     same: int = 0  # of them as by another policy: nothing was unsynced

@@ -38,8 +38,6 @@ REFUSED: Final = "no start"
 
 @dataclass(slots=True)
 class Finding:
-    """A promise that was not kept."""
-
     kind: str
     what: str
 

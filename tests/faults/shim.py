@@ -231,8 +231,6 @@ def attach(control: Path) -> None:
 
 
 class Kind(IntEnum):
-    """Kind of a record."""
-
     OPENED = 1  # content: the name; is_new
     WRITTEN = 2
     TRUNCATED = 3
@@ -256,8 +254,6 @@ _HEADER: Final = struct.Struct("=QIIIIQQ")
 
 @dataclass(slots=True, frozen=True)
 class Record:
-    """One entry of the log."""
-
     kind: Kind
     owner: tuple[int, int]  # process, and number of an open file or a connection
     flags: int

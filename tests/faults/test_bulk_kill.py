@@ -34,8 +34,6 @@ ACTIONS: Final = ("delete", "move", "requeue")
 
 @dataclass
 class Round:
-    """A bulk job that is killed, in a new data folder."""
-
     data: Path
     action: str
     rng: random.Random

@@ -140,8 +140,6 @@ def command(language: str, script: str, folder: Path, address: str) -> list[str]
 
 
 class Consumer:
-    """A program that consumes on a node."""
-
     def __init__(self, network: NodeNetwork, node: int, program: list[str], port: int) -> None:
         self.network, self.node, self._port = network, node, port
         self.process = subprocess.Popen(

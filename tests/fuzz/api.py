@@ -64,8 +64,6 @@ def operations_of(broker: BrokerProcess) -> list[Any]:
 
 @dataclass
 class Asked:
-    """What was answered."""
-
     statuses: Counter[int] = field(default_factory=Counter)
 
     @property

@@ -18,8 +18,6 @@ _POOL: Final = 2_000  # inputs from which new ones are derived
 
 @dataclass
 class Found:
-    """Results of a run."""
-
     inputs: int = 0
     seconds: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)

@@ -43,8 +43,6 @@ Side = ServerSide | ClientSide
 
 
 class Reading(NamedTuple):
-    """The outcome of a stream."""
-
     frames: list[Frame]
     code: str | None  # of the error
     offset: int  # of the first wrong byte; -1: there is none

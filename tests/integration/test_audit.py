@@ -23,8 +23,6 @@ FOREVER = RetentionBounds(age_ms=10**15)
 
 
 class Rows:
-    """A database with audit rows."""
-
     def __init__(self, path: Path) -> None:
         self.database = Database(path)
         self.readers = readers_of(path)

@@ -24,8 +24,6 @@ async def site(tmp_path: Path) -> AsyncIterator[HttpSite]:
 
 
 class Tail:
-    """A running ``tail`` command."""
-
     def __init__(self, process: ForkedProcess, stderr: Path) -> None:
         self.process = process
         self._stderr = stderr

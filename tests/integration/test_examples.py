@@ -47,8 +47,6 @@ def queue() -> str:
 
 @dataclass(frozen=True)
 class Style:
-    """A notation of the examples."""
-
     name: str
     digits: int
     line: str

@@ -44,8 +44,6 @@ ODD_NOTE: Final = "\n  Runbook:\n\tstep 1 \u202e\u200b é \\n\n"
 
 @dataclass
 class Form:
-    """A form as a browser reads it."""
-
     method: str
     action: str
     fields: list[tuple[str, str]] = field(default_factory=list)

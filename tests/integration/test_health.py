@@ -20,8 +20,6 @@ from tests.unit.admin.cases import Database, FakeEngine, broker_status
 
 
 class Admin:
-    """The admin without a broker."""
-
     def __init__(self) -> None:
         self.client: TestClient[web.Request, web.Application]
         self.engine = FakeEngine()

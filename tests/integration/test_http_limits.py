@@ -301,8 +301,6 @@ async def connect(broker: RunningBroker) -> AsyncIterator[Connect]:
 
 
 class HttpConnection:
-    """A connection to the admin."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 

@@ -56,8 +56,6 @@ class Echo(asyncio.Protocol):
 
 
 class Opened:
-    """Open listeners and their connections."""
-
     def __init__(self, tcp: TcpSettings, gate: Admission | None) -> None:
         self.made: list[Echo] = []
         self.gate = gate

@@ -83,8 +83,6 @@ class CountingTransport(FakeTransport):
 
 
 class Peer:
-    """A client and its session in the broker."""
-
     def __init__(self, driver: EngineDriver) -> None:
         self.side = ClientSide()
         self.transport = CountingTransport()

@@ -29,8 +29,6 @@ RELEASED = {  # the checksum of each file
 
 
 class MigrationFolder:
-    """A folder of migrations beside a database."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = path / "migrations"

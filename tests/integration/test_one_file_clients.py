@@ -30,8 +30,6 @@ _numbers = count(1)
 
 @dataclass(frozen=True)
 class Program:
-    """A client that runs as a command."""
-
     command: tuple[str, ...]
 
     def run(self, *arguments: str, code: int = 0) -> str:

@@ -75,8 +75,6 @@ def url(nodes: ReplicatedPostgres) -> str:
 
 @dataclass
 class Seat:
-    """A broker's writer, without the broker."""
-
     writer: PostgresWriter
     space: DiskSpace
     fatal: list[BaseException] = field(default_factory=list)

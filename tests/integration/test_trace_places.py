@@ -29,8 +29,6 @@ COLUMNS: Final = "seq, token, queue_id, position, state, published_at, size, crc
 
 
 class TraceDatabase:
-    """A database whose messages are published, settled, indexed and removed."""
-
     def __init__(self, path: Path) -> None:
         path.write_bytes(empty_database())
         self.path = path

@@ -20,8 +20,6 @@ SETTLED = (Action.RESTORE, Action.ERASE, Action.TAKE_BACK)
 
 @dataclass(eq=False)
 class UnderWay:
-    """An action whose rows are being loaded."""
-
     question: OperatorCommand
     act: MessageAction
     asked: list[int]

@@ -54,8 +54,6 @@ class Copy:
 
 @dataclass(eq=False)
 class Sweep:
-    """A purge or redrive under way."""
-
     question: OperatorCommand
     queue: str
     done: int = 0

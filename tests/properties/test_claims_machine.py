@@ -44,8 +44,6 @@ turns = st.sampled_from([None, None, 0, 1, 2, 3])  # then it is killed; None: it
 
 @dataclass(eq=False)
 class Copy:
-    """One message that is alive."""
-
     body: bytes
     deadline_ms: int | None
     place: tuple[str, int] | str = "ready"  # (subscription, claim), "ready" or "worker"

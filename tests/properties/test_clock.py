@@ -33,8 +33,6 @@ SETTINGS = st.one_of(
 
 @dataclass
 class Machine:
-    """The clocks of a machine."""
-
     wall_ms: int = 1_700_000_000_000
     running_ms: int = 5_000_000
     boot: int = 1

@@ -25,8 +25,6 @@ DRAIN_S: Final = 60.0  # for receipts and for the messages left in the queues
 
 @dataclass(frozen=True)
 class Plan:
-    """The parameters of a soak."""
-
     seconds: float
     seed: int
     interval_s: tuple[float, float] = (10.0, 60.0)  # between faults
@@ -49,8 +47,6 @@ class Plan:
 
 @dataclass
 class Soak:
-    """The result of a soak."""
-
     plan: Plan
     broker: SoakBroker
     nemesis: Nemesis

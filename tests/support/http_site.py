@@ -22,8 +22,6 @@ Fields = Mapping[str, str | Sequence[str]]
 
 
 class Download(NamedTuple):
-    """A response as bytes."""
-
     status: int
     headers: Mapping[str, str]
     content: bytes

@@ -22,8 +22,6 @@ PASSWORD = "correct horse battery"
 
 
 class HttpReply(NamedTuple):
-    """A response."""
-
     status: int
     text: str
     headers: Any

@@ -29,8 +29,6 @@ async def poll_until(ask: Callable[[], Awaitable[T]], is_good: Callable[[T], obj
 
 
 class EventStream:
-    """An open stream of events."""
-
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
 

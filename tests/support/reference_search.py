@@ -154,8 +154,6 @@ class _Missing:
 
 
 class Number(str):
-    """A number as written."""
-
     __slots__ = ()
 
 

@@ -25,8 +25,6 @@ SECRET: Final = create_relay_secret()
 
 @dataclasses.dataclass
 class RelayedBrokers:
-    """The brokers and both ends of the relay."""
-
     active: RunningBroker
     standby: RunningBroker
     listener: RelayListener

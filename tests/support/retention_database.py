@@ -35,8 +35,6 @@ def step(database: "RetentionDatabase", *given: Any, **others: Any) -> int:
 
 
 class RetentionDatabase:
-    """A migrated database, filled as the writer does it."""
-
     def __init__(self, path: Path) -> None:
         self._database = new_database(path)
         self.store = self._database.open_store()

@@ -60,8 +60,6 @@ def command(*arguments: object) -> str:
 
 
 class Litestream:
-    """A process of ``standby run``."""
-
     def __init__(self, data: Path) -> None:
         check_installed()
         self.log = data.parent / f"{data.name}-litestream.log"

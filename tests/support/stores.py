@@ -65,8 +65,6 @@ $$"""
 
 
 class DrivenStore(Protocol):
-    """The store of a broker that is driven by a test."""
-
     connection: Any
     execute: Any
     recover: Any

@@ -44,8 +44,6 @@ def conditions(tree: nodes.Template) -> Iterator[tuple[int, int, nodes.If | node
 
 
 class CountingEnvironment(jinja2.Environment):
-    """An environment whose templates note their conditions."""
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.add_extension(BranchCounter)

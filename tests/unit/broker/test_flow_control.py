@@ -16,8 +16,6 @@ QUIET_BATCHES = 20  # without an acknowledgement, after which a consumer is idle
 
 
 class FlowRig(CoreRig):
-    """A core with the flow control of an engine."""
-
     def __init__(self, window: int = WINDOW) -> None:
         super().__init__(Limits(window=window))
         self.flow = FlowControl(self.core)

@@ -24,8 +24,6 @@ URN = "urn:babel:orders:created"
 
 @dataclass
 class Sent:
-    """Records what a client was asked to publish."""
-
     calls: list[tuple[str, bytes, int, bytes]] = field(default_factory=list)
 
     def publish_confirmed(self, queue: str, body: bytes, ttl_s: int, key: bytes) -> None:

@@ -17,8 +17,6 @@ BATCH = pa.record_batch({"offset": pa.array(range(1_000), pa.int64())})
 
 
 class CollectedOutput(FrameWriter):
-    """Collects the output instead of writing it."""
-
     def __init__(self) -> None:
         super().__init__(-1)
         self.bytes = b""

@@ -113,8 +113,6 @@ def test_place_is_free_again_when_the_handshake_fails() -> None:
 
 
 class Peer:
-    """A connection that is idle, or is not."""
-
     def __init__(self, *, is_idle: bool = True, has_login: bool = False) -> None:
         self.is_idle = is_idle
         self.has_login = has_login
