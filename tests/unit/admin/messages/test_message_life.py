@@ -1,20 +1,18 @@
 """A message's timeline, built from its row, its events and those of its relatives."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from phpmq_lite.admin.messages.message_life import LifeStep, list_relatives, make_timeline
 from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, wire_id
 from tests.unit.admin.cases import NOW_MS
 
-ROW = MessageRow(
-    offset=None, seq=5, token=6, queue_id=1, queue="orders", position=5, state=0, reason=None,
-    settled_at=None, ttl_s=None, deadline_at=None, published_at=NOW_MS - 10_000,
-    first_dispatched_at=None, last_dispatched_at=None, deliveries=0, charged=0, size=2, crc=0,
-    publisher=8, publisher_kind="tcp", publisher_address="10.0.0.1:5", consumer=None,
-    consumer_kind=None, consumer_address=None, urn=None, trace_id=None, meta_id=None,
-    attempts=None, source_seq=None, source_token=None, source_queue=None, source_reason=None,
-    preview=b"{}",
-)  # fmt: skip
+PLACE = {"seq": 5, "token": 6, "queue_id": 1, "queue": "orders", "position": 5, "state": 0}
+FIGURES = {"deliveries": 0, "charged": 0, "size": 2, "crc": 0, "published_at": NOW_MS - 10_000}
+PUBLISHER = {"publisher": 8, "publisher_kind": "tcp", "publisher_address": "10.0.0.1:5"}
+VALUES: dict[str, Any] = PLACE | FIGURES | PUBLISHER | {"preview": b"{}"}
+UNSET: dict[str, Any] = {field.name: None for field in fields(MessageRow)}
+ROW = MessageRow(**UNSET | VALUES)
 
 
 def titles(steps: list[LifeStep]) -> list[str]:
