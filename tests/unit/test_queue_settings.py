@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from phpmq_lite.admin.queues.settings import (
-    BadFieldError,
     SettingField,
     changed_settings,
+    default_settings,
     form_fields_of,
 )
-from phpmq_lite.errors import RefusedError
+from phpmq_lite.errors import BadSettingError, RefusedError
 from phpmq_lite.queue_settings import (
     DEFINITIONS,
     LONGEST_NAME,
@@ -30,13 +30,19 @@ OWN = QueueSettings(max_deliveries=5, on_expire="forward:late", pinned=True, not
 
 def shown(settings: QueueSettings = OWN, name: str = "orders") -> dict[str, SettingField]:
     queue = queue_status(name, settings=settings)
-    return {one.name: one for _, group in form_fields_of(queue, DEFAULTS) for one in group}
+    groups = form_fields_of(queue, default_settings(queue, DEFAULTS))
+    return {field.name: field for _, group in groups for field in group}
 
 
 def typed(**changed: str) -> Callable[[str], str]:
     """Return a reader of the form as shown, with some fields changed."""
     values = {name: one.value for name, one in shown().items()} | {"forward_to": "late"} | changed
     return lambda name: values.get(name, "")
+
+
+def changed(read: Callable[[str], str]) -> dict[str, Any]:
+    queue = queue_status(settings=OWN)
+    return changed_settings(queue, default_settings(queue, DEFAULTS), read)
 
 
 def test_form_shows_own_settings_and_defaults() -> None:
@@ -62,7 +68,7 @@ def test_default_follows_from_the_name() -> None:
 
 
 def test_unchanged_form_changes_nothing() -> None:
-    assert changed_settings(queue_status(settings=OWN), DEFAULTS, typed()) == {}
+    assert changed(typed()) == {}
 
 
 @pytest.mark.parametrize(
@@ -79,15 +85,15 @@ def test_unchanged_form_changes_nothing() -> None:
     ],
 )
 def test_changed_field_is_the_only_change(field: str, value: str, expected: object) -> None:
-    made = changed_settings(queue_status(settings=OWN), DEFAULTS, typed(**{field: value}))
+    made = changed(typed(**{field: value}))
     assert made == {field: expected}
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "²", "9" * 19])
 def test_invalid_number_is_refused(value: str) -> None:
-    with pytest.raises(BadFieldError) as caught:
-        changed_settings(queue_status(settings=OWN), DEFAULTS, typed(max_deliveries=value))
-    assert caught.value.field == "max_deliveries"
+    with pytest.raises(BadSettingError) as caught:
+        changed(typed(max_deliveries=value))
+    assert caught.value.setting == "max_deliveries"
 
 
 def test_every_setting_has_its_check() -> None:

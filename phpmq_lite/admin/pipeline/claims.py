@@ -67,15 +67,15 @@ class SubscriptionView(ResponseModel):
     count: int = Field(description="number of claims that are neither acknowledged nor released")
 
 
-class SubscriptionClaimsView(BaseModel):
+class SubscriptionClaimsView(ResponseModel):
     """A subscription and its open claims."""
 
-    subscription: str
+    subscription: str = Field(validation_alias="name")
     queue: str | None
-    claims: int
+    claims: int = Field(validation_alias="count")
     bytes: int
-    oldest_at: int | None  # Unix ms
-    acked: int
+    oldest_at: int | None = Field(validation_alias="oldest_at_ms")
+    acked: int = Field(validation_alias="acked_upto")
     hi: int
     created_at: int
 
@@ -108,18 +108,11 @@ class ReleaseView(BaseModel):
 async def claim_messages(call: Call, body: ClaimInput) -> ClaimView:
     """Claim messages for a subscription. The first call creates the subscription."""
     check_queue_name(body.queue)
-    entry = call.audit(body.subscription, detail=body.queue)
+    call.audit(body.subscription, detail=body.queue)
     call.check_queue(body.queue)
     await _check_subscription(call, body.subscription)
-    hi = await call.context.engine.run(
-        claims.claim,
-        entry,
-        body.subscription,
-        body.queue,
-        body.max_messages,
-        body.max_bytes,
-        after=body.after,
-    )
+    bounds = body.max_messages, body.max_bytes
+    hi = await call.run(claims.claim, body.subscription, body.queue, *bounds, after=body.after)
     call.is_audit_deferred = True
     return ClaimView(hi=hi)
 
@@ -133,9 +126,9 @@ async def get_subscription(call: Call, query: SubscriptionQuery) -> Subscription
 @endpoints.api("POST /pipeline/claims/ack", "api-claims-ack", Role.OPERATOR, "claims.ack")
 async def ack_claimed(call: Call, body: AckInput) -> AckView:
     """Settle claims as acked. Repeating the call has no effect."""
-    entry = call.audit(body.subscription)
+    call.audit(body.subscription)
     await _check_subscription(call, body.subscription)
-    acked = await call.context.engine.run(claims.ack_claims, entry, body.subscription, body.upto)
+    acked = await call.run(claims.ack_claims, body.subscription, body.upto)
     call.is_audit_deferred = True
     return AckView(acked=acked)
 
@@ -145,11 +138,9 @@ async def ack_claimed(call: Call, body: AckInput) -> AckView:
 )
 async def release_claimed(call: Call, body: ReleaseInput) -> ReleaseView:
     """Release a subscription's messages, which return to their positions in the queue."""
-    entry = call.audit(body.subscription)
+    call.audit(body.subscription)
     await _check_subscription(call, body.subscription)
-    released = await call.context.engine.run(
-        claims.release_claims, entry, body.subscription, forget=body.forget
-    )
+    released = await call.run(claims.release_claims, body.subscription, forget=body.forget)
     return ReleaseView(released=released)
 
 
@@ -170,20 +161,7 @@ async def find_subscription(call: Call, name: str) -> SubscriptionRow:
 async def read_claims(call: Call) -> list[SubscriptionClaimsView]:
     """Return the subscriptions visible to the caller, those with the oldest claims first."""
     rows = await StoredPipeline(call.context.readers).subscriptions()
-    views = [
-        SubscriptionClaimsView(
-            subscription=row.name,
-            queue=row.queue,
-            claims=row.count,
-            bytes=row.bytes,
-            oldest_at=row.oldest_at_ms,
-            acked=row.acked_upto,
-            hi=row.hi,
-            created_at=row.created_at,
-        )
-        for row in rows
-        if call.may_use(row.queue or "")
-    ]
+    views = [SubscriptionClaimsView.of(row) for row in rows if call.may_use(row.queue or "")]
     views.sort(key=lambda row: (row.oldest_at or 1 << 62, row.subscription))
     return views
 

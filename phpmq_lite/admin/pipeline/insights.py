@@ -13,7 +13,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import OutputFormat, QueryModel
-from phpmq_lite.admin.http.output import json_response, list_response
+from phpmq_lite.admin.http.output import ResponseModel, json_response, list_response
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import snippets
 from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView, ask_release, read_claims
@@ -108,13 +108,13 @@ def measure_lag(
     return ReaderLag(behind, is_reached=False, reached_at=max(at, now_ms), bound=bound)
 
 
-class ReaderView(BaseModel):
+class ReaderView(ResponseModel):
     """A history reader; at ``reached_at``, the limit ``bound`` is likely to remove its next row."""
 
-    reader: str
+    reader: str = Field(validation_alias="name")
     offset: int
     behind: int
-    seen_at: int  # Unix ms
+    seen_at: int = Field(validation_alias="at_ms")
     is_reached: bool  # whether rows were removed before they were read
     reached_at: int | None
     bound: str | None
@@ -131,15 +131,7 @@ async def read_readers(context: Context) -> list[ReaderView]:
     for row in sorted(rows, key=lambda row: (row.offset, row.name)):
         unread = (await context.reader.history(after=row.offset, limit=1)).rows
         lag = measure_lag(extent, row.offset, unread[0].settled_at if unread else None, now_ms)
-        views.append(
-            ReaderView(
-                reader=row.name,
-                offset=row.offset,
-                seen_at=row.at_ms,
-                owner=row.owner,
-                **asdict(lag),
-            )
-        )
+        views.append(ReaderView.of(row, **asdict(lag)))
     return views
 
 
@@ -246,29 +238,27 @@ async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
             raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
         rows = await _rows(call, query, summary)
         return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
-    context = call.context
-    bounds = await StoredPipeline(context.readers).history_bounds()
+    bounds = await StoredPipeline(call.context.readers).history_bounds()
     values: dict[str, Any] = {"queues": summary.queues() if summary else []}
     if summary is not None and query.tab == "charts":
-        figures = await asyncio.to_thread(
-            draw_insights, summary, query.span, query.queue
-        )  # drawing takes up to 80 ms
-        values |= {"drawn": figures}
+        # Drawing takes up to 80 ms.
+        drawn = await asyncio.to_thread(draw_insights, summary, query.span, query.queue)
+        values |= {"drawn": drawn}
     elif summary is not None or is_live:
         rows = await _rows(call, query, summary)
         values |= {"rows": rows[:ROWS], "total": len(rows)}
     # commands for creating the first summary, with the address that the browser used
-    base = snippets.http_address(call.request.scheme, call.request.host, context.urls.base_path)
-    needs_token = call.identity.kind != "local"
+    request, base_path = call.request, call.context.urls.base_path
+    base = snippets.http_address(request.scheme, request.host, base_path)
     return await call.render(
         "insights.html",
         query=query,
         summary=summary,
         error=error,
         bounds=bounds,
-        path=str(context.app[SUMMARIES].path),
+        path=str(call.context.app[SUMMARIES].path),
         state=_state(summary, bounds.history_id, bounds.hi, call.now_ms) if summary else {},
-        commands=snippets.pipeline_snippets(base, needs_token=needs_token),
+        commands=snippets.pipeline_snippets(base, needs_token=call.identity.kind != "local"),
         **values,
     )
 
@@ -319,12 +309,12 @@ def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[Bas
 def _state(summary: PipelineSummary, history_id: str, hi: int, now_ms: int) -> dict[str, Any]:
     """Return whether the summary is outdated, how far each job lags behind, and any problems."""
     is_foreign = bool(summary.history_id) and summary.history_id != history_id
-    done = None if is_foreign else summary.archive.offset
+    archived = None if is_foreign else summary.archive.offset
     return {
         "is_old": now_ms - summary.finished_at > OLD_MS,
         "is_ahead": summary.finished_at > now_ms + 60_000,
         "is_foreign": is_foreign,
-        "behind": None if done is None else max(hi - done, 0),
+        "behind": None if archived is None else max(hi - archived, 0),
         "broken": [job for job in summary.jobs if job.state == "failed"],
         "lags": {
             job.name: max(hi - job.offset, 0)

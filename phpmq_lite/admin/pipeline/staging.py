@@ -51,21 +51,17 @@ class UploadedRows(NamedTuple):
 
     def chunks(self) -> Iterator[list[staging.StagedRow]]:
         """Yield the rows in order, in chunks small enough for one slice of the broker."""
+        import pyarrow.compute as pc
+
         for batch in self.batches:
             at = 0
             while at < batch.num_rows:
-                part = batch.slice(at, _rows_that_fit(batch.column(0).slice(at, SLICE_ROWS)))
+                bodies = batch.column(0).slice(at, SLICE_ROWS)
+                sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
+                part = batch.slice(at, max(1, sum(size <= SLICE_BYTES for size in sizes)))
                 bodies, queues, ttls = (column.to_pylist() for column in part.columns)
                 yield list(zip(queues, bodies, ttls, strict=True))
                 at += part.num_rows
-
-
-def _rows_that_fit(bodies: Any) -> int:
-    """Return how many bodies from the start of the list fit into one slice, but at least 1."""
-    import pyarrow.compute as pc
-
-    sizes: Iterator[int] = accumulate(pc.binary_length(bodies).to_pylist())
-    return max(1, sum(size <= SLICE_BYTES for size in sizes))
 
 
 def read_rows(
@@ -181,9 +177,8 @@ def _checked(
         body, queue, ttl = batch.columns
         for name, column in (("body", body), ("queue", queue)):
             if column.null_count:
-                detail = (
-                    f"The column {name!r} contains {column.null_count} nulls; none are allowed."
-                )
+                count = column.null_count
+                detail = f"The column {name!r} contains {count} nulls; none are allowed."
                 raise _bad(detail, name, "no nulls")
         lengths = pc.binary_length(body)
         longest = pc.max(lengths).as_py() or 0
@@ -269,11 +264,16 @@ class AppIdsQuery(QueryModel):
     cursor: str = Field("", max_length=2_000, description="value of next in the previous page")
 
 
-class AppIdView(BaseModel):
-    """An app_id with its owner."""
+class TransferView(BaseModel):
+    """The owner of an app_id."""
 
     app_id: str = Field(description="publisher name")
     owner: str | None = Field(description="user or token NAME; null means the next publisher")
+
+
+class AppIdView(TransferView):
+    """An app_id with its owner."""
+
     version: int = Field(description="highest published version")
     at_ms: int = Field(description="when that version was published, Unix ms")
     rows: int = Field(description="number of messages in that version")
@@ -283,13 +283,6 @@ class TransferInput(StrictInput):
     """The new owner of an app_id."""
 
     app_id: AppIdParameter
-    owner: str | None = Field(description="user or token NAME; null means the next publisher")
-
-
-class TransferView(BaseModel):
-    """The owner of an app_id."""
-
-    app_id: str = Field(description="publisher name")
     owner: str | None = Field(description="user or token NAME; null means the next publisher")
 
 
@@ -331,9 +324,8 @@ async def stage_rows(call: Call, query: StageToken) -> StageView:
     async with _slot(call.context):
         upload = await asyncio.to_thread(read_rows, raw, content_max, call.check_queue)
         if expected not in (None, upload.rows):
-            detail = (
-                f"{ROW_COUNT} is {expected}, but there are {upload.rows} rows. Nothing was staged."
-            )
+            detail = f"{ROW_COUNT} is {expected}, but there are {upload.rows} rows."
+            detail += " Nothing was staged."
             raise Problem(422, "row_count", detail, field=ROW_COUNT, bound=str(upload.rows))
         await _store(call.context, entry, query.token, upload)
     call.is_audit_deferred = True
@@ -392,10 +384,9 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
 )
 async def publish_staged(call: Call, body: PublishStagedInput) -> PublishStagedView:
     """Publish the rows staged under the tokens in one transaction, once per app_id and version."""
-    entry = call.audit(body.app_id, detail=f"version {body.version}")
-    result = await call.context.engine.run(
+    call.audit(body.app_id, detail=f"version {body.version}")
+    result = await call.run(
         staging.publish_staged,
-        entry,
         body.app_id,
         body.version,
         body.tokens,
@@ -451,6 +442,6 @@ async def transfer_app_id(call: Call, body: TransferInput) -> TransferView:
     """Transfer an app_id to another user."""
     call.check_all_queues("transfer an app_id")
     owner = None if body.owner is None else find_owner(call, body.owner)
-    entry = call.audit(body.app_id, detail=f"to {owner or 'the next writer'}")
-    await call.context.engine.run(staging.transfer_app_id, entry, body.app_id, owner)
+    call.audit(body.app_id, detail=f"to {owner or 'the next writer'}")
+    await call.run(staging.transfer_app_id, body.app_id, owner)
     return TransferView(app_id=body.app_id, owner=owner)

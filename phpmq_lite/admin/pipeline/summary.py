@@ -49,18 +49,17 @@ def read_summary(raw: bytes) -> PipelineSummary:
 
 
 def _read(raw: bytes) -> object:
+    def refuse(word: str) -> NoReturn:
+        raise ValueError(f"the content is not valid JSON: {word} is not allowed")
+
     try:
-        return json.loads(raw.decode(), parse_constant=_refuse)
+        return json.loads(raw.decode(), parse_constant=refuse)
     except RecursionError:
         raise ValueError("the content is nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("the content is not valid UTF-8") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"the content is not valid JSON: {error}") from None
-
-
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"the content is not valid JSON: {word} is not allowed")
 
 
 def _merged(stored: bytes, raw: bytes) -> bytes:
@@ -127,7 +126,8 @@ class SummaryFile:
 
     def __init__(self, data: Path) -> None:
         self.path = data / FOLDER / NAME
-        self._kept: tuple[tuple[int, int, int], PipelineSummary | BadSummaryError] | None = None
+        # the file's inode, time and size, and its content
+        self._cached: tuple[tuple[int, int, int], PipelineSummary | BadSummaryError] | None = None
         self._writing = threading.Lock()  # all writers use the same temporary file
 
     async def read(self) -> PipelineSummary | None:
@@ -161,16 +161,16 @@ class SummaryFile:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
                 stamp = stat.st_ino, stat.st_mtime_ns, stat.st_size
-                kept = self._kept
-                if kept is None or kept[0] != stamp:
-                    kept = self._kept = stamp, _parse_summary(file.read(SUMMARY_BYTES + 1))
+                cached = self._cached
+                if cached is None or cached[0] != stamp:
+                    cached = self._cached = stamp, _parse_summary(file.read(SUMMARY_BYTES + 1))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise BadSummaryError(f"the file cannot be read: {error.strerror}") from error
-        if isinstance(kept[1], BadSummaryError):
-            raise BadSummaryError(str(kept[1]))
-        return kept[1]
+        if isinstance(cached[1], BadSummaryError):
+            raise BadSummaryError(str(cached[1]))
+        return cached[1]
 
 
 def _parse_summary(raw: bytes) -> PipelineSummary | BadSummaryError:
@@ -188,10 +188,7 @@ SUMMARIES: Final = web.AppKey("summaries", SummaryFile)
 # -- charts and totals
 
 
-_ROW_S: Final = {
-    "24h": MINUTE_S,
-    "30d": HOUR_S,
-}  # number of seconds covered by a row of the summary
+_ROW_S: Final = {"24h": MINUTE_S, "30d": HOUR_S}  # number of seconds covered by a row
 
 
 class InsightsCharts(NamedTuple):
@@ -243,7 +240,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
         line("again", "redelivered", is_dashed=True),
     ]
     waits, holds = _times(sums, "wait"), _times(sums, "hold")
-    figures = (
+    drawn = (
         charts.draw_lines("flow", f"Messages per {length}", trend, flow, when=when),
         charts.draw_lines("lost", f"Lost or redelivered per {length}", trend, loss, when=when),
         charts.draw_lines("waits", "Wait for a consumer", trend, waits, charts.TIME, when),
@@ -253,7 +250,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
         *((charts.COUNT, series) for series in (*flow, *loss)),
         *((charts.TIME, series) for series in (*waits, *holds)),
     ]
-    return InsightsCharts(span, figures, charts.make_table(trend, columns), until, length)
+    return InsightsCharts(span, drawn, charts.make_table(trend, columns), until, length)
 
 
 class _BucketSums:
@@ -272,14 +269,14 @@ class _BucketSums:
                 self.times[name] = max(value, self.times.get(name, 0.0))
 
 
-def _times(sums: Sequence[_BucketSums], what: str) -> list[ChartSeries]:
+def _times(sums: Sequence[_BucketSums], kind: str) -> list[ChartSeries]:
     return [
         ChartSeries(
             key,
             title,
-            [bucket.times.get(f"{what}_{key}") for bucket in sums],
+            [bucket.times.get(f"{kind}_{key}") for bucket in sums],
             is_dashed=key == "max",
-            column=f"{what.capitalize()}, {title.lower()}",
+            column=f"{kind.capitalize()}, {title.lower()}",
         )
         for key, title in (("p50", "Median"), ("p95", "95 %"), ("p99", "99 %"), ("max", "Longest"))
     ]

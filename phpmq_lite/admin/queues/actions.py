@@ -99,15 +99,7 @@ class WholeQueueForm(BulkOptions):
 
 def _source(call: Call, queue: QueueStatus, action: Action) -> QueueStatus | None:
     """Return the queue that has the messages: for a redrive, its dead-letter queue."""
-    if action is not Action.REDRIVE:
-        return queue
-    return call.find_queue(queue.records_queue)
-
-
-def _typed(call: Call, queue: QueueStatus, action: Action, count: int) -> tuple[str, ...]:
-    if ACTIONS[action].is_danger:
-        return (queue.name,)
-    return texts_to_type(call.context.settings, count, [queue.name])
+    return call.find_queue(queue.records_queue) if action is Action.REDRIVE else queue
 
 
 async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
@@ -129,7 +121,9 @@ async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
         text=row.text,
         fields=fields,
         hidden=[("upto", upto)],
-        typed=_typed(call, queue, row.action, count),
+        typed=[queue.name]
+        if ACTIONS[row.action].is_danger
+        else texts_to_type(call.context.settings, count, [queue.name]),
         is_danger=is_danger,
         is_disabled=not (count or (is_danger and queue.dispatched)),
         preview=(search, str(row.action)) if count else None,

@@ -13,7 +13,6 @@ from pydantic import Field
 from phpmq_lite.admin import formats, trends
 from phpmq_lite.admin.http import output
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import ActionInput, ListQuery
 from phpmq_lite.admin.http.input import read_query
@@ -67,11 +66,6 @@ class ListedQueue:
     status: QueueStatus
     oldest_ready_at: int | None
 
-    @property
-    def is_paused(self) -> bool:
-        """Return whether delivery or publishing is paused."""
-        return self.status.delivery_paused or self.status.publishing_paused
-
 
 @dataclass(slots=True, frozen=True)
 class QueuePage:
@@ -99,7 +93,7 @@ _KEYS: Final[dict[str, Callable[[ListedQueue], int | float | str]]] = {
 _HAS: Final[dict[str, Callable[[ListedQueue], bool]]] = {
     "backlog": lambda queue: queue.status.ready > 0,
     "no-consumer": lambda queue: queue.status.consumers == 0,
-    "paused": lambda queue: queue.is_paused,
+    "paused": lambda queue: queue.status.delivery_paused or queue.status.publishing_paused,
     "dead": lambda queue: queue.status.dead > 0,
 }
 
@@ -129,52 +123,39 @@ def make_queue_page(
     start, end = 0, query.limit
     cursor = output.decode_cursor(scope, query.cursor)
     if cursor is not None:
-        place = _place_of(cursor, listed, key)
-        behind = sum(
-            not _is_behind(_pair(queue, key), place, is_descending=is_descending)
-            for queue in listed
-        )
-        if cursor.direction == "after":
-            start, end = behind, behind + query.limit
-        else:
-            ahead = behind - (behind > 0 and _pair(listed[behind - 1], key) == place)
-            start, end = max(0, ahead - query.limit), ahead
+        is_after = cursor.direction == "after"
+        value, name = _place_of(cursor, listed, key)
+
+        def is_ahead(row: ListedQueue) -> bool:
+            other: Any = key(row)
+            if other == value:
+                return row.status.name < name or (is_after and row.status.name == name)
+            return bool(other > value) is is_descending
+
+        ahead = sum(map(is_ahead, listed))
+        start = ahead if is_after else max(0, ahead - query.limit)
+        end = ahead + query.limit if is_after else ahead
+
+    def cursor_at(direction: output.ReadDirection, row: ListedQueue) -> str:
+        return output.encode_cursor(scope, direction, [key(row), row.status.name])
+
     page = listed[start:end]
-    following = previous = None
-    if page and end < len(listed):
-        following = output.encode_cursor(scope, "after", list(_pair(page[-1], key)))
-    if page and start:
-        previous = output.encode_cursor(scope, "before", list(_pair(page[0], key)))
+    following = cursor_at("after", page[-1]) if page and end < len(listed) else None
+    previous = cursor_at("before", page[0]) if page and start else None
     return QueuePage(page, len(listed), following, previous)
-
-
-SortedPair = tuple[int | float | str, str]
-
-
-def _pair(queue: ListedQueue, key: Callable[[ListedQueue], int | float | str]) -> SortedPair:
-    return key(queue), queue.status.name
 
 
 def _place_of(
     cursor: output.ListCursor,
     listed: Sequence[ListedQueue],
     key: Callable[[ListedQueue], int | float | str],
-) -> SortedPair:
+) -> tuple[Any, str]:
     place = cursor.place
     if isinstance(place, list) and isinstance(place[1], str):
         is_text = isinstance(place[0], str)
         if not listed or is_text == isinstance(key(listed[0]), str):
             return place[0], place[1]
     raise Problem(422, "bad_cursor", "The cursor is malformed.", field="cursor")
-
-
-def _is_behind(pair: SortedPair, place: SortedPair, *, is_descending: bool) -> bool:
-    """Return whether a row comes after a position; rows with equal values are sorted by name."""
-    value: Any = pair[0]
-    other: Any = place[0]
-    if value == other:
-        return pair[1] > place[1]
-    return bool(value < other) if is_descending else bool(value > other)
 
 
 def common_prefixes(names: Sequence[str]) -> dict[str, str]:
@@ -214,16 +195,27 @@ async def show_queues(call: Call, query: QueueQuery) -> web.Response:
     return await call.render(
         "queues.html",
         query=query,
-        listed=listed,
-        cells=read_cells(listed.queues, call.now_ms),
-        trends=read_trends(call.context, listed.queues),
         stems=common_prefixes(names),
         total=len(call.queues),
-        snippets=first_snippets(call),
+        **table_values(call, listed),
     )
 
 
-def first_snippets(call: Call) -> Any:
+def table_values(call: Call, listed: QueuePage) -> dict[str, Any]:
+    """Return the values for the table of queues; cells and trends are keyed by queue_id."""
+    context, now_ms = call.context, call.now_ms
+    queues = [(row.status, row.oldest_ready_at) for row in listed.queues]
+    return {
+        "listed": listed,
+        "cells": {queue.queue_id: queue_cells(queue, at_ms, now_ms) for queue, at_ms in queues},
+        "trends": {
+            queue.queue_id: trends.read_spark(context, queue.queue_id) for queue, _ in queues
+        },
+        "snippets": _first_snippets(call),
+    }
+
+
+def _first_snippets(call: Call) -> Any:
     """Return getting-started code with the broker's addresses, or no code once a queue exists."""
     if call.queues:
         return []
@@ -233,18 +225,6 @@ def first_snippets(call: Call) -> Any:
         request.scheme, request.host, context.urls.base_path
     )
     return publish_snippets(host, port, base)
-
-
-def read_cells(listed: Iterable[ListedQueue], now_ms: int) -> dict[int, dict[str, str]]:
-    """Return the values for the table of queues, keyed by queue_id and column."""
-    return {
-        row.status.queue_id: queue_cells(row.status, row.oldest_ready_at, now_ms) for row in listed
-    }
-
-
-def read_trends(context: Context, listed: Iterable[ListedQueue]) -> dict[int, str]:
-    """Return the data points for each queue's sparkline, keyed by queue_id."""
-    return {q.status.queue_id: trends.read_spark(context, q.status.queue_id) for q in listed}
 
 
 # -- live updates
@@ -325,14 +305,14 @@ async def act_on_ticked(call: Call, form: TickedQueuesInput) -> Done[None]:
 
 async def _remove(call: Call, names: Sequence[str]) -> str:
     """Remove the empty queues; return how many were removed, and why the others were kept."""
-    done, refused = 0, []
+    removed, refused = 0, []
     for name in names:
         try:
             await call.run(queue_operations.remove_queue, name)
-            done += 1
+            removed += 1
         except RefusedError as error:
             refused.append(str(error))
-    if not done:
+    if not removed:
         raise RefusedError("nothing_removed", "; ".join(refused))
-    text = f"{formats.count_of(done, 'queue', 'queues')} removed."
+    text = f"{formats.count_of(removed, 'queue', 'queues')} removed."
     return f"{text} {'; '.join(refused)}." if refused else text

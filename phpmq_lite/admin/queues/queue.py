@@ -1,6 +1,6 @@
 """Page, settings and API for a single queue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from json import dumps
@@ -27,7 +27,7 @@ from phpmq_lite.admin.messages.listing import (
 from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.admin.pipeline.claims import read_claims
 from phpmq_lite.admin.queues import settings
-from phpmq_lite.admin.queues.settings import FIELDS, BadFieldError, SettingsInput, SettingsView
+from phpmq_lite.admin.queues.settings import FIELDS, SettingsInput, SettingsView
 from phpmq_lite.admin.queues.view import (
     QueueView,
     paused_sides,
@@ -41,11 +41,10 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.checks import RECENT_MS
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import BadSettingError, RefusedError
-from phpmq_lite.queue_settings import home_of
+from phpmq_lite.queue_settings import QueueSettings, home_of, to_dict
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
-from phpmq_lite.storage.read.messages import MessageRow
 from phpmq_lite.storage.read.read_pool import Page
 from phpmq_lite.storage.search.language import queue_search, verdict_search
 
@@ -94,7 +93,7 @@ async def _show(
         cells=await _cells(call, queue),
         forecast=_forecast(call, queue),
         pauses=paused_sides(queue),
-        records=_records(call, queue),
+        records=call.find_queue(queue.records_queue),
         quarantined=await _quarantined(call, queue),
         consumers=_consumers(call, queue),
         retry_warning=f"{warning}." if warning else "",
@@ -115,27 +114,26 @@ def _consumers(call: Call, queue: QueueStatus) -> list[tuple[ClientStatus, int, 
     ]
 
 
-async def _part(call: Call, query: QueuePageQuery, status: QueueStatus) -> dict[str, Any]:
+async def _part(call: Call, query: QueuePageQuery, queue: QueueStatus) -> dict[str, Any]:
     """Read the data that the selected tab shows."""
     if query.tab == "consumers":
-        claims = [row for row in await read_claims(call) if row.queue == status.name]
-        return {"consuming": await _consuming(call, status), "subscriptions": claims}
+        claims = [row for row in await read_claims(call) if row.queue == queue.name]
+        return {"consuming": await _consuming(call, queue), "subscriptions": claims}
     if query.tab == "charts":
-        return await _charts(call, status, query.span)
+        return await _charts(call, queue, query.span)
     if query.tab == "settings":
-        return {"fields": _fields(call, status)}
-    listed = await _listed(call, query, status)
-    about = records if query.tab == "dead" and (records := _records(call, status)) else status
+        return {"fields": settings.form_fields_of(queue, _default_settings(call, queue))}
+    listed = await _listed(call, query, queue)
+    name = queue.records_queue if query.tab == "dead" else queue.name
+    state = query.outcome if query.tab == "history" else query.state
+    search = ""  # which matches every message in the list, for an action on all messages
+    if listed.rows and (state or query.tab != "history"):
+        search = str(queue_search(name, (state,) if state else ()))
     return {
         "listed": listed,
         "failed": await read_failed_attempts(call, listed.rows),
-        "all_text": _all_text(query, about, listed.rows),
+        "all_text": search,
     }
-
-
-def _records(call: Call, queue: QueueStatus) -> QueueStatus | None:
-    """Return a queue's dead-letter queue, or None if it does not exist."""
-    return call.find_queue(queue.records_queue)
 
 
 async def _quarantined(call: Call, queue: QueueStatus) -> list[tuple[str, int, str]]:
@@ -153,34 +151,20 @@ async def _quarantined(call: Call, queue: QueueStatus) -> list[tuple[str, int, s
     ]
 
 
-def _fields(
-    call: Call,
-    queue: QueueStatus,
-    typed: Mapping[str, str] | None = None,
-    error: tuple[str, str] = ("", ""),
-) -> Any:
-    """Return the fields of the settings form, with the values entered and the error, if any."""
+def _default_settings(call: Call, queue: QueueStatus) -> QueueSettings:
     defaults = call.context.settings.queues.model_dump()
-    home = call.find_queue(home_of(queue.name))
-    return settings.form_fields_of(queue, defaults, typed, error, home=home)
+    return settings.default_settings(queue, defaults, call.find_queue(home_of(queue.name)))
 
 
 async def _listed(call: Call, query: QueuePageQuery, queue: QueueStatus) -> MessagePage:
     if query.tab == "history":
         return await read_history_page(call.context, query, queue.queue_id)
-    about = _records(call, queue) if query.tab == "dead" else queue
-    if about is None:
-        return Page(())
-    return await read_messages_page(call.context, query, about.queue_id)
-
-
-def _all_text(query: QueuePageQuery, queue: QueueStatus, rows: Sequence[MessageRow]) -> str:
-    """Return a search that matches every message in the list, for an action on all messages."""
-    if not rows:
-        return ""
-    if query.tab == "history":
-        return str(queue_search(queue.name, (query.outcome,))) if query.outcome else ""
-    return str(queue_search(queue.name, (query.state,) if query.state else ()))
+    source = call.find_queue(queue.records_queue) if query.tab == "dead" else queue
+    return (
+        Page(())
+        if source is None
+        else await read_messages_page(call.context, query, source.queue_id)
+    )
 
 
 async def _consuming(call: Call, queue: QueueStatus) -> list[QueueConsumer]:
@@ -202,7 +186,7 @@ async def _consuming(call: Call, queue: QueueStatus) -> list[QueueConsumer]:
 
 
 async def _charts(call: Call, queue: QueueStatus, key: str) -> dict[str, Any]:
-    context, span, records = call.context, SPANS[key], _records(call, queue)
+    context, span, records = call.context, SPANS[key], call.find_queue(queue.records_queue)
     trend = await trends.read_trend(context, queue.queue_id, span, with_times=True)
     dead = None if records is None else await trends.read_trend(context, records.queue_id, span)
     return {
@@ -215,10 +199,9 @@ async def _charts(call: Call, queue: QueueStatus, key: str) -> dict[str, Any]:
 def _forecast(call: Call, queue: QueueStatus) -> str:
     if not queue.ready or queue.is_dead_letter_queue:
         return ""
-    context = call.context
-    points, beats = context.rollups.points(queue.queue_id), context.rollups.uptime()
-    per_s = trends.slope(points, beats, call.now_ms // 1_000)
-    return trends.forecast(queue, per_s)
+    rollups = call.context.rollups
+    points, now_s = rollups.points(queue.queue_id), call.now_ms // 1_000
+    return trends.forecast(queue, trends.slope(points, rollups.uptime(), now_s))
 
 
 async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
@@ -235,20 +218,16 @@ async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[s
 @endpoints.action("/queues/{q}/settings", "queue-settings", Role.ADMIN, "queue.configure")
 async def submit_settings(call: Call, queue: Queue, form: Form) -> web.Response | Done[None]:
     """Change a queue's settings, or reset a single setting to its default."""
-    defaults = call.context.settings.queues.model_dump()
-    home = call.find_queue(home_of(queue.name))
     try:
         reset = form.raw("reset")
         changes: Mapping[str, Any] = (
             {reset: None}
             if reset in FIELDS
-            else settings.changed_settings(queue, defaults, form.raw, home=home)
+            else settings.changed_settings(queue, _default_settings(call, queue), form.raw)
         )
         if changes:
             call.check_forward(changes.get("on_expire"))
             await call.run(queue_operations.configure, queue.name, changes)
-    except BadFieldError as error:
-        return await _again(call, queue, form, error.field, str(error))
     except BadSettingError as error:
         text = f"{error.problem[:1].upper()}{error.problem[1:]}."
         return await _again(call, queue, form, error.setting, text)
@@ -267,7 +246,9 @@ async def _again(call: Call, queue: QueueStatus, form: Form, field: str, text: s
         raise Problem(422, "bad_setting", f"{field} {text}", field=field)
     call.audit().result = "bad_setting"
     typed = {name: form.raw(name) for name in (*FIELDS, "forward_to")}
-    part = {"fields": _fields(call, queue, typed, (field, text)), "has_error": True}
+    defaults = _default_settings(call, queue)
+    fields = settings.form_fields_of(queue, defaults, typed, (field, text))
+    part = {"fields": fields, "has_error": True}
     return await _show(call, queue, QueuePageQuery(tab="settings"), part, 422)
 
 
@@ -282,7 +263,7 @@ async def get_queue(call: Call, queue: Queue) -> web.Response:
     """Return a queue with its settings. The ETag identifies the version of the settings."""
     oldest_ready_at = await read_oldest_ready_at(call, [queue])
     view = QueueView.of_status(queue, oldest_ready_at.get(queue.queue_id), call.now_ms)
-    view = QueueDetailView(**view.model_dump(), settings=SettingsView.of(queue.settings))
+    view = QueueDetailView(**view.model_dump(), settings=SettingsView(**to_dict(queue.settings)))
     return _with_etag(view, asdict(queue.settings))
 
 

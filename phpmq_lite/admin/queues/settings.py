@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from json import dumps
-from typing import Annotated, Any, Final, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
@@ -17,6 +17,7 @@ from phpmq_lite.admin.messages import saved_items
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import effective_settings
+from phpmq_lite.errors import BadSettingError
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import (
     ABOUT,
@@ -31,7 +32,6 @@ from phpmq_lite.queue_settings import (
     check_no_cycle,
     check_no_forward_cycle,
     check_settings,
-    to_dict,
 )
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
@@ -79,22 +79,31 @@ class SettingField:
         return self.setting.name
 
 
-def form_fields_of(
-    queue: QueueStatus,
-    defaults: Mapping[str, Any],
-    typed: Mapping[str, str] | None = None,
-    error: tuple[str, str] = ("", ""),
-    *,
-    home: QueueStatus | None = None,
-) -> list[tuple[str, list[SettingField]]]:
-    """Return the form's fields by group, with any ``typed`` values and the ``error``, if any.
+def default_settings(
+    queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None = None
+) -> QueueSettings:
+    """Return the settings that would apply if the queue had none of its own.
 
     ``home`` is the queue to which a ``.retry`` queue belongs.
     """
-    plain = _plain(queue, defaults, home)
+    return effective_settings(
+        QueueRow(0, queue.name, 0),
+        QueueSettings(**defaults),
+        has_records=queue.is_dead_letter_queue,
+        home=None if home is None else home.settings,
+    )
+
+
+def form_fields_of(
+    queue: QueueStatus,
+    defaults: QueueSettings,
+    typed: Mapping[str, str] | None = None,
+    error: tuple[str, str] = ("", ""),
+) -> list[tuple[str, list[SettingField]]]:
+    """Return the form's fields by group, with any ``typed`` values and the ``error``, if any."""
     groups: dict[str, list[SettingField]] = {}
     for setting in FIELDS.values():
-        field = _field(setting, queue.settings, plain)
+        field = _field(setting, queue.settings, defaults)
         if typed is not None:
             target = typed.get("forward_to", "") if setting.name == "on_expire" else ""
             field = replace(field, value=typed.get(setting.name, ""), target=target)
@@ -104,21 +113,9 @@ def form_fields_of(
     return list(groups.items())
 
 
-def _plain(
-    queue: QueueStatus, defaults: Mapping[str, Any], home: QueueStatus | None
-) -> QueueSettings:
-    """Return the settings that would apply if the queue had none of its own."""
-    return effective_settings(
-        QueueRow(0, queue.name, 0),
-        QueueSettings(**defaults),
-        has_records=queue.is_dead_letter_queue,
-        home=None if home is None else home.settings,
-    )
-
-
-def _field(setting: SettingDefinition, own: QueueSettings, plain: QueueSettings) -> SettingField:
+def _field(setting: SettingDefinition, own: QueueSettings, defaults: QueueSettings) -> SettingField:
     name, kind, target = setting.name, _kind_of(setting), ""
-    value, default = getattr(own, name), getattr(plain, name)
+    value, default = getattr(own, name), getattr(defaults, name)
     is_own = value != default
     if name == "on_expire" and value.startswith(FORWARD):
         value, target = _FORWARD_CHOICE, value.removeprefix(FORWARD)
@@ -154,33 +151,18 @@ def _with_unit(kind: str, value: Any) -> str:
 # -- submitted values
 
 
-class BadFieldError(ValueError):
-    """Raised if a field's value is invalid; the text says what is allowed."""
-
-    def __init__(self, field: str, text: str) -> None:
-        super().__init__(text)
-        self.field = field
-
-
 def changed_settings(
-    queue: QueueStatus,
-    defaults: Mapping[str, Any],
-    read: Callable[[str], str],
-    *,
-    home: QueueStatus | None = None,
+    queue: QueueStatus, defaults: QueueSettings, read: Callable[[str], str]
 ) -> dict[str, Any]:
     """Return the settings that the user changed; an empty number field means the default.
 
-    ``home`` has the same meaning as in ``form_fields_of``.
-
     Raises:
-        BadFieldError: a number is invalid.
+        BadSettingError: a number is invalid.
     """
-    plain = _plain(queue, defaults, home)
     changes: dict[str, Any] = {}
     for name, setting in FIELDS.items():
         value = _value(setting, read)
-        current, default = getattr(queue.settings, name), getattr(plain, name)
+        current, default = getattr(queue.settings, name), getattr(defaults, name)
         value = default if value is None else value
         if value not in (current, _as_sent(setting, current)):
             changes[name] = None if value == default else value
@@ -209,7 +191,7 @@ def _value(setting: SettingDefinition, read: Callable[[str], str]) -> Any:
         if not digits:
             return None
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
-            raise BadFieldError(setting.name, "Enter an integer of 0 or more.")
+            raise BadSettingError(setting.name, "enter an integer of 0 or more")
         return int(digits)
     if setting.name == "on_expire":
         return FORWARD + read("forward_to") if text == _FORWARD_CHOICE else text
@@ -224,11 +206,6 @@ _AllSettings: Any = cast(Any, create_model("_AllSettings", **_ALL))
 
 class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
     """All settings of a queue, including those with the broker's defaults."""
-
-    @classmethod
-    def of(cls, settings: QueueSettings) -> Self:
-        """Return a view of a queue's settings."""
-        return cls(**to_dict(settings))
 
 
 def _changed_field(setting: SettingDefinition) -> tuple[Any, Any]:
@@ -256,8 +233,7 @@ class SettingsInput(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITI
 
     def changes(self) -> dict[str, Any]:
         """Return the settings that the request contains."""
-        changed: dict[str, Any] = self.model_dump(exclude_unset=True)
-        return changed
+        return cast(dict[str, Any], self.model_dump(exclude_unset=True))
 
 
 # -- definitions
@@ -298,9 +274,8 @@ class DefinitionsView(BaseModel):
 async def export_definitions(call: Call) -> DefinitionsView:
     """Export queue settings, labels, views and templates."""
 
-    def read(core: Broker, reply: Callable[[dict[str, dict[str, Any]]], None]) -> None:
-        rows = sorted((queue.row for queue in core.queues.values()), key=lambda row: row.name)
-        reply({row.name: dict(row.own) for row in rows})
+    def read(core: Broker, reply: Reply) -> None:
+        reply({name: dict(core.queues[name].row.own) for name in sorted(core.queues)})
 
     own = await call.context.engine.run(read)  # all settings at once, between two batches
     kinds = {
@@ -330,8 +305,7 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
             call.check_queue(target, f"queues.{name}.dead_letter_queue")
         check_settings(name, settings)
     named = {"queues": list(queues)} | {member: list(getattr(body, member)) for member in _KINDS}
-    detail = dumps(named, ensure_ascii=False)[:DETAIL_MAX]
-    entry = call.audit("definitions", detail=detail)
+    entry = call.audit("definitions", detail=dumps(named, ensure_ascii=False)[:DETAIL_MAX])
     rows = [
         saved_item_write(kind, name, content, call.now_ms, entry.actor)
         for member, kind in _KINDS.items()

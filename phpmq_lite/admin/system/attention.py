@@ -35,7 +35,7 @@ class Notice:
 
     check: Check
     level: Level
-    who: str  # the queue, client or component concerned
+    subject: str  # the queue, client or component concerned
     text: str
     route: str
     values: dict[str, str]
@@ -70,18 +70,18 @@ class AttentionFacts:
     standby: StandbyState | None = None  # None without a standby
 
 
-def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
+def find_notices(status: BrokerStatus, facts: AttentionFacts) -> list[Notice]:
     """Return up to ``NOTICES_MAX`` notices, beginning with the most severe."""
-    notices = [*_of_broker(status, seen), *_of_clients(status)]
+    notices = list(_of_broker(status, facts))
     # For each queue, the consumer that has held a message for longest.  Claims have no timeout.
     held = {
         load.queue_id: load
-        for load in sorted(seen.held, key=lambda load: -load.since_ms)
+        for load in sorted(facts.held, key=lambda load: -load.since_ms)
         if load.client is not None
     }
-    since_ms = seen.now_ms - RECENT_MS
+    since_ms = facts.now_ms - RECENT_MS
     claimed = {
-        load.queue_id for load in seen.held if load.client is None and load.since_ms > since_ms
+        load.queue_id for load in facts.held if load.client is None and load.since_ms > since_ms
     }
     records = {queue.dead_letter_queue for queue in status.queues if queue.dead}
     named = dead_letter_queues_named(status.queues)
@@ -91,11 +91,11 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
         is_waiting = has_records(queue.name, named) or queue.is_retry_queue
         is_consumed = bool(queue.consumers) or queue.queue_id in claimed
         only_bad = len(notices) >= NOTICES_MAX
-        notices += _of_queue(queue, seen, is_waiting, is_consumed=is_consumed, only_bad=only_bad)
-        if not only_bad and (reasons := seen.deaths.get(queue.queue_id)):
+        notices += _of_queue(queue, facts, is_waiting, is_consumed=is_consumed, only_bad=only_bad)
+        if not only_bad and (reasons := facts.deaths.get(queue.queue_id)):
             notices += _deaths(queue, reasons, has_records=queue.dead_letter_queue in records)
         if queue.queue_id in held:
-            notices += _of_holder(queue, held[queue.queue_id], seen.now_ms)
+            notices += _of_holder(queue, held[queue.queue_id], facts.now_ms)
     notices.sort(key=lambda notice: (-notice.level.rank, notice.check not in _UNHANDLED))
     return notices[:NOTICES_MAX]
 
@@ -103,52 +103,53 @@ def find_notices(status: BrokerStatus, seen: AttentionFacts) -> list[Notice]:
 # -- the broker
 
 
-def _of_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Notice]:
+def _of_broker(status: BrokerStatus, facts: AttentionFacts) -> Iterator[Notice]:
     measurements = chain(
-        _measure_broker(status, seen),
-        _measure_maintenance(seen),
+        _measure_broker(status, facts),
+        _measure_maintenance(facts),
         measure_store(status.store),
-        _measure_standby(seen.standby),
         _measure_clock(status),
     )
     for check, level, text in problems(measurements):
         yield Notice.of(check, level, text)
-    if total := sum(seen.refused.values()):
+    if total := sum(facts.refused.values()):
         text = f"{count_of(total, 'message', 'messages')} refused in the last hour: "
-        notice = Notice.of(Check.REFUSALS, Level.WARN, text + _by_reason(seen.refused))
-        if "paused" in seen.refused:
+        notice = Notice.of(Check.REFUSALS, Level.WARN, text + _by_reason(facts.refused))
+        if "paused" in facts.refused:
             values = {"has": "paused"}
             notice = replace(notice, route="queues", values=values, go="Paused queues")
         yield notice
+    for client in status.clients:
+        if client.paused_reason:
+            text = f"{client.address} is not being read: {client.paused_reason}"
+            notice = Notice.of(Check.READERS, Level.WARN, text)
+            yield replace(notice, subject=f"Client {client.client}")
 
 
-def _measure_broker(status: BrokerStatus, seen: AttentionFacts) -> Iterator[Measurement]:
+def _measure_broker(status: BrokerStatus, facts: AttentionFacts) -> Iterator[Measurement]:
     yield Check.LAST_ERROR, bool(status.last_error), f"Last error: {status.last_error}"
     text = f"Nothing can be stored: {status.write_problem}"
     yield Check.STORING, bool(status.write_problem), text
     if status.shortage:
         yield Check.SHORTAGE, 1, f"Publishing is stopped: {status.shortage.detail}"
     else:
-        text = f"{seen.disk_share:.0%} full; publishing stops when the disk is full"
-        yield Check.DISK, seen.disk_share, text
-    size, limit = formats.format_size(seen.wal_bytes), formats.format_size(seen.wal_limit_bytes)
+        text = f"{facts.disk_share:.0%} full; publishing stops when the disk is full"
+        yield Check.DISK, facts.disk_share, text
+    size, limit = formats.format_size(facts.wal_bytes), formats.format_size(facts.wal_limit_bytes)
     text = f"{size} in use; the limit is {limit}. A reader may be preventing truncation"
-    yield Check.WAL, seen.wal_bytes / seen.wal_limit_bytes, text
+    yield Check.WAL, facts.wal_bytes / facts.wal_limit_bytes, text
 
 
-def _measure_maintenance(seen: AttentionFacts) -> Iterator[Measurement]:
-    for text in seen.damage:
+def _measure_maintenance(facts: AttentionFacts) -> Iterator[Measurement]:
+    for text in facts.damage:
         yield Check.DAMAGE, 1, text
-    if seen.backup_error is not None:
-        yield Check.BACKUP_FAILED, 1, f"The last backup failed: {seen.backup_error}"
-    elif seen.backup_age_ms is not None:
-        age, each = _duration(seen.backup_age_ms), _duration(seen.backup_each_ms)
-        text = f"The newest backup is {age} old; backups are due every {each}"
-        yield Check.BACKUP_AGE, seen.backup_age_ms / seen.backup_each_ms, text
-
-
-def _measure_standby(standby: StandbyState | None) -> Iterator[Measurement]:
-    if standby is not None:
+    if facts.backup_error is not None:
+        yield Check.BACKUP_FAILED, 1, f"The last backup failed: {facts.backup_error}"
+    elif facts.backup_age_ms is not None:
+        age, interval = _duration(facts.backup_age_ms), _duration(facts.backup_each_ms)
+        text = f"The newest backup is {age} old; backups are due every {interval}"
+        yield Check.BACKUP_AGE, facts.backup_age_ms / facts.backup_each_ms, text
+    if (standby := facts.standby) is not None:
         lag = f"{standby.lag_s:.0f} s, {count_of(standby.lag_messages, 'message', 'messages')}"
         problem = standby.problem or "The target is slow"
         text = f"{problem}; a loss of this machine would lose up to {lag}"
@@ -168,14 +169,6 @@ def _measure_clock(status: BrokerStatus) -> Iterator[Measurement]:
     way += f" by {formats.format_duration(abs(status.clock_jump_ms))}"
     text = f"Changed {times} since startup, most recently {way}; deadlines are unaffected"
     yield Check.CLOCK_JUMPS, status.clock_jumps, text
-
-
-def _of_clients(status: BrokerStatus) -> Iterator[Notice]:
-    for client in status.clients:
-        if client.paused_reason:
-            text = f"{client.address} is not being read: {client.paused_reason}"
-            notice = Notice.of(Check.READERS, Level.WARN, text)
-            yield replace(notice, who=f"Client {client.client}")
 
 
 def measure_replication(store: StoreStatus) -> Iterator[Measurement]:
@@ -218,25 +211,30 @@ def measure_store(store: StoreStatus) -> Iterator[Measurement]:
 
 
 def _of_queue(
-    queue: QueueStatus, seen: AttentionFacts, is_waiting: bool, *, is_consumed: bool, only_bad: bool
+    queue: QueueStatus,
+    facts: AttentionFacts,
+    is_waiting: bool,
+    *,
+    is_consumed: bool,
+    only_bad: bool,
 ) -> Iterator[Notice]:
     """Yield notices about a queue; if ``is_waiting`` is True, waiting messages cause none."""
-    expires = queue.queue_id in seen.expiring and not is_consumed
+    expires = queue.queue_id in facts.expiring and not is_consumed
     # If expired messages are forwarded or dead-lettered, they are not lost.
     is_losing = expires and queue.settings.on_expire == "history"
     if is_losing:
-        count, soonest_ms = seen.expiring[queue.queue_id]
+        count, soonest_ms = facts.expiring[queue.queue_id]
         messages = count_of(count, "message expires", "messages expire")
-        first = formats.format_ago(soonest_ms, seen.now_ms)
+        first = formats.format_ago(soonest_ms, facts.now_ms)
         text = f"{messages} within 10 minutes without a consumer, the first {first}"
         yield from _notice(queue, Check.EXPIRING, count, text)
-    yield from _over_limits(queue, seen)
+    yield from _over_limits(queue, facts)
     if only_bad:
         return
     if queue.ready and not is_consumed and not is_losing and not is_waiting:
         text = f"{count_of(queue.ready, 'ready message', 'ready messages')} and no consumer"
         yield from _notice(queue, Check.CONSUMERS, queue.ready, text)
-    growth = 0 if queue.delivery_paused or is_waiting else seen.growth.get(queue.queue_id, 0)
+    growth = 0 if queue.delivery_paused or is_waiting else facts.growth.get(queue.queue_id, 0)
     if is_consumed and growth and growth >= queue.ready / 10:
         text = f"Falls behind: {formats.format_number(growth)} ready messages more than 5 min ago"
         yield from _notice(queue, Check.GROWTH, growth, text, tab="charts")
@@ -245,7 +243,7 @@ def _of_queue(
         yield from _notice(queue, Check.PAUSED, len(paused), text)
     if text := retry_hint(queue):
         yield from _notice(queue, Check.RETRY, queue.consumers, text, tab="consumers")
-    if (unread := seen.unread.get(queue.queue_id)) and not is_waiting:
+    if (unread := facts.unread.get(queue.queue_id)) and not is_waiting:
         text = f"{_at_least(unread)} expired in the last 24 h without ever being dispatched"
         yield from _notice(queue, Check.UNREAD, unread, text, tab="history", outcome="expired")
 
@@ -266,10 +264,10 @@ def _deaths(
         yield from _notice(queue, Check.DEAD_LETTERS, count, text, tab="dead")
 
 
-def _over_limits(queue: QueueStatus, seen: AttentionFacts) -> Iterator[Notice]:
-    settings, at_ms = queue.settings, seen.oldest_ready_at.get(queue.queue_id)
+def _over_limits(queue: QueueStatus, facts: AttentionFacts) -> Iterator[Notice]:
+    settings, at_ms = queue.settings, facts.oldest_ready_at.get(queue.queue_id)
     if settings.alert_age_s and at_ms is not None:
-        age_ms, limit_ms = seen.now_ms - at_ms, settings.alert_age_s * 1_000
+        age_ms, limit_ms = facts.now_ms - at_ms, settings.alert_age_s * 1_000
         text = f"The oldest ready message has waited for {_duration(age_ms)}; the limit is "
         yield from _notice(queue, Check.AGE, age_ms / limit_ms, text + _duration(limit_ms))
     if settings.alert_messages and queue.ready > settings.alert_messages:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import BaseModel, Field
@@ -18,7 +18,7 @@ from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.system.facts import SystemFact
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.roles import Role
-from phpmq_lite.server.maintenance import Maintenance
+from phpmq_lite.server.maintenance import Maintenance, ScrubRunner
 from phpmq_lite.storage.backend import StoreStatus
 from phpmq_lite.storage.sqlite.backups import Backup, is_id, read_backup
 from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound
@@ -152,7 +152,7 @@ def _backup_view(backup: Backup) -> BackupView:
 @endpoints.api("GET /scrub", "api-scrub", cli="database scrub")
 async def get_scrub(call: Call) -> ScrubView:
     """Return the scrub's progress and findings."""
-    view = scrub_view(maintenance_of(call.context))
+    view = _scrub_view(maintenance_of(call.context))
     for scrub_round in (view.now, view.last):
         if scrub_round is not None and call.identity.queues:
             scrub_round.seqs = []
@@ -161,12 +161,11 @@ async def get_scrub(call: Call) -> ScrubView:
 
 def _audit_writer(call: Call, target: str) -> Callable[[], Awaitable[None]]:
     """Return a callback that writes the audit row for an action on the backup or scrub."""
-    call.audit(target)
+    call.audit(target)  # of a refused action, too
     return lambda: call.run(queue_operations.record_only, 1)
 
 
-def scrub_view(maintenance: Maintenance) -> ScrubView:
-    """Return the API view of the scrub."""
+def _scrub_view(maintenance: Maintenance) -> ScrubView:
     state = maintenance.scrub.state
     return ScrubView(
         is_running=maintenance.scrub.is_working,
@@ -231,10 +230,7 @@ async def download_backup(call: Call) -> web.StreamResponse:
 async def start_scrub(call: Call) -> Done[ScrubView]:
     """Start a check of all message bodies and the database structure."""
     call.check_all_queues("start a scrub")
-    maintenance = maintenance_of(call.context)
-    await maintenance.scrub.start(_audit_writer(call, "scrub"))
-    view = scrub_view(maintenance)
-    return Done(view, "The scrub has started.", call.back(call.url("backups")))
+    return await _change_scrub(call, ScrubRunner.start, "The scrub has started.")
 
 
 @endpoints.action(
@@ -249,10 +245,13 @@ async def start_scrub(call: Call) -> Done[ScrubView]:
 async def stop_scrub(call: Call) -> Done[ScrubView]:
     """Stop the running scrub."""
     call.check_all_queues("stop the scrub")
+    return await _change_scrub(call, ScrubRunner.stop, "The scrub was stopped.")
+
+
+async def _change_scrub(call: Call, change: Any, message: str) -> Done[ScrubView]:
     maintenance = maintenance_of(call.context)
-    await maintenance.scrub.stop(_audit_writer(call, "scrub"))
-    view = scrub_view(maintenance)
-    return Done(view, "The scrub was stopped.", call.back(call.url("backups")))
+    await change(maintenance.scrub, _audit_writer(call, "scrub"))
+    return Done(_scrub_view(maintenance), message, call.back(call.url("backups")))
 
 
 def _backup_facts(context: Context, maintenance: Maintenance) -> list[SystemFact]:

@@ -1,5 +1,6 @@
 """Connections: listing, details, labels and disconnecting."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from phpmq_lite.admin.system.connections import (
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
+from phpmq_lite.server import processes
 from phpmq_lite.server.frame_recorder import FrameRecorder
 from phpmq_lite.server.status import ClientStatus
 from phpmq_lite.storage.read.consumers import ClientRow, StoredClients
@@ -67,7 +69,7 @@ async def show_clients(call: Call, query: ClientsPageQuery) -> web.StreamRespons
         query=query,
         clients=open_[:SHOWN],
         total=len(open_),
-        figures={client.client: connections.format_figures(client) for client in open_[:SHOWN]},
+        cells={client.client: connections.format_cells(client) for client in open_[:SHOWN]},
         label=lambda address: connections.label_of(address, labels),
         closed=closed,
         next=next_,
@@ -98,15 +100,15 @@ async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> dict
     """Return the live values for the list of open connections."""
     query = read_query(call.request, ClientsPageQuery)
     clients, listed = list_consuming(call, query.queue), frozenset(ids)
-    shown = {
+    texts = {
         f"{client.client}.{key}": value
         for client in clients
         if client.client in listed
-        for key, value in connections.format_figures(client).items()
+        for key, value in connections.format_cells(client).items()
     }
     new = sum(client.client not in listed for client in clients)
     return {
-        "shown": shown,
+        "shown": texts,
         "points": {},
         "new": new if query.state == "open" else 0,
         "says": f"{formats.format_number(len(clients))} clients",
@@ -140,14 +142,18 @@ async def show_client(call: Call, row: Client, query: ClientPageQuery) -> web.Re
     is_here = connections.is_local(row.address, row.kind) and not (status and status.relay)
     may_ask = is_here and call.identity.role.may(Role.OPERATOR) and snapshot.is_open
     if query.process and may_ask:
-        process = await connections.find_process(row.address, snapshot.pid)
+        process = (
+            await asyncio.to_thread(processes.find_peer, row.address)
+            if snapshot.pid is None
+            else await asyncio.to_thread(processes.describe, snapshot.pid)
+        )
     labels = await connections.read_labels(call.context)
     return await call.render(
         "client.html",
         row=row,
         look=snapshot,
         client=status,
-        figures=connections.format_figures(status) if status else {},
+        cells=connections.format_cells(status) if status else {},
         label=connections.label_of(row.address, labels),
         own_label=labels.get(connections.host_of(row.address), ""),
         host=connections.host_of(row.address),
@@ -197,10 +203,10 @@ async def live_client(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[
     number = parse_client_number(argument)
     snapshot = await connections.take_snapshot(call, number, is_watching=True)
     status, is_open = find_client_status(call, number), snapshot.is_open
-    figures = {} if status is None else connections.format_figures(status)
+    cells = {} if status is None else connections.format_cells(status)
     rows, missed = _new_frames(call, snapshot.recorder)
     return {
-        "shown": {"state": "open" if is_open else "closed"} | figures,
+        "shown": {"state": "open" if is_open else "closed"} | cells,
         "points": {},
         "new": 0,
         "says": f"Messages held: {snapshot.held_total}" if is_open else "Connection closed",

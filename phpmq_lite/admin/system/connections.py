@@ -79,14 +79,9 @@ def host_of(address: str) -> str:
 
 def label_of(address: str, labels: Mapping[str, str]) -> str:
     """Return an address's label, or that of the smallest labelled network containing it."""
-    if not labels:
-        return ""
-    host = host_of(address)
-    if host in labels:
-        return labels[host]
-    place = processes.split_address(address)
-    if place is None:
-        return ""
+    place = processes.split_address(address) if labels else None
+    if (host := host_of(address)) in labels or place is None:
+        return labels.get(host, "")
     best, width = "", -1
     for name, label in labels.items():
         try:
@@ -114,7 +109,7 @@ def read_label_name(text: str) -> str | None:
 # -- statistics
 
 
-def format_figures(client: ClientStatus) -> dict[str, str]:
+def format_cells(client: ClientStatus) -> dict[str, str]:
     """Return the table cells for a connection, keyed by the names of the live fields."""
     held = sum(held for _, held in client.queues.values())
     credit = sum(credit for credit, _ in client.queues.values())
@@ -199,22 +194,10 @@ def _unix_pid(connection: Any) -> int | None:
     return pid or None
 
 
-async def find_process(address: str, pid: int | None) -> processes.PeerProcess | None:
-    """Find the process of a connection's peer in a thread; return None if it is not visible."""
-    if pid is not None:
-        return await asyncio.to_thread(processes.describe, pid)
-    return await asyncio.to_thread(processes.find_peer, address)
-
-
 def is_local(address: str, kind: str) -> bool:
     """Return whether the peer of a connection is on this machine."""
     place = processes.split_address(address)
     return kind == "unix" or (place is not None and place[0].is_loopback)
-
-
-def client_number_of(call: Call) -> int:
-    """Return the connection number in the path; raise a 404 ``Problem`` if it is not a number."""
-    return parse_client_number(call.path("client"))
 
 
 def parse_client_number(text: str) -> int:
@@ -230,18 +213,11 @@ async def find_client(call: Call) -> ClientRow:
     Raises:
         Problem: 404 if the connection never existed or its row has been removed.
     """
-    number = client_number_of(call)
-    status = find_client_status(call, number)
-    if status is not None:
+    number = parse_client_number(call.path("client"))
+    if (open_ := find_client_status(call, number)) is not None:
+        kind, framing, revision = open_.kind, open_.framing, open_.revision
         return ClientRow(
-            number,
-            status.kind,
-            status.address,
-            status.opened_at,
-            None,
-            status.framing,
-            status.revision,
-            None,
+            number, kind, open_.address, open_.opened_at, None, framing, revision, None
         )
     row = await StoredClients(call.context.readers).one(number) if number else None
     if row is None:
@@ -250,7 +226,7 @@ async def find_client(call: Call) -> ClientRow:
 
 
 Client = Annotated[ClientRow, From(find_client)]
-ClientNumber = Annotated[int, From(client_number_of)]
+ClientNumber = Annotated[int, From(lambda call: parse_client_number(call.path("client")))]
 
 
 def find_client_status(call: Call, number: int) -> ClientStatus | None:
@@ -280,13 +256,13 @@ def frame_row(
     if frame.queue is not None and not may_see(frame.queue):
         return row | {"bytes": "", "meaning": HIDDEN_QUEUE_TEXT}
     return row | {
-        "bytes": "\n".join(_line(piece.raw, piece.cut) for piece in frame.pieces),
+        "bytes": "\n".join(
+            format_bytes(piece.raw)
+            + (f" … {formats.format_number(piece.cut)} more bytes" if piece.cut else "")
+            for piece in frame.pieces
+        ),
         "meaning": "\n".join(formats.escape_hidden(piece.meaning) for piece in frame.pieces),
     }
-
-
-def _line(raw: bytes, cut: int) -> str:
-    return format_bytes(raw) + (f" … {formats.format_number(cut)} more bytes" if cut else "")
 
 
 def format_bytes(raw: bytes) -> str:

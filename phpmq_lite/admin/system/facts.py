@@ -362,10 +362,10 @@ def _installed(package: str) -> str:
 def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
     """Return each listener and who can connect to it."""
     tcp, admin = settings.tcp, settings.admin
-    who = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who can reach it"
+    peers = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who can reach it"
     how = {
-        "tcp": f"no TLS, {who}",
-        "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {who}",
+        "tcp": f"no TLS, {peers}",
+        "tls": f"TLS{' with a client certificate' if tcp.tls_client_ca else ''}, {peers}",
         "unix": "only for the broker's user",
     }
     facts = [SystemFact("PHPMQ", row.address, how[row.transport]) for row in status.listeners]
@@ -384,10 +384,8 @@ def storage_facts(
     facts = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
         wal, limit = disk.files["wal"], settings.storage.wal_bytes
-        wal_level, disk_level = (
-            _level(Check.WAL, wal / limit),
-            _level(Check.DISK, 1 - disk.used_share),
-        )
+        wal_level = _level(Check.WAL, wal / limit)
+        disk_level = _level(Check.DISK, 1 - disk.used_share)
         facts += [
             SystemFact("Database", size(disk.files["database"])),
             SystemFact("Write-ahead log", size(wal), f"truncated above {size(limit)}", wal_level),

@@ -120,20 +120,16 @@ async def stream_events(call: Call, query: LiveQuery) -> web.StreamResponse:
     live, request = call.context.live, call.request
     evaluate = evaluation_of(call, query.topic, query.numbers)
     key = call.feed = call.feed_key(query.topic, query.numbers)
-    seen = parse_position(request.headers.get("Last-Event-ID", ""))
-    is_alive = partial(_is_alive, call)
-    stream = live.open(key, evaluate, _stream_owner(call), call.actor, seen, is_alive)
+    position = parse_position(request.headers.get("Last-Event-ID", ""))
+    # The key of the browser session or program toward whose limit a stream counts.
+    owner = CONTROL if call.identity.kind == "control" else session_key_of(call)
+    stream = live.open(key, evaluate, owner, call.actor, position, partial(_is_alive, call))
     if stream is None:
         return web.Response(status=204)
     try:
         return await _send(request, stream)
     finally:
         live.leave(key, stream)
-
-
-def _stream_owner(call: Call) -> str:
-    """Return the key of the browser session or program toward whose limit a stream counts."""
-    return CONTROL if call.identity.kind == "control" else session_key_of(call)
 
 
 def _is_alive(call: Call) -> bool:

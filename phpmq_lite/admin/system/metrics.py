@@ -165,16 +165,16 @@ class MetricLabels:
         self.lock = asyncio.Lock()  # held during a scrape
         self._named: dict[str, QueueSeries] = {}  # keyed by label, in order of assignment
         self._ids: dict[int, QueueSeries] = {}  # series of labelled queues, keyed by queue_id
-        self._gone: dict[str, None] = {}  # labels of removed queues, oldest removal first
+        self._removed: dict[str, None] = {}  # labels of removed queues, oldest removal first
         self._other = QueueSeries(OTHER)
         self._has_other = False
         # Highest queue_id in earlier scrapes.  Up to this id, queues without a label never get one.
-        self._seen = 0
+        self._scraped = 0
         self._highest = 0
 
     def begin(self) -> None:
         """Begin a scrape."""
-        self._seen = self._highest
+        self._scraped = self._highest
         for group in (*self._named.values(), self._other):
             group.begin()
 
@@ -190,17 +190,17 @@ class MetricLabels:
         """Assign a label to a queue, if possible, and return the series for the queue."""
         name = label_name(queue.name)
         existing = self._named.get(name)
-        if existing is None and (queue.queue_id <= self._seen or not self._has_place(limit)):
+        if existing is None and (queue.queue_id <= self._scraped or not self._has_place(limit)):
             self._has_other = True
             return self._other
         group = self._named[name] = self._ids[queue.queue_id] = existing or QueueSeries(name)
-        self._gone.pop(name, None)
+        self._removed.pop(name, None)
         return group
 
     def _has_place(self, limit: int) -> bool:
-        if len(self._named) >= limit and self._gone:
-            longest = next(iter(self._gone))
-            del self._gone[longest], self._named[longest]
+        if len(self._named) >= limit and self._removed:
+            longest = next(iter(self._removed))
+            del self._removed[longest], self._named[longest]
         return len(self._named) < limit
 
     def end(self) -> None:
@@ -208,7 +208,7 @@ class MetricLabels:
         self._ids = {key: group for key, group in self._ids.items() if group.is_alive}
         for name, group in self._named.items():
             if not group.is_alive:
-                self._gone.setdefault(name)
+                self._removed.setdefault(name)
         for group in self.groups():
             group.end()
 
@@ -365,16 +365,6 @@ def _of_maintenance(value: Callable[[Maintenance], float]) -> _OfBroker:
     return _of_file(lambda r: value(r.context.maintenance) if r.context.maintenance else 0)
 
 
-def _made_at_s(maintenance: Maintenance) -> float:
-    newest = maintenance.backups.last_manifest
-    return newest.made_at / 1_000 if newest else 0
-
-
-def _scrubbed_at_s(maintenance: Maintenance) -> float:
-    last = maintenance.scrub.state.last
-    return last.ended_at / 1_000 if last else 0
-
-
 def _of_server(value: Callable[[StoreStatus], _Values]) -> _OfBroker:
     """Omit the metric if the database is a file of this machine."""
     return lambda r: None if r.status.store.has_file else value(r.status.store)
@@ -392,9 +382,9 @@ def _published(queue: QueueSeries, _now_ms: int) -> _Values:
     return others | {"tcp": queue.counts["published"] - sum(others.values())}
 
 
-def _split(whole: str, name: str, part: str, part_name: str) -> _OfQueue:
-    """Return a part of a count, and the rest, with these labels."""
-    return lambda q, _: {name: q.counts[whole] - q.counts[part], part_name: q.counts[part]}
+def _split(total: str, name: str, part: str, part_name: str) -> _OfQueue:
+    """Return a part of a count, and the remainder, with these labels."""
+    return lambda q, _: {name: q.counts[total] - q.counts[part], part_name: q.counts[part]}
 
 
 def _deaths(queue: QueueSeries, _now_ms: int) -> _Values:
@@ -598,12 +588,14 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            value=lambda r: r.removed),
         _D("gauge", "backup_last_success_timestamp_seconds",
            "Unix time of the last backup; 0 if none; not on PostgreSQL",
-           value=_of_maintenance(_made_at_s)),
+           value=_of_maintenance(
+               lambda m: last.made_at / 1_000 if (last := m.backups.last_manifest) else 0)),
         _D("gauge", "backup_failed", "1 after a failed backup; not on PostgreSQL",
            value=_of_maintenance(lambda m: m.backups.error is not None)),
         _D("gauge", "scrub_last_success_timestamp_seconds",
            "Unix time of the last complete scrub; 0 if none; not on PostgreSQL",
-           value=_of_maintenance(_scrubbed_at_s)),
+           value=_of_maintenance(
+               lambda m: last.ended_at / 1_000 if (last := m.scrub.state.last) else 0)),
         _D("gauge", "standby_failing",
            "1 if Litestream is not running or its target fails; only with a standby",
            value=lambda r: bool(r.standby.problem) if r.standby else None),

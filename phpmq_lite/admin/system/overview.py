@@ -15,12 +15,10 @@ from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.queues.list import (
     QueueQuery,
     QueueSort,
-    first_snippets,
     list_queues,
     make_queue_page,
-    read_cells,
     read_live_list,
-    read_trends,
+    table_values,
 )
 from phpmq_lite.admin.queues.view import overview_tiles, read_oldest_ready_at, sum_totals
 from phpmq_lite.admin.system.attention import read_notices
@@ -55,15 +53,12 @@ async def show_overview(call: Call, query: OverviewPageQuery) -> web.Response:
     return await call.render(
         "overview.html",
         query=query,
-        listed=listed,
-        cells=read_cells(listed.queues, call.now_ms),
-        trends=read_trends(call.context, listed.queues),
         tiles=overview_tiles(call.status, oldest_ready_at, call.now_ms),
         sparks=trends.read_sparks(call.context, call.allowed),
         notices=notices[:NOTICES_SHOWN],
         more_notices=notices[NOTICES_SHOWN:],
         restart=report,
-        snippets=first_snippets(call),
+        **table_values(call, listed),
         **drawn,
     )
 

@@ -52,7 +52,7 @@ def test_what_expires_unread_comes_first() -> None:
         queue_status("read", 3, ready=2, consumers=1),
         seen=AttentionFacts(NOW_MS, expiring={2: (2, soon), 3: (2, soon)}),
     )
-    assert [(n.level, n.who) for n in notices] == [("bad", "dying"), ("warn", "backlog")]
+    assert [(n.level, n.subject) for n in notices] == [("bad", "dying"), ("warn", "backlog")]
     text = "2 messages expire within 10 minutes without a consumer, the first in 2 min"
     assert notices[0].text == text
     assert notices[1].text == "5 ready messages and no consumer"
@@ -116,7 +116,7 @@ def test_dead_letters_of_a_retry_queue_are_reported_though_its_home_counts_them(
     retry = queue_status("orders.retry", 2, dead_letter_queue="orders.dlq")
     home = queue_status("orders", 1, dead=3, dead_letter_queue="orders.dlq")
     [notice] = found(home, retry, seen=AttentionFacts(NOW_MS, deaths={2: {"not_forwarded": 3}}))
-    assert (notice.who, notice.text) == (
+    assert (notice.subject, notice.text) == (
         "orders.retry", "3 dead-lettered in the last 24 h: not_forwarded 3",
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_queue_that_falls_behind_is_reported() -> None:
     paused = queue_status("paused", 3, ready=5_000, consumers=1, delivery_paused=True)
     unread = queue_status("unread", 4, ready=5_000)
     seen = AttentionFacts(NOW_MS, growth={1: 1_200, 2: 99, 3: 1_200, 4: 1_200})
-    texts = {notice.who: notice.text for notice in found(slow, few, paused, unread, seen=seen)}
+    texts = {notice.subject: notice.text for notice in found(slow, few, paused, unread, seen=seen)}
     assert texts == {
         "slow": "Falls behind: 1,200 ready messages more than 5 min ago",
         "paused": "Delivery paused",
@@ -145,7 +145,7 @@ def test_broker_reports_its_own_problems() -> None:
                 wal_bytes=200 << 20, wal_limit_bytes=64 << 20)  # fmt: skip
     client = client_status(9, paused_reason="memory")
     notices = found(clients=(client,), last_error="no space", clock_jumps=2, seen=seen)
-    assert [(n.level, n.who) for n in notices] == [
+    assert [(n.level, n.subject) for n in notices] == [
         ("bad", "Broker"),
         ("bad", "Disk"),
         ("warn", "Write-ahead log"),
@@ -169,7 +169,7 @@ def test_want_of_room_is_reported_instead_of_how_full_the_disk_is() -> None:
     notices = found(
         shortage=shortage, write_problem="locked", seen=AttentionFacts(NOW_MS, disk_share=0.94)
     )
-    assert [(n.level, n.who, n.text) for n in notices] == [
+    assert [(n.level, n.subject, n.text) for n in notices] == [
         ("bad", "Storage", "Nothing can be stored: locked"),
         ("bad", "Publishing", "Publishing is stopped: the disk is full"),
     ]
@@ -203,7 +203,7 @@ def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
 
 def test_damage_and_a_failed_backup_are_reported() -> None:
     seen = AttentionFacts(NOW_MS, damage=["structure: page 7"], backup_error="no space")
-    assert [(n.level, n.who, n.text, n.route) for n in found(seen=seen)] == [
+    assert [(n.level, n.subject, n.text, n.route) for n in found(seen=seen)] == [
         ("bad", "Damage", "structure: page 7", "backups"),
         ("bad", "Backup", "The last backup failed: no space", "backups"),
     ]
