@@ -71,7 +71,7 @@ OURS: Final[dict[str, set[str]]] = {
         "sockets",
         "errors",
     },
-    "relay": {"protocol.revisions", "server", "settings", "sockets", "logs", "errors"},
+    "relay": {"protocol.frames", "server", "settings", "sockets", "logs", "errors"},
     "export": {"storage.arrow", "logs", "errors"},
     "admin": {
         "writes",
@@ -102,7 +102,6 @@ OURS: Final[dict[str, set[str]]] = {
         "roles",
         "protocol.encoder",
         "server.admission",
-        "server.certificates",
         "server.processes",
         "server.maintenance",
         "server.counters",
@@ -458,7 +457,7 @@ def test_parts_of_the_admin_have_no_cycle() -> None:
 
 def test_engine_knows_the_database_by_its_interface_only() -> None:
     """``BatchStore``, so that another engine can replace the SQLite file."""
-    for name in ("server.engine", "server.engine_policies", "server.frame_processing"):
+    for name in ("server.engine", "server.frame_processing"):
         assert [target for _, target in imports_of(name) if ".storage" in target] == []
 
 

@@ -25,15 +25,13 @@ from struct import unpack
 from typing import Final, NoReturn
 from zlib import crc32
 
-from phpmq_lite.broker.ack_timeouts import AckTimeouts
 from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
-from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
+from phpmq_lite.broker.queue import SUBSCRIPTION, AckTimeouts, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.broker.reasons import Refusal
 from phpmq_lite.broker.registry import REMOVED_QUEUES, QueueRegistry
 from phpmq_lite.broker.state_table import DISPATCHED, READY_AGAIN
-from phpmq_lite.broker.ttl import deadline_of
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import (
@@ -49,8 +47,8 @@ from phpmq_lite.model import (
     RecoveredState,
     Reply,
 )
-from phpmq_lite.queue_settings import QueueSettings, check_name
-from phpmq_lite.writes import AUDIT_BYTES, bounded_text
+from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings, check_name
+from phpmq_lite.writes import AUDIT_BYTES, AdvanceAudit, InsertAudit, bounded_text
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
@@ -61,6 +59,14 @@ _TOKENS_AT_ONCE: Final = 512
 _seq_of: Final = attrgetter("seq")
 
 QueueRun = tuple[Queue, int]  # a queue and its number of consecutive messages
+
+
+def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
+    """Return a pair: capped TTL and steady-clock deadline in ms; both are None if the TTL is 0."""
+    if ttl_s <= 0:
+        return None, None
+    ttl_s = min(ttl_s, LONGEST_TTL_S)
+    return ttl_s, now_ms + ttl_s * 1_000
 
 
 class PendingDeadLetters(dict[int, tuple[Message, str]]):
@@ -273,13 +279,6 @@ class Broker:
             self.batch.opened_clients += (number, entry.source, address, self.now.wall_ms)
         return number
 
-    def take_audit_number(self) -> int:
-        """Return the next audit-log sequence number; it is stored with the batch that uses it."""
-        number = self._next_audit
-        self._next_audit = number + 1
-        self.batch.counters["next_audit"] = self._next_audit
-        return number
-
     # -- connections
 
     def connect(self, peer: Peer, kind: str, address: str) -> Connection:
@@ -369,6 +368,28 @@ class Broker:
     def record_event(self, message: Message, kind: str, detail: str | None = None) -> None:
         """Record an event in a message's timeline."""
         self.batch.events += (message.seq, self.now.wall_ms, str(kind), detail)
+
+    def record_audit(self, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
+        """Record an audit row for an entry; if it already has one, add ``number`` to the count.
+
+        The row is stored in the same transaction as the change that it describes.  It says
+        ``running`` until the last part of the work is done.  After a restart, such a row shows that
+        the work was interrupted.
+        """
+        entry.count += number
+        result = entry.result if is_last else "running"
+        texts = {
+            name: bounded_text(result if name == "result" else getattr(entry, name), limit)
+            for name, limit in AUDIT_BYTES.items()
+        }
+        if entry.audit_id is not None:
+            self.batch.writes.append(AdvanceAudit(number, texts["result"], entry.audit_id))
+            return
+        entry.audit_id = self._next_audit
+        self._next_audit = self.batch.counters["next_audit"] = entry.audit_id + 1
+        self.audit_counts[entry.action] += 1
+        at_ms = self.now.wall_ms
+        self.batch.writes.append(InsertAudit(entry.audit_id, at_ms, number=entry.count, **texts))
 
     def note_deadline(self, deadline_ms: int | None) -> None:
         """Schedule a wake-up for this deadline (steady ms), unless an earlier one is scheduled."""

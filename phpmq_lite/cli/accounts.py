@@ -160,9 +160,9 @@ def _read_password(file: Path | None) -> str:
             raise CommandError(f"the password in {file} {error}") from None
     if not is_terminal():
         raise CommandError("--password-file is required when standard input is not a terminal")
-    from phpmq_lite.settings.initial_password import SHORTEST
+    from phpmq_lite.settings.loading import SHORTEST_PASSWORD
 
-    text = f"Password (at least {SHORTEST} characters)"
+    text = f"Password (at least {SHORTEST_PASSWORD} characters)"
     password: str = click.prompt(text, hide_input=True, confirmation_prompt=True, err=True)
     return password
 

@@ -7,9 +7,8 @@ from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.encoder import BrokerEncoder, ClientEncoder, encoder_for
 from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
-from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame, WireLimits
+from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame, Revision, WireLimits
 from phpmq_lite.protocol.parser import FrameObserver, Parser
-from phpmq_lite.protocol.revisions import Revision
 
 _TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TARGET: Final = bytes(range(0x21, 0x7F))

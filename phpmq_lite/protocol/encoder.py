@@ -11,8 +11,7 @@ from typing import Final, TypeVar
 
 from phpmq_lite.errors import LocalProtocolError
 from phpmq_lite.protocol import frames
-from phpmq_lite.protocol.frames import WireLimits
-from phpmq_lite.protocol.revisions import DISPATCH_HEADERS, Revision
+from phpmq_lite.protocol.frames import DISPATCH_HEADERS, Revision, WireLimits
 
 _CACHE_ENTRIES: Final = 10_000  # maximum number of entries per cache and style
 _ID_BYTES: Final = 32  # length of all message ids from this broker

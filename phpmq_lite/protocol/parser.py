@@ -12,6 +12,7 @@ from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.fast_path import FastFrames
 from phpmq_lite.protocol.frames import (
+    REVISION_OF_HEADER,
     Acknowledge,
     Consume,
     DeadLetter,
@@ -20,9 +21,9 @@ from phpmq_lite.protocol.frames import (
     Publish,
     ReceiptFrame,
     Requeue,
+    Revision,
     WireLimits,
 )
-from phpmq_lite.protocol.revisions import REVISION_OF_HEADER, Revision
 
 _H: Final = 0x48
 _P: Final = 0x50

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, Literal
 
 from phpmq_lite.logs import get_logger
-from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.protocol.frames import Revision
 from phpmq_lite.relay.handshake import (
     END,
     MAX_TEXT,

@@ -13,6 +13,7 @@ from phpmq_lite.errors import PhpmqError, RemoteProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import (
+    DESCRIPTIONS,
     Acknowledge,
     Consume,
     DeadLetter,
@@ -20,10 +21,10 @@ from phpmq_lite.protocol.frames import (
     Publish,
     ReceiptFrame,
     Requeue,
+    Revision,
     WireLimits,
 )
 from phpmq_lite.protocol.frames import Frame as Parsed
-from phpmq_lite.protocol.revisions import DESCRIPTIONS, Revision
 from phpmq_lite.server.frame_recorder import DissectedFrame, Dissector, WrongByte
 
 Encoding = Literal["auto", "raw", "hex", "base64"]

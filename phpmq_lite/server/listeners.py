@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from phpmq_lite.errors import StartRefusedError, os_reason
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.protocol.frames import Revision
 from phpmq_lite.server.addresses import (
     ListenAddress,
     PhpmqListener,

@@ -13,13 +13,11 @@ from typing import Any, Final, cast
 from phpmq_lite.broker import commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.broker.ttl import remaining_ttl_s
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Message, OrderedSet, Receipt
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import ClientFrame
-from phpmq_lite.protocol.revisions import LISTENER_HINT
+from phpmq_lite.protocol.frames import LISTENER_HINT, ClientFrame
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import SILENT, ReadBackpressure, WriteProgress
 from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
@@ -441,8 +439,9 @@ def encode_batch(
         if body is None or holder is None or holder.connection is not connection:
             continue  # already sent, or detached by a later batch
         deadline_ms = message.deadline_ms
-        ttl_s = 0 if deadline_ms is None else remaining_ttl_s(deadline_ms, now_ms)
-        if ttl_s is None:
+        # rounded up
+        ttl_s = 0 if deadline_ms is None else (deadline_ms - now_ms + 999) // 1_000
+        if deadline_ms is not None and ttl_s <= 0:
             expired.append(message)
             continue
         if append is None:

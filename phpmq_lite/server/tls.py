@@ -5,11 +5,13 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Never
+from typing import Any, Final, NamedTuple, Never
 
 from phpmq_lite.errors import SettingsError
+from phpmq_lite.settings import Settings
 from phpmq_lite.settings.loading import check_private
 from phpmq_lite.text_files import has_mark
 
@@ -20,7 +22,8 @@ _PLAIN: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST") 
 _LINGER_S: Final = 1.0  # for a peer without TLS to receive the answer
 
 # https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/
-_TIME_ERRORS: Final = {9: "is not valid yet", 10: "has expired"}
+_EXPIRED: Final = 10
+_TIME_ERRORS: Final = {9: "is not valid yet", _EXPIRED: "has expired"}
 
 
 def server_context(
@@ -138,17 +141,8 @@ def _refuse_password() -> Never:
 
 
 def _check_validity(name: str, cert: Path, server: ssl.SSLContext) -> None:
-    """Check a certificate's validity period with an in-memory handshake verified by OpenSSL.
-
-    Python cannot inspect a certificate that is only loaded.  The client of this handshake trusts
-    exactly this certificate, so only its validity period can fail.
-    """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        client.load_verify_locations(cert)
-        _handshake(client, server)
+        _verify(cert, server)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _TIME_ERRORS:
             raise SettingsError(f"{name} {cert} {_TIME_ERRORS[error.verify_code]}") from None
@@ -156,8 +150,16 @@ def _check_validity(name: str, cert: Path, server: ssl.SSLContext) -> None:
         raise SettingsError(f"{name} {cert} cannot be used: {error}") from None
 
 
-def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
-    """Connect two contexts in memory until the client has verified the server."""
+def _verify(cert: Path, server: ssl.SSLContext) -> dict[str, Any]:
+    """Return the fields of a certificate, after an in-memory handshake verified by OpenSSL.
+
+    Python cannot inspect a certificate that is only loaded.  The client of this handshake trusts
+    exactly this certificate, so only its validity period can fail.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cert)
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     server_side = server.wrap_bio(to_server, to_client, server_side=True)
     client_side = client.wrap_bio(to_client, to_server)
@@ -165,10 +167,60 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
         try:
             client_side.do_handshake()
         except ssl.SSLWantReadError:
-            pass
+            with suppress(ssl.SSLWantReadError):
+                server_side.do_handshake()
         else:
-            return
-        try:
-            server_side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
+            return dict(client_side.getpeercert() or {})
+
+
+# -- the certificates in use, to show who they are for and when they expire
+
+
+@dataclass(slots=True, frozen=True)
+class Certificate:
+    """A certificate in use; times are in Unix ms."""
+
+    section: str  # "tcp" or "admin"
+    path: str
+    subject: str = ""
+    issuer: str = ""
+    names: tuple[str, ...] = ()  # host names
+    expires_at: int | None = None
+    error: str = ""  # why the certificate is unreadable or not valid
+
+
+async def read_certificates(settings: Settings) -> list[Certificate]:
+    """Read the certificates of all listeners, in a thread."""
+    pairs = [
+        (section, Path(pair.tls_cert), Path(pair.tls_key))
+        for section, pair in (("tcp", settings.tcp), ("admin", settings.admin))
+        if pair.tls_cert is not None and pair.tls_key is not None
+    ]
+    return await asyncio.to_thread(lambda: [_read(*pair) for pair in pairs])
+
+
+def _read(section: str, cert: Path, key: Path) -> Certificate:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        server.load_cert_chain(cert, key, password=lambda: b"")
+        fields = _verify(cert, server)
+    except ssl.SSLCertVerificationError as error:
+        problem = "has expired" if error.verify_code == _EXPIRED else error.verify_message
+        return Certificate(section, str(cert), error=str(problem))
+    except (OSError, ValueError) as error:
+        return Certificate(section, str(cert), error=str(error))
+    return Certificate(
+        section,
+        str(cert),
+        subject=_name(fields.get("subject", ())),
+        issuer=_name(fields.get("issuer", ())),
+        names=tuple(value for _, value in fields.get("subjectAltName", ())),
+        expires_at=int(ssl.cert_time_to_seconds(fields["notAfter"])) * 1_000,
+    )
+
+
+def _name(parts: Sequence[Sequence[tuple[str, str]]]) -> str:
+    """Return a subject's common name or, if it has none, all values in its name."""
+    pairs = [pair for part in parts for pair in part]
+    common = [value for kind, value in pairs if kind == "commonName"]
+    return common[0] if common else ", ".join(value for _, value in pairs)

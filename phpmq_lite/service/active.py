@@ -21,8 +21,7 @@ from phpmq_lite.envelopes.schema_registry import RegistryError
 from phpmq_lite.errors import BatchRefusedError, EpochEndedError, PhpmqError
 from phpmq_lite.model import Limits
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import WireLimits
-from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.protocol.frames import Revision, WireLimits
 from phpmq_lite.server.backpressure import SlowPeerLimits
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import SessionLimits
@@ -31,14 +30,13 @@ from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.rollups import RollupSampler
 from phpmq_lite.server.session import Session, SessionContext
 from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
-from phpmq_lite.service.bounds import broker_limits, retention_bounds
 from phpmq_lite.service.pages import AdminPages
-from phpmq_lite.service.standby import Standby
-from phpmq_lite.service.starting import RecoveredDatabase
-from phpmq_lite.service.state import ServiceState, cancel, now_ms
+from phpmq_lite.service.starting import RecoveredDatabase, Standby
+from phpmq_lite.service.state import ServiceState, broker_limits, cancel, now_ms
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import Backend, StoreMaintenance
 from phpmq_lite.storage.data_folder import DataFolder
+from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.store import Store, note_clock
 
 DRAIN_S: Final = 5.0  # seconds to wait for acknowledgements while draining
@@ -95,7 +93,7 @@ class Active:
         await writer.run(lambda store: recorder.read_database(store, clock.now().steady_ms))
         backend.record_use(stack)
         core = state.create_core(stored)
-        bounds = retention_bounds(state.settings)
+        bounds = _retention_bounds(state.settings)
         store_maintenance = await backend.start_maintenance(bounds, clock.counters)
         engine = Engine(core, writer, clock, partial(database.load_core, state))
         state.handle.engine = engine
@@ -258,8 +256,24 @@ class Active:
 
     def apply_settings(self, settings: Settings) -> None:
         """Use the new limits; those on windows and receipts are fixed at startup."""
-        self._store_maintenance.bounds = retention_bounds(settings)
+        self._store_maintenance.bounds = _retention_bounds(settings)
         self.engine.submit(partial(_set_limits, limits=broker_limits(settings)))
+
+
+def _retention_bounds(settings: Settings) -> RetentionBounds:
+    """Return the limits on how much is kept of the history, the receipts and the audit log."""
+    history, receipts = settings.history, settings.receipts
+    return RetentionBounds(
+        age_ms=int(history.days * 86_400_000),
+        rows=history.rows,
+        bytes=history.bytes,
+        deleted_share=history.deleted_share,
+        receipt_window_ms=receipts.window_s * 1_000,
+        audit_age_ms=int(settings.audit.days * 86_400_000),
+        audit_rows=settings.audit.rows,
+        audit_refusals=settings.audit.refusals,
+        clients=history.clients,
+    )
 
 
 def _set_limits(core: Broker, limits: Limits) -> None:

@@ -13,7 +13,7 @@ from phpmq_lite import logs
 from phpmq_lite.admin import listeners as admin_listeners
 from phpmq_lite.envelopes.schema_registry import RegistryError
 from phpmq_lite.errors import OutcomeUnknownError, SettingsError
-from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.protocol.frames import Revision
 from phpmq_lite.server.addresses import check_exposed_listeners
 from phpmq_lite.server.backpressure import memory_bound
 from phpmq_lite.server.listeners import Kind, Listeners
@@ -21,20 +21,19 @@ from phpmq_lite.server.maintenance import DiskSpaceMonitor
 from phpmq_lite.server.status import LATE_S
 from phpmq_lite.server.tls import TlsListener, reload_contexts
 from phpmq_lite.service.active import Active, fail_stop
-from phpmq_lite.service.bounds import disk_space_bounds
 from phpmq_lite.service.pages import AdminPages
-from phpmq_lite.service.standby import Standby
-from phpmq_lite.service.starting import Starting
+from phpmq_lite.service.starting import Standby, Starting
 from phpmq_lite.service.startup_checks import (
     admin_tls,
     check_ports,
+    disk_space_bounds,
     has_admin,
     warn_about_open_files,
 )
 from phpmq_lite.service.state import Phase, ServiceState, cancel, wait_for
 from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
-from phpmq_lite.settings.reload import reload_settings
+from phpmq_lite.settings.reference import reload_settings
 from phpmq_lite.storage.backend import Backend, StoreStatus
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.disk_space import DiskSpace
@@ -280,6 +279,6 @@ async def _initial_password(settings: Settings) -> str | None:
     file = settings.admin.initial_password_file
     if file is None or await asyncio.to_thread(has_admin, settings):
         return None
-    from phpmq_lite.settings.initial_password import initial_password
+    from phpmq_lite.settings.loading import initial_password
 
     return initial_password(file)

@@ -14,6 +14,7 @@ from phpmq_lite.server.admission import max_open_files, open_files, open_files_p
 from phpmq_lite.server.tls import server_context
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE, in_use_message, locking_pid
+from phpmq_lite.storage.disk_space import DiskSpaceBounds
 from phpmq_lite.storage.sqlite.integrity import startup
 
 _FLAGS: Final = {  # flags of the listeners' settings
@@ -72,6 +73,18 @@ def warn_about_open_files(settings: Settings) -> None:
     problem = None if files is None else open_files_problem(settings, files, max_open_files())
     if problem is not None:
         _log.warning("few_open_files", found=problem[0], remedy=problem[1])
+
+
+def disk_space_bounds(settings: Settings) -> DiskSpaceBounds:
+    """Return the disk-space limits at which publishing stops, and the size of the reserve."""
+    limits, storage = settings.limits, settings.storage
+    # A batch uses twice its size: once in the write-ahead log and once in the database.
+    least = 2 * (limits.batch_bytes + limits.max_content)
+    return DiskSpaceBounds(
+        free_bytes=storage.free_bytes,
+        max_bytes=storage.max_bytes,
+        ballast_bytes=max(storage.ballast_bytes, least) if storage.ballast_bytes else 0,
+    )
 
 
 def _port_problem(endpoint: ListenAddress, error: OSError, flag: str) -> str:

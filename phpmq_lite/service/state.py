@@ -9,13 +9,12 @@ from phpmq_lite.admin.accounts.setup_token import SetupToken
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.envelopes.schema_registry import ActiveSchemas
-from phpmq_lite.model import RecoveredState
+from phpmq_lite.model import Limits, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.listeners import Kind, Listeners
 from phpmq_lite.server.rollups import Rollups
 from phpmq_lite.server.status import BrokerHandle
-from phpmq_lite.service.bounds import broker_limits
 from phpmq_lite.settings import Settings
 
 
@@ -75,6 +74,24 @@ class Phase(Protocol):
 
     def apply_settings(self, settings: Settings) -> None:
         """Use the settings that can be changed at runtime."""
+
+
+def broker_limits(settings: Settings) -> Limits:
+    """Return the core's limits according to the broker's settings."""
+    limits, receipts = settings.limits, settings.receipts
+    return Limits(
+        queues=limits.max_queues,
+        window=limits.window,
+        bodies_bytes=limits.body_cache,
+        credit=limits.credit,
+        credit_bytes=limits.credit_bytes,
+        held=limits.held,
+        held_bytes=limits.held_bytes,
+        batch_commands=limits.batch_commands,
+        batch_bytes=limits.batch_bytes,
+        receipts=receipts.limit,
+        receipt_window_ms=receipts.window_s * 1_000,
+    )
 
 
 def now_ms() -> int:

@@ -8,6 +8,7 @@ the setting is itself a path, such as that of a private key, its value is the pa
 """
 
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -22,7 +23,6 @@ from pydantic import ValidationError
 from phpmq_lite.errors import SettingsError
 from phpmq_lite.settings.model import Settings
 from phpmq_lite.settings.reference import BOUNDS, ENVIRONMENT_PREFIX, SECTIONS, SETTINGS
-from phpmq_lite.settings.validation_errors import describe_error
 from phpmq_lite.text_files import TextFileError, read_secret, read_text
 
 FOLDER_FILE: Final = Path("config.toml")  # in the working directory, where `config init` writes it
@@ -252,3 +252,80 @@ def check_private(name: str, path: Path) -> None:
         raise SettingsError(
             f"{name}: other users can read {path} (mode {mode:04o}). Run: chmod 600 {path}"
         )
+
+
+# -- the first user's password
+
+FIRST_USER_SETTING: Final = "admin.initial_password_file"
+SHORTEST_PASSWORD: Final = 12
+LONGEST_PASSWORD: Final = 1_024
+
+
+def initial_password(path: Path) -> str:
+    """Read the first user's password from its file, without trailing line breaks.
+
+    Raises:
+        SettingsError: the file cannot be read, other users can read it, or the password is invalid.
+    """
+    try:
+        check_private(FIRST_USER_SETTING, path)
+        password = read_secret(path)
+    except (OSError, TextFileError) as error:
+        reason = getattr(error, "strerror", None) or f"the file {error}"
+        raise SettingsError(f"{FIRST_USER_SETTING} {path} cannot be read: {reason}") from None
+    if not SHORTEST_PASSWORD <= (size := len(password)) <= LONGEST_PASSWORD:
+        bounds = f"{SHORTEST_PASSWORD} to {LONGEST_PASSWORD} are required"
+        raise SettingsError(f"{FIRST_USER_SETTING} {path}: {size} characters; {bounds}")
+    return password
+
+
+# -- messages for pydantic's validation errors
+
+_NUMBER: Final = "must be a whole number"
+_BY_TYPE: Final = {  # https://docs.pydantic.dev/latest/errors/validation_errors/
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "int_parsing": _NUMBER,
+    "int_type": _NUMBER,
+    "int_from_float": _NUMBER,
+    "int_parsing_size": "is too large",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "path_type": "must be a path",
+    "ip_v4_address": "must be an IPv4 address",
+    "ip_any_network": "must be a network, such as 10.0.0.0/8",
+    "byte_size": "must be a size, such as 512 MiB",
+    "byte_size_unit": "must be a size, such as 512 MiB",
+    "json_invalid": "is not valid JSON",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entries",
+    "literal_error": "must be {expected}",
+    "enum": "must be {expected}",
+}
+_SUBJECT: Final = re.compile(r"^(Value error, |Assertion failed)|^(Input|[A-Z]\w+) should ")
+
+
+def describe_error(name: str, detail: Mapping[str, Any]) -> str:
+    """Describe what is wrong with the value ``name``; ``detail`` is an item of ``errors()``.
+
+    Errors from our own validators keep their text.  If the name is empty, "the value" replaces it.
+    """
+    template = _BY_TYPE.get(detail["type"])
+    if template is not None:
+        return f"{name or 'the value'} {template.format_map(detail.get('ctx', {}))}"
+    text = _SUBJECT.sub(lambda match: "" if match[1] else "must ", str(detail["msg"]))
+    return f"{name}: {text}" if name else text

@@ -14,8 +14,7 @@ import pytest
 
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, Frame, ReceiptFrame, WireLimits
-from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.protocol.frames import Dispatch, Frame, ReceiptFrame, Revision, WireLimits
 from tests.fuzz import grammar
 
 Case = dict[str, Any]

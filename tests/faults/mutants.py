@@ -20,10 +20,9 @@ import aiosqlite
 import pytest
 
 from phpmq_lite.broker import broker, transitions
-from phpmq_lite.broker.ack_timeouts import AckTimeouts
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import PublishKeys
-from phpmq_lite.broker.queue import Connection, Queue
+from phpmq_lite.broker.queue import AckTimeouts, Connection, Queue
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
 from phpmq_lite.installation import build_kind

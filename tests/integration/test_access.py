@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from phpmq_lite.admin.accounts.services import SERVICES
 from phpmq_lite.errors import SettingsError
-from phpmq_lite.settings.initial_password import initial_password
+from phpmq_lite.settings.loading import initial_password
 from phpmq_lite.testing import running_service
 from tests.support.http_users import PASSWORD, BrokerFixture, HttpUser, broker_fixture, visible_text
 

@@ -35,8 +35,8 @@ from phpmq_lite.envelopes.schema_registry import RegistryFault
 from phpmq_lite.envelopes.validation import EnvelopeProblem
 from phpmq_lite.insights_document import QueueTotals
 from phpmq_lite.operator_actions import SkipReason
-from phpmq_lite.server.certificates import Certificate
 from phpmq_lite.server.frame_recorder import ProtocolErrorRecord
+from phpmq_lite.server.tls import Certificate
 from phpmq_lite.storage.read.audit import AuditRow
 from phpmq_lite.storage.start_report import Start, StartReport
 from tests.integration.test_envelope_pages import envelope, record

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from phpmq_lite.broker import dispatching
+from phpmq_lite.broker import batches
 from phpmq_lite.broker.operator import message_actions
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.model import Limits, State
@@ -67,7 +67,7 @@ class BrokerAgainstModel(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.patches = [
             patch.object(message_actions, "PAGE_ROWS", 3),
-            patch.object(dispatching, "_PREFETCHED_BODIES", 2),
+            patch.object(batches, "_PREFETCHED_BODIES", 2),
             patch.object(stores, "DUE_AT_ONCE", 2),
             patch.object(stores, "_PAGE_BYTES", 30),
         ]

@@ -15,10 +15,10 @@ from phpmq_lite.protocol.frames import (
     Publish,
     ReceiptFrame,
     Requeue,
+    Revision,
     WireLimits,
     decode_queue,
 )
-from phpmq_lite.protocol.revisions import Revision
 from tests.support.frame_bytes import encode_frame, forever, packets_of, split_at
 
 LIMITS: Final = WireLimits(max_content=4_096)

@@ -18,8 +18,8 @@ from phpmq_lite.model import Batch, ClockReading, Limits, LoadedRows, Message
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
+from phpmq_lite.server import engine
 from phpmq_lite.server import engine as engines
-from phpmq_lite.server import engine_policies
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import ReadBackpressure
 from phpmq_lite.server.counters import ConnectionCounters
@@ -314,4 +314,4 @@ class EngineDriver:
 def disable_timers(patch: pytest.MonkeyPatch, linger_s: float = 0.0) -> None:
     """Disable the timers of the engine, which follow the real clock."""
     patch.setattr(engines, "_MAINTENANCE_S", 1e9)
-    patch.setattr(engine_policies, "_ACK_DELAY_S", linger_s)
+    patch.setattr(engine, "_ACK_DELAY_S", linger_s)

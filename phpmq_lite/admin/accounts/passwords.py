@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.server.addresses import address_key
-from phpmq_lite.settings.initial_password import LONGEST, SHORTEST
+from phpmq_lite.settings.loading import LONGEST_PASSWORD, SHORTEST_PASSWORD
 
 if TYPE_CHECKING:
     from argon2 import PasswordHasher
@@ -48,7 +48,7 @@ class Passwords:
 
     async def is_right(self, stored: str | None, password: str) -> bool:
         """Check a password; without a hash, take as long. Raise a 429 ``Problem`` if busy."""
-        normalized = _same_everywhere(password[: LONGEST + 1])
+        normalized = _same_everywhere(password[: LONGEST_PASSWORD + 1])
 
         def check() -> bool:
             from argon2.exceptions import Argon2Error, InvalidHashError
@@ -81,9 +81,9 @@ class Passwords:
 
 def check_length(password: str, field: str = "password") -> None:
     """Raise a 422 ``Problem`` that names the bounds if a password is too short or too long."""
-    if not SHORTEST <= len(password) <= LONGEST:
+    if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD:
         detail = f"A password of {len(password)} characters is not allowed."
-        raise invalid(detail, field, f"{SHORTEST} to {LONGEST} characters")
+        raise invalid(detail, field, f"{SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters")
 
 
 def _same_everywhere(password: str) -> str:

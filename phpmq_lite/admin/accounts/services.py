@@ -12,7 +12,7 @@ from phpmq_lite.admin.accounts.setup_token import SetupToken
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.server.addresses import address_key
-from phpmq_lite.settings.initial_password import SETTING
+from phpmq_lite.settings.loading import FIRST_USER_SETTING
 from phpmq_lite.storage.read.accounts import User
 
 HOW: Final = (
@@ -100,7 +100,7 @@ class AccountServices:
         """Create the first user, an administrator, for ``admin.initial_password_file``."""
         await self.load(now_ms)
         user = User(0, FIRST_NAME, await self.passwords.hash(password), "admin", (), now_ms)
-        entry = AuditEntry("local", "cli", "", "user.add", FIRST_NAME, reason=SETTING)
+        entry = AuditEntry("local", "cli", "", "user.add", FIRST_NAME, reason=FIRST_USER_SETTING)
         await self.accounts.add_user(entry, user, is_first=True)
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.admin.http.source import address_of
 from phpmq_lite.roles import Role
 from phpmq_lite.server.addresses import address_key
-from phpmq_lite.settings.initial_password import SHORTEST
+from phpmq_lite.settings.loading import SHORTEST_PASSWORD
 from phpmq_lite.storage.read.accounts import LoginSession, User
 
 endpoints: Final = Endpoints()
@@ -153,7 +153,7 @@ async def show_setup(
         is_bare=True,
         name="admin" if form is None else form.raw("name").strip(),
         file=SETUP_FILE,
-        shortest=SHORTEST,
+        shortest=SHORTEST_PASSWORD,
         is_plain=not call.request.secure,
     )
 
@@ -270,7 +270,7 @@ async def show_account(
         user=user,
         sessions=accounts_of(call).sessions_of(user, call.now_ms),
         own=call.request.get(LOGIN),
-        shortest=SHORTEST,
+        shortest=SHORTEST_PASSWORD,
     )
 
 

@@ -18,7 +18,7 @@ from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem, invalid, not_found
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import ROLES, Role, RoleName
-from phpmq_lite.settings.initial_password import SHORTEST
+from phpmq_lite.settings.loading import SHORTEST_PASSWORD
 from phpmq_lite.storage.read.accounts import ApiToken, User
 
 endpoints: Final = Endpoints()
@@ -157,7 +157,7 @@ def form_values(call: Call, form: Form | None = None) -> dict[str, Any]:
         "is_local": call.identity.kind == "local",
         "limits": call.identity.queues,
         "roles": ROLES,
-        "shortest": SHORTEST,
+        "shortest": SHORTEST_PASSWORD,
     }
 
 

@@ -14,7 +14,7 @@ from phpmq_lite.errors import (
     StorageError,
     StorageFullError,
 )
-from phpmq_lite.settings.validation_errors import describe_error
+from phpmq_lite.settings.loading import describe_error
 
 _STATUSES: Final = {  # maps a RefusedError code to an HTTP status; all other codes use 409
     code: status

@@ -16,7 +16,7 @@ from phpmq_lite.admin.http.fields import QueryModel, StrictInput, SubscriptionNa
 from phpmq_lite.admin.http.input import check_queue_name, check_text
 from phpmq_lite.admin.http.output import abort_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.broker.pipeline import history_readers
+from phpmq_lite.broker.pipeline import claims
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import ExportProcesses, RunningExport
 from phpmq_lite.installation import install_command
@@ -167,7 +167,7 @@ async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBounds
 )
 async def remove_reader(call: Call, removal: ReaderInput) -> RemovedReaderView:
     """Remove a history reader's position, by its owner or an admin."""
-    await _run(call, history_readers.remove, removal.reader)
+    await _run(call, claims.remove_reader, removal.reader)
     return RemovedReaderView(reader=removal.reader)
 
 

@@ -30,7 +30,7 @@ from phpmq_lite.insights_document import (
     TracePath,
     merge_summaries,
 )
-from phpmq_lite.settings.validation_errors import describe_error
+from phpmq_lite.settings.loading import describe_error
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, write_whole
 
 

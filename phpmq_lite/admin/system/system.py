@@ -21,7 +21,7 @@ from phpmq_lite.admin.system.health import run_checks
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import StorageError
 from phpmq_lite.roles import Role
-from phpmq_lite.server.certificates import read_certificates
+from phpmq_lite.server.tls import read_certificates
 from phpmq_lite.storage.disk_space import DatabaseSize, DiskUsage, measure_database, measure_disk
 from phpmq_lite.storage.start_report import StoredStarts
 from phpmq_lite.writes import DismissStartReport

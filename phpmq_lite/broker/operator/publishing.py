@@ -6,7 +6,6 @@ from typing import Final
 
 from phpmq_lite.broker import reasons, transitions, validation
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.publish_keys import KEY_BYTES, last_key
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
@@ -90,7 +89,7 @@ def publish(
         at_ms, message = core.now.wall_ms, stored[0]
         core.batch.events += (source_seq, at_ms, kind, message.message_id.decode())
         core.batch.writes.append(LinkMessages(message.seq, at_ms, kind, source_seq))
-    audit.record(core, entry, len(stored))
+    core.record_audit(entry, len(stored))
     ids = [message.message_id.decode() for message in stored]
     core.reply(reply, Published(ids, {ids[at]: bad[at] for at in bad}))
 
@@ -252,7 +251,7 @@ def _reply_again(
             answer = _conflict(key)
             core.refused[reasons.KEY_REUSED] += 1
             entry.result = answer.code
-            audit.record(core, entry, 0)
+            core.record_audit(entry, 0)
         if queue is not None:
             queue.counters.deduplicated += is_same
             queue.counters.refused += not is_same
@@ -261,7 +260,7 @@ def _reply_again(
     rows = core.batch.rows
     rows.append(RowsRequest(add, seqs))
     rows.append(RowsRequest(add_last, seqs, settled=True))
-    audit.record(core, entry, 0)
+    core.record_audit(entry, 0)
 
 
 def _have_bodies(

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from phpmq_lite.broker import reasons, transitions
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.operator.message_actions import ActionOptions, QueueAction
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
@@ -131,7 +130,7 @@ def configure(
     after = to_dict(queue.settings)
     if not entry.detail:
         entry.detail = _difference(before, after)
-    audit.record(core, entry, 1)
+    core.record_audit(entry, 1)
     core.reply(reply, after)
 
 
@@ -160,7 +159,7 @@ def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry,
     is_new = name not in core.queues
     core.destination(name, entry.actor, create=True)
     core.registry.get_or_create(name, entry.actor)
-    audit.record(core, entry, int(is_new))
+    core.record_audit(entry, int(is_new))
     core.reply(reply, is_new)
 
 
@@ -189,7 +188,7 @@ def remove_queue(
     if queue.settings.pinned:
         raise RefusedError("queue_pinned", f"{name!r} is pinned; unpin it before removing it")
     core.remove_queue(queue)
-    audit.record(core, entry, 1)
+    core.record_audit(entry, 1)
     core.reply(reply, True)
 
 
@@ -217,7 +216,7 @@ def disconnect(
             "foreign_queue", f"client {client} must consume from your queues and no others"
         )
     held = sum(len(consumer.held) for consumer in connection.consumers.values())
-    audit.record(core, entry, held)
+    core.record_audit(entry, held)
     core.reply(connection.peer.end, DISCONNECTED)
     core.reply(reply, held)
 
@@ -236,7 +235,7 @@ def write(
     check_rows(rows)
     core.batch.writes += rows
     if entry is not None:
-        audit.record(core, entry, 0 if entry.count else 1)
+        core.record_audit(entry, 0 if entry.count else 1)
     core.reply(reply, len(rows))
 
 
@@ -265,7 +264,7 @@ def record_only(
     core: Broker, reply: Callable[[None], None], entry: AuditEntry, number: int = 0
 ) -> None:
     """Store only the audit row of a refusal, or add ``number`` to the count of an existing row."""
-    audit.record(core, entry, number)
+    core.record_audit(entry, number)
     core.reply(reply, None)
 
 
@@ -294,5 +293,5 @@ def decide_clock(
         # Allow no later commands in this batch: their deadlines would be shifted twice.
         core.batch.commands = core.limits.batch_commands
     core.batch.counters["clock_doubt_ms"] = 0
-    audit.record(core, entry, 1)
+    core.record_audit(entry, 1)
     core.reply(reply, None)

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import audit
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, StageQueue, StageState, StageWriter
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX, NO_ENVELOPE
@@ -335,7 +334,7 @@ class _StagedPublish:
         if known is not None and self.version <= known.version:
             app_ids.record_use(core.batch, now_ms, self.writer, self.app_id)
             _drop_tokens(core, self.tokens, self.writer)
-            audit.record(core, self.entry, 0)
+            core.record_audit(self.entry, 0)
             core.reply(self.reply, StagedPublishResult(0, True, 0))
             return
         unfinished = core.staging.unfinished(self.app_id)
@@ -473,7 +472,7 @@ class _StagedPublish:
             total,
             is_single=self.is_single,
         )
-        audit.record(core, self.entry, total)
+        core.record_audit(self.entry, total)
         done = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
         core.reply(self.reply, done)
 
@@ -589,5 +588,5 @@ def transfer_app_id(
         RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
     """
     core.staging.app_ids.transfer(core.batch, core.now.steady_ms, app_id, owner)
-    audit.record(core, entry, 1)
+    core.record_audit(entry, 1)
     core.reply(reply, None)

@@ -18,7 +18,7 @@ from phpmq_lite.errors import SettingsError, StartRefusedError
 from phpmq_lite.server.addresses import CONTROL_SOCKET, parse_endpoint
 from phpmq_lite.server.admission import max_open_files, open_files, open_files_problem
 from phpmq_lite.server.backpressure import memory_bound
-from phpmq_lite.service.bounds import disk_space_bounds
+from phpmq_lite.service.startup_checks import disk_space_bounds
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file
 from phpmq_lite.storage.data_folder import (

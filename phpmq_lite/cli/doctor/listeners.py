@@ -20,12 +20,11 @@ from phpmq_lite.server.addresses import (
     is_loopback,
     listen_addresses,
 )
-from phpmq_lite.server.certificates import Certificate, read_certificates
 from phpmq_lite.server.processes import PeerProcess, find_listener
-from phpmq_lite.server.tls import server_context
+from phpmq_lite.server.tls import Certificate, read_certificates, server_context
 from phpmq_lite.service.startup_checks import has_admin
 from phpmq_lite.settings import Settings
-from phpmq_lite.settings.initial_password import initial_password
+from phpmq_lite.settings.loading import initial_password
 
 NAME: Final = "listeners"
 _DAY_MS: Final = 86_400_000

@@ -11,8 +11,7 @@ from phpmq_lite.protocol.connection import (
     HttpRequestDetector,
     ServerSide,
 )
-from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame, WireLimits
-from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame, Revision, WireLimits
 
 ID = b"0123456789abcdef0123456789abcdef"
 CLIENT = ClientSide()

@@ -7,6 +7,7 @@ import pytest
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
 from phpmq_lite.protocol.frames import (
+    REVISION_OF_HEADER,
     Acknowledge,
     Dispatch,
     Publish,
@@ -15,7 +16,6 @@ from phpmq_lite.protocol.frames import (
     message_header,
 )
 from phpmq_lite.protocol.parser import Parser
-from phpmq_lite.protocol.revisions import REVISION_OF_HEADER
 from phpmq_lite.server.frame_recorder import DissectedFrame, Dissector
 
 

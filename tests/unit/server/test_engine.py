@@ -12,7 +12,6 @@ from phpmq_lite.clock import Clock
 from phpmq_lite.model import Batch, Limits, LoadedRows, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import engine as engines
-from phpmq_lite.server import engine_policies
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.sqlite.writer import Writer
 
@@ -82,7 +81,7 @@ async def test_pause_returns_at_once_without_a_batch(engine: Engine) -> None:
 async def test_one_paused_task_runs_after_each_batch(
     engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 60.0)
+    monkeypatch.setattr(engines, "_MAX_DEFER_S", 60.0)
     order: list[str] = []
 
     async def page(name: str) -> None:
@@ -110,7 +109,7 @@ async def test_one_paused_task_runs_after_each_batch(
 async def test_pause_ends_although_the_disk_hangs(
     engine: Engine, writer: SlowWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_policies, "_MAX_DEFER_S", 0.0)
+    monkeypatch.setattr(engines, "_MAX_DEFER_S", 0.0)
     running = asyncio.create_task(engine.run())
     submit(engine)
     await writer.under_way.wait()

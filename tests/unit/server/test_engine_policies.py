@@ -6,7 +6,7 @@ import pytest
 
 from phpmq_lite.errors import OutcomeUnknownError
 from phpmq_lite.model import ClockReading
-from phpmq_lite.server import engine_policies
+from phpmq_lite.server import engine
 from tests.support.engine_driver import EngineClient, EngineDriver
 
 
@@ -62,7 +62,7 @@ async def test_deadline_during_a_commit_is_handled_after_it(driver: EngineDriver
 async def test_open_acknowledgement_is_stored_when_its_timer_ends(
     driver: EngineDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_policies, "_ACK_DELAY_S", 1e9)
+    monkeypatch.setattr(engine, "_ACK_DELAY_S", 1e9)
     program = EngineClient(driver)
     program.consume("orders", 1)
     program.publish("orders", b"a")

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import WireLimits
-from phpmq_lite.protocol.revisions import Revision
+from phpmq_lite.protocol.frames import Revision, WireLimits
 from phpmq_lite.server.frame_recorder import (
     CUT_BYTES,
     ERRORS,

@@ -1,4 +1,4 @@
-"""The generated settings file, which sets nothing until it is edited."""
+"""The generated settings file, which sets nothing until it is edited, and what can be reloaded."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ from pydantic import ByteSize, SecretStr
 
 from phpmq_lite import settings
 from phpmq_lite.settings.model import Section
-from phpmq_lite.settings.reference import as_toml, config_file
+from phpmq_lite.settings.reference import as_toml, config_file, reload_settings
 
 _SETTING = re.compile(r"#(\w+ = )")
 
@@ -96,3 +96,27 @@ def test_no_setting_is_a_secret() -> None:
         for leaf in section.annotation.model_fields.values()
     ]
     assert [kind for kind in kinds if "Secret" in str(kind) or kind is SecretStr] == []
+
+
+def test_reloadable_settings_change_and_others_are_pending() -> None:
+    now = settings.Settings.model_validate({"log": {"level": "info"}})
+    wanted = settings.Settings.model_validate(
+        {
+            "log": {"level": "debug", "access": True},
+            "history": {"days": 1},
+            "tcp": {"listen": ["127.0.0.1:1"]},
+        }
+    )
+    result = reload_settings(now, wanted)
+    assert set(result.changed) == {"log.level", "log.access", "history.days"}
+    assert result.pending == ("tcp.listen",)
+    assert (result.settings.log.level, result.settings.log.access) == ("debug", True)
+    assert result.settings.history.days == 1
+    assert result.settings.tcp == now.tcp
+    assert now.log.level == "info"
+
+
+def test_equal_settings_change_nothing() -> None:
+    now = settings.Settings()
+    result = reload_settings(now, settings.Settings())
+    assert (result.settings, result.changed, result.pending) == (now, (), ())

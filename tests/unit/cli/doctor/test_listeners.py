@@ -9,8 +9,8 @@ from phpmq_lite.cli.doctor import listeners
 from phpmq_lite.cli.doctor.findings import BAD, OK, WARN
 from phpmq_lite.cli.doctor.listeners import ListenerProbe
 from phpmq_lite.server.addresses import ListenAddress
-from phpmq_lite.server.certificates import Certificate
 from phpmq_lite.server.processes import PeerProcess
+from phpmq_lite.server.tls import Certificate
 from phpmq_lite.settings import Settings
 
 HERE = ListenAddress("tcp", "127.0.0.1", 9100)
