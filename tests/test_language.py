@@ -63,8 +63,7 @@ NOT_YET_CLEAN: Final = frozenset(
     re.findall(
         r"\S+",
         """
-        broker protocol
-        server
+        
         """,
     )
 )

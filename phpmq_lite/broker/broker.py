@@ -214,11 +214,7 @@ class Broker:
         return self.on_drained is not None
 
     def check_not_draining(self) -> None:
-        """Check that the broker is not stopping.
-
-        Raises:
-            RefusedError: ``draining``.
-        """
+        """Check that the broker is not stopping.  Raises RefusedError: ``draining``."""
         if self.is_draining:
             raise RefusedError("draining", "the broker is stopping and no longer accepts messages")
 
@@ -311,11 +307,7 @@ class Broker:
     # -- queues
 
     def find_queue(self, name: str) -> Queue:
-        """Return a queue by name.
-
-        Raises:
-            RefusedError: ``unknown_queue``.
-        """
+        """Return a queue by name.  Raises RefusedError: ``unknown_queue``."""
         queue = self.queues.get(name)
         if queue is None:
             raise RefusedError("unknown_queue", f"there is no queue {name!r}")
@@ -324,8 +316,7 @@ class Broker:
     def destination(self, name: str, creator: str, *, create: bool) -> Queue | None:
         """Return the destination queue, or None if it must be created first.
 
-        Raises:
-            RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
+        Raises RefusedError: ``unknown_queue``, ``bad_name`` or ``too_many_queues``.
         """
         queue = self.queues.get(name)
         if queue is None:
@@ -339,8 +330,7 @@ class Broker:
     def check_queues(self, creator: str, more: int) -> None:
         """Check that ``creator`` may create ``more`` queues.
 
-        Raises:
-            RefusedError: ``too_many_queues``.
+        Raises RefusedError: ``too_many_queues``.
         """
         if not self.registry.has_room(creator, more):
             created, removed = self.registry.created, len(self.registry.removed)

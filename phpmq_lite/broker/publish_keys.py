@@ -37,26 +37,26 @@ def expand_run(run: KeyRun) -> Iterator[tuple[int, bytes, int, int]]:
 class _QueueKeys:
     """The remembered keys of one queue."""
 
-    names: deque[bytes] = field(default_factory=deque)  # keys of ``_seen``, oldest first
+    names: deque[bytes] = field(default_factory=deque)  # keys of ``_entries``, oldest first
     rows: deque[int] = field(default_factory=deque)  # packed (number, keys) of rows, oldest first
-    gone: int = 0  # number of keys of the oldest row that are not among the names
+    missing: int = 0  # number of keys of the oldest row that are not among the names
 
-    def forget(self, seen: dict[bytes, int], number: int) -> list[int]:
+    def forget(self, entries: dict[bytes, int], number: int) -> list[int]:
         """Forget the oldest keys; return the numbers of the rows of which no key is left."""
         take, rows = self.names.popleft, self.rows
         for _ in range(number):
-            del seen[take()]
-        self.gone += number
+            del entries[take()]
+        self.missing += number
         gone_rows: list[int] = []
-        while rows and self.gone >= rows[0] & _SIZE:
-            self.gone -= rows[0] & _SIZE
+        while rows and self.missing >= rows[0] & _SIZE:
+            self.missing -= rows[0] & _SIZE
             gone_rows.append(rows.popleft() >> _SIZE_BITS)
         return gone_rows
 
     @property
     def wastes(self) -> bool:
-        """Whether most keys of the oldest row are gone."""
-        return bool(self.rows) and 4 * self.gone >= 3 * (self.rows[0] & _SIZE)
+        """Whether most keys of the oldest row are missing."""
+        return bool(self.rows) and 4 * self.missing >= 3 * (self.rows[0] & _SIZE)
 
 
 class PublishKeys:
@@ -81,8 +81,8 @@ class PublishKeys:
         self._limit = limit
         self._window_ms = window_ms
         self._number = 0  # number of the newest key; keys are numbered without gaps
-        self._seen: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (seq, time)
-        self._until_copy = limit // 2  # number of keys that can be added before _seen is copied
+        self._entries: dict[bytes, int] = {}  # packed (queue_id, key) -> packed (seq, time)
+        self._until_copy = limit // 2  # number of keys that can be added before _entries is copied
         self._queues: dict[int, _QueueKeys] = {}  # keyed by queue_id; in order of their first keys
         # Heap with one entry for each queue: (time, queue_id); its keys are not older than that.
         self._ages: list[tuple[int, int]] = []
@@ -91,7 +91,7 @@ class PublishKeys:
         self.evicted = 0  # number of keys evicted before the end of their window
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._entries)
 
     def load(self, rows: Iterable[KeyRun], newest: int) -> None:
         """Load rows, newest first; evict keys beyond the limit.
@@ -106,29 +106,29 @@ class PublishKeys:
             used = 0  # number of names that are not remembered
             if queue_id in reused:
                 used = len(names)
-            elif not self._seen.keys().isdisjoint(names):
+            elif not self._entries.keys().isdisjoint(names):
                 reused.add(queue_id)
-                used = max(at for at, name in enumerate(names, 1) if name in self._seen)
+                used = max(at for at, name in enumerate(names, 1) if name in self._entries)
             if used == len(names):
                 self._evicted_rows.append(number)
                 continue
             queue = self._queues.setdefault(queue_id, _QueueKeys())
             queue.rows.appendleft(number << _SIZE_BITS | len(names))
-            queue.gone, names = used, names[used:]
-            self._seen.update(
+            queue.missing, names = used, names[used:]
+            self._entries.update(
                 zip(names, count((seq + used) << _TIME_BITS | at_ms, _STEP), strict=False)
             )
             queue.names.extendleft(reversed(names))
         self._queues = dict(reversed(self._queues.items()))
         for queue_id, queue in self._queues.items():
-            heappush(self._ages, (self._seen[queue.names[0]] & _TIME, queue_id))
-        if len(self._seen) > self._limit:
+            heappush(self._ages, (self._entries[queue.names[0]] & _TIME, queue_id))
+        if len(self._entries) > self._limit:
             self._make_room()
         self.evicted = 0  # most were evicted, and counted, before the restart
 
     def find(self, queue_id: int, key: bytes, now_ms: int) -> int | None:
         """Return the seq stored under ``key`` for this queue in the last ``window_ms``, or None."""
-        entry = self._seen.get(b"%d:%b" % (queue_id, key))
+        entry = self._entries.get(b"%d:%b" % (queue_id, key))
         if entry is None or now_ms - (entry & _TIME) >= self._window_ms:
             return None
         return entry >> _TIME_BITS
@@ -142,7 +142,7 @@ class PublishKeys:
         name = b"%d:%b" % (queue_id, key)
         if self._ages and self._ages[0][0] <= now_ms - self._window_ms:
             self._expire(now_ms - self._window_ms)
-        if name in self._seen:  # of several messages, whose first key was evicted
+        if name in self._entries:  # of several messages, whose first key was evicted
             queue = self._queues[queue_id]
             self._evict(queue_id, queue, queue.names.index(name) + 1)
         self._store([name], row, now_ms)
@@ -177,7 +177,7 @@ class PublishKeys:
                 number += more
                 rows += (number, queue_id, seq, now_ms, size, joined)
                 seq += more
-        if not self._seen.keys().isdisjoint(names) or len({*names}) < len(names):
+        if not self._entries.keys().isdisjoint(names) or len({*names}) < len(names):
             return []
         self._store(names, rows, now_ms)
         return rows
@@ -196,12 +196,12 @@ class PublishKeys:
             if queue is None or not queue.wastes:
                 continue
             number, size = divmod(queue.rows[0], 1 << _SIZE_BITS)
-            names = [*islice(queue.names, size - queue.gone)]
+            names = [*islice(queue.names, size - queue.missing)]
             keys = [name[name.index(b":") + 1 :] for name in names]
-            seq, at_ms = divmod(self._seen[names[0]], 1 << _TIME_BITS)
+            seq, at_ms = divmod(self._entries[names[0]], 1 << _TIME_BITS)
             removed.append(number)
             remaining += (number, queue_id, seq, at_ms, len(keys[0]), b"".join(keys))
-            queue.rows[0], queue.gone = number << _SIZE_BITS | len(keys), 0
+            queue.rows[0], queue.missing = number << _SIZE_BITS | len(keys), 0
         self._wasteful.clear()
         return removed, remaining
 
@@ -209,8 +209,8 @@ class PublishKeys:
         """Add new keys, which ``rows``, a flat list of KeyRun, has too."""
         if self._until_copy <= 0:
             self._until_copy = self._limit // 2
-            self._seen = dict(self._seen)
-        seen, queues = self._seen, self._queues
+            self._entries = dict(self._entries)
+        entries, queues = self._entries, self._queues
         at, before = 0, self._number
         for number, queue_id, seq in zip(rows[::6], rows[1::6], rows[2::6], strict=True):
             queue = queues[queue_id] if queue_id in queues else self._add_queue(queue_id, now_ms)
@@ -219,16 +219,16 @@ class PublishKeys:
             end, entry = at + number - before, seq << _TIME_BITS | now_ms
             queue.rows.append(number << _SIZE_BITS | end - at)
             if end == at + 1:
-                seen[names[at]] = entry
+                entries[names[at]] = entry
                 queue.names.append(names[at])
             else:
                 added = names[at:end]
-                seen.update(zip(added, count(entry, _STEP), strict=False))
+                entries.update(zip(added, count(entry, _STEP), strict=False))
                 queue.names.extend(added)
             at, before = end, number
         self._number = before
         self._until_copy -= at
-        if len(seen) > self._limit:
+        if len(entries) > self._limit:
             self._make_room()
 
     def _add_queue(self, queue_id: int, now_ms: int) -> _QueueKeys:
@@ -238,21 +238,21 @@ class PublishKeys:
 
     def _expire(self, oldest_ms: int) -> None:
         """Forget all keys that are not younger than ``oldest_ms``."""
-        seen = self._seen
+        entries = self._entries
         while self._ages and self._ages[0][0] <= oldest_ms:
             queue_id = heappop(self._ages)[1]
             queue = self._queues[queue_id]
             names = queue.names
-            old = takewhile(lambda name: seen[name] & _TIME <= oldest_ms, names)
-            queue.forget(seen, sum(1 for _ in old))  # retention removes the rows
+            old = takewhile(lambda name: entries[name] & _TIME <= oldest_ms, names)
+            queue.forget(entries, sum(1 for _ in old))  # retention removes the rows
             if names:
-                heappush(self._ages, (seen[names[0]] & _TIME, queue_id))
+                heappush(self._ages, (entries[names[0]] & _TIME, queue_id))
             else:
                 del self._queues[queue_id]
 
     def _make_room(self) -> None:
         """Evict the oldest keys of the largest queues, down to a 64th below the limit."""
-        self.evicted += (excess := len(self._seen) - self._limit + self._limit // 64)
+        self.evicted += (excess := len(self._entries) - self._limit + self._limit // 64)
         sizes = sorted((len(queue.names) for queue in self._queues.values()), reverse=True)
         level = freed = 0  # level: what the largest queues keep
         for number, (size, smaller) in enumerate(pairwise([*sizes, 0]), 1):
@@ -268,6 +268,6 @@ class PublishKeys:
 
     def _evict(self, queue_id: int, queue: _QueueKeys, number: int) -> None:
         """Forget the oldest keys of a queue, and note what becomes of their rows."""
-        self._evicted_rows += queue.forget(self._seen, number)
+        self._evicted_rows += queue.forget(self._entries, number)
         if queue.wastes:
             self._wasteful.add(queue_id)

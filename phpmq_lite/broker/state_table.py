@@ -45,8 +45,7 @@ TRANSITIONS: Final[dict[tuple[State, StateEvent], State]] = {
 def next_state(state: State, event: StateEvent) -> State:
     """Return the state after ``event``.  A settled state is final.
 
-    Raises:
-        TransitionError: the event is not allowed in this state; nothing has changed.
+    Raises TransitionError: the event is not allowed in this state; nothing has changed.
     """
     try:
         return TRANSITIONS[state, event]

@@ -109,10 +109,10 @@ class BrokerEncoder:
         return _cache(self._tails, ttl_s, self._break + self._packet(frames.TTL, b"%d" % ttl_s))
 
 
-def _cache(kept: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
-    if len(kept) >= _CACHE_ENTRIES:
-        kept.clear()
-    kept[name] = value
+def _cache(cached: dict[_Name, bytes], name: _Name, value: bytes) -> bytes:
+    if len(cached) >= _CACHE_ENTRIES:
+        cached.clear()
+    cached[name] = value
     return value
 
 

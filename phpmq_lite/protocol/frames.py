@@ -56,9 +56,9 @@ FROM_BROKER: Final = _shapes(
 )
 
 
-# Only the newer revision, ``ttl``, has a TTL in publish and dispatch frames.  The first
-# frame that differs between them shows which one a client speaks (R7).  A client that only consumes
-# sends no such frame, so the listener that it connected to decides.
+# Only the newer revision, ``ttl``, has a TTL in publish and dispatch frames.  The first frame that
+# differs between them shows which one a client speaks (R7).  A client that only consumes sends no
+# such frame, so the listener that it connected to decides.
 Revision = Literal["ttl", "legacy"]
 
 # Client frame headers that differ; 002 and 004 are the same in both revisions.
@@ -81,12 +81,6 @@ DESCRIPTIONS: Final[dict[Revision | None, str]] = {
     None: "unknown; the listener determines it: tcp.listen is for newer clients, tcp.legacy_listen "
     "for older ones",
 }
-
-# Logged if a consumer leaves after its first dispatch, as clients of the other revision do.
-LISTENER_HINT: Final = (
-    "connect clients of the older revision to a tcp.legacy_listen listener and clients of the "
-    "newer revision to a tcp.listen listener"
-)
 
 
 def wrong_count(shapes: Shapes, message_type: int, count: int) -> str:

@@ -81,7 +81,7 @@ class Parser:
         self,
         limits: WireLimits,
         shapes: frames.Shapes,
-        whole: Callable[[dict[bytes, str], WireLimits], FastFrames],
+        fast_frames: Callable[[dict[bytes, str], WireLimits], FastFrames],
         pinned: int | None = None,
     ) -> None:
         self.error: RemoteProtocolError | None = None
@@ -93,7 +93,7 @@ class Parser:
         self._limits = limits.by_packet()
         self._max_queue = limits.max_queue
         self._names = _NAMES
-        self._whole = whole(self._names, limits)
+        self._fast_frames = fast_frames(self._names, limits)
         self._width = pinned  # compact packet header width; None until the first one shows it (R4)
         self._is_plain = False  # True for compact framing with 32-byte headers, if not observed
         self._observer: FrameObserver | None = None
@@ -151,7 +151,7 @@ class Parser:
         try:
             while pos < end:
                 if self._is_plain and not self._in_frame:
-                    pos = self._whole.parse(data, pos, frames)
+                    pos = self._fast_frames.parse(data, pos, frames)
                     if pos == end:
                         break
                 pos = self._step(self, data, pos)
@@ -385,7 +385,7 @@ class Parser:
         if self._observer is not None:
             self._observer.see_end()
         self._frames.append(_MAKE[int(self._header[3:6])](self._values))
-        self._whole.headers.add(self._header)
+        self._fast_frames.headers.add(self._header)
         self._values = {}
         self._in_frame = False
         self._step = Parser._message_header
@@ -427,10 +427,10 @@ class Parser:
         raise RemoteProtocolError(code, detail, offset)
 
 
-def _describe(found: bytes) -> str:
+def _describe(received: bytes) -> str:
     """Describe bytes that are not a message header, naming the protocol if it is a common one."""
-    if found[:1] == b"\x16":
+    if received[:1] == b"\x16":
         return "not a message header; looks like TLS"
-    if found[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN"):
+    if received[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN"):
         return "not a message header; looks like HTTP"
-    return f"not a message header: {found[:8]!r}"
+    return f"not a message header: {received[:8]!r}"

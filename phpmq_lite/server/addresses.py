@@ -45,14 +45,20 @@ class PhpmqListener(NamedTuple):
 def parse_endpoint(text: str) -> ListenAddress | None:
     """Parse ``HOST:PORT``, ``[IPv6]:PORT`` or ``unix:PATH``; return None for ``none``.
 
-    Raises:
-        SettingsError: the text has none of these forms; the caller adds the setting's name.
+    Raises SettingsError: the text has none of these forms; the caller adds the setting's name.
     """
     text = text.strip()
     if text == "none":
         return None
     if text.startswith("unix:"):
-        return _unix_endpoint(text.removeprefix("unix:"))
+        path = text.removeprefix("unix:")
+        if not path or "\0" in path:
+            raise SettingsError("unix: must be followed by a socket path")
+        size, limit = len(path.encode(errors="surrogateescape")), LONGEST_UNIX_PATH
+        if size > limit:
+            detail = f"{size} bytes long; the limit for a socket path is {limit}"
+            raise SettingsError(f"{path!r} is {detail}")
+        return ListenAddress("unix", path=Path(path))
     host, colon, port = text.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= 5
     if not colon or not is_number or int(port) > 65_535:
@@ -66,17 +72,6 @@ def parse_endpoint(text: str) -> ListenAddress | None:
     elif not host or any(char.isspace() for char in host):
         raise SettingsError(f"{text!r} has no host; use 0.0.0.0 or [::] for all addresses")
     return ListenAddress("tcp", host, int(port))
-
-
-def _unix_endpoint(path: str) -> ListenAddress:
-    if not path or "\0" in path:
-        raise SettingsError("unix: must be followed by a socket path")
-    size = len(path.encode(errors="surrogateescape"))
-    if size > LONGEST_UNIX_PATH:
-        raise SettingsError(
-            f"{path!r} is {size} bytes long; the limit for a socket path is {LONGEST_UNIX_PATH}"
-        )
-    return ListenAddress("unix", path=Path(path))
 
 
 def parse_address(text: str) -> IpAddress | None:
@@ -127,8 +122,7 @@ CONTROL_SOCKET: Final = "control.sock"  # in the data folder; clients of the soc
 def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
     """Parse the addresses in setting ``name``, where ``none`` means no listener.
 
-    Raises:
-        SettingsError: an address is invalid; the message names the setting.
+    Raises SettingsError: an address is invalid; the message names the setting.
     """
     try:
         return [endpoint for text in texts if (endpoint := parse_endpoint(text)) is not None]
@@ -139,8 +133,7 @@ def read_endpoints(name: str, texts: list[str]) -> list[ListenAddress]:
 def listen_addresses(settings: Settings) -> Iterator[tuple[str, ListenAddress]]:
     """Yield the addresses of all listeners, each with the name of its setting.
 
-    Raises:
-        SettingsError: an address is invalid; the message names the setting.
+    Raises SettingsError: an address is invalid; the message names the setting.
     """
     tcp, store = settings.tcp, settings.store
     for name, texts in (
@@ -157,10 +150,8 @@ def check_exposed_listeners(
 ) -> None:
     """Refuse listeners that reach beyond loopback without opt-in.
 
-    ``has_admin_user`` reads the database and is called only if its result matters.
-
-    Raises:
-        SettingsError: a listener is refused; the message names setting, address and remedies.
+    ``has_admin_user`` reads the database and is called only if its result matters.  Raises
+    SettingsError: a listener is refused; the message names setting, address and remedies.
     """
     problems = [*_tcp_problems(settings), *_admin_problems(settings, has_admin_user)]
     if problems:
@@ -209,8 +200,7 @@ _MISSING_ADDRESS: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 async def bind_tcp(endpoint: ListenAddress) -> list[socket.socket]:
     """Bind all addresses of a host, skipping any that this machine does not have.
 
-    Raises:
-        OSError: an address is in use, or the host has no local address; nothing stays bound.
+    Raises OSError: an address is in use, or the host has no local address; nothing stays bound.
     """
     addresses = await asyncio.get_running_loop().getaddrinfo(
         endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -248,8 +238,7 @@ def _bind_address(family: int, address: Any) -> socket.socket:
 def bind_private(path: Path) -> socket.socket:
     """Bind a Unix socket private to this account; the caller must listen on it and unlink it.
 
-    Raises:
-        OSError: another program listens there, or the path is not a socket.
+    Raises OSError: another program listens there, or the path is not a socket.
     """
     remove_stale(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -35,9 +35,9 @@ def max_http_connections(settings: Settings) -> int:
     limit, files = settings.limits.http_connections, open_files()
     if files is None:
         return limit
-    each = _files_per_connection(settings)
-    remaining = files - each * max_connections(settings, files) - SPARE_FILES // 2
-    return min(limit, max(8, remaining // each))
+    each_files = _files_per_connection(settings)
+    remaining = files - each_files * max_connections(settings, files) - SPARE_FILES // 2
+    return min(limit, max(8, remaining // each_files))
 
 
 def _files_per_connection(settings: Settings) -> int:
@@ -71,8 +71,7 @@ def open_files_problem(settings: Settings, files: int, hard: int | None) -> tupl
 def open_files(pid: int | None = None) -> int | None:
     """Return how many files a process (default: this one) may open; None means no limit.
 
-    Raises:
-        OSError: the process has ended, or belongs to another account.
+    Raises OSError: the process has ended, or belongs to another account.
     """
     if pid is not None and hasattr(resource, "prlimit"):  # only on Linux
         files, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)

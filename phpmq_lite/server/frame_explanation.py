@@ -53,7 +53,7 @@ class Explanation:
     frames: tuple[DissectedFrame, ...]
     outcomes: tuple[str, ...]
     begun: DissectedFrame | None  # the pieces of a frame that is incomplete or invalid
-    wrong: WrongByte | None
+    wrong_byte: WrongByte | None
     conclusion: str
 
 
@@ -61,9 +61,7 @@ def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
     """Decode the bytes that a user pasted or stored in a file.
 
     ``auto`` means raw if the text begins with ``H01``; otherwise hex or base64 if valid, else raw.
-
-    Raises:
-        UnreadableError: the text is not in the given encoding.
+    Raises UnreadableError: the text is not in the given encoding.
     """
     bare = b"".join(text.split())
     if encoding == "auto":
@@ -220,7 +218,7 @@ def _conclusion(
 
 def as_data(explanation: Explanation) -> dict[str, Any]:
     """Return an explanation as JSON values, with bytes as escaped text."""
-    wrong_byte = explanation.wrong
+    wrong_byte = explanation.wrong_byte
     return {
         "sender": explanation.sender,
         "framing": explanation.framing,
@@ -239,8 +237,8 @@ def as_data(explanation: Explanation) -> dict[str, Any]:
             "expected": wrong_byte.expected,
             "offset": wrong_byte.offset,
             "before": _text(wrong_byte.before),
-            "bad": _text(wrong_byte.found[:1]),
-            "after": _text(wrong_byte.found[1:]),
+            "bad": _text(wrong_byte.received[:1]),
+            "after": _text(wrong_byte.received[1:]),
         },
         "conclusion": explanation.conclusion,
     }

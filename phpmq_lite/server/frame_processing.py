@@ -152,19 +152,19 @@ class FrameProcessor:
         quota = PublishQuota(
             lambda name: flow_control.available(name, is_called=name == called_for)
         )
-        done = 0
+        processed = 0
         while frames:
-            if done >= room or batch.created_bytes >= limit_bytes:
+            if processed >= room or batch.created_bytes >= limit_bytes:
                 self.submit()
                 break
             frame = frames[0]
             count, size = 0, 0
             if self._validated is None:
-                count, size = apply_frames(core, connection, frames, room - done, quota)
+                count, size = apply_frames(core, connection, frames, room - processed, quota)
             if not count:
                 if type(frame) is Publish and not quota.available(frame.queue):
                     self._is_queued, self._waits_for = True, frame.queue
-                    is_again = frame.queue == called_for and not done
+                    is_again = frame.queue == called_for and not processed
                     flow_control.wait_in_line(
                         frame.queue, self.process, len(frames), at_front=is_again
                     )
@@ -180,9 +180,9 @@ class FrameProcessor:
                     size = len(frame.content)
                 frames.popleft()
                 self._validated = None
-            done += count
+            processed += count
             self.content_bytes -= size
-        batch.commands += done
+        batch.commands += processed
         self._is_forced = self._is_forced and self._is_queued
         limits = self._limits
         if (

@@ -213,7 +213,7 @@ class WrongByte:
     expected: str
     offset: int  # position of the first wrong byte in the connection
     before: bytes  # correct bytes that arrived before the wrong byte in the same read
-    found: bytes  # the wrong byte and the bytes after it; empty if it arrived in an earlier read
+    received: bytes  # the wrong byte and the bytes after it; empty if it arrived in an earlier read
 
     @classmethod
     def of(cls, error: RemoteProtocolError, data: bytes, read_at: int = 0, **where: Any) -> Self:
@@ -229,7 +229,7 @@ class WrongByte:
             expected=expected_syntax(error.code),
             offset=error.offset,
             before=data[max(0, at - CONTEXT_BYTES) : at] if is_here else b"",
-            found=data[at : at + CONTEXT_BYTES] if is_here else b"",
+            received=data[at : at + CONTEXT_BYTES] if is_here else b"",
             **where,
         )
 

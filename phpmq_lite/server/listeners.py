@@ -42,8 +42,6 @@ _log = get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Listener:
-    """One bound socket."""
-
     socket: socket.socket
     address: str  # includes the actual port
     kind: Kind
@@ -98,18 +96,15 @@ class Listeners:
             StartRefusedError: an address is in use or not local.
         """
         tcp = self._settings
-        endpoints: list[tuple[ListenAddress, Revision]] = [
-            *((endpoint, "ttl") for endpoint in read_endpoints("tcp.listen", tcp.listen)),
-            *(
-                (endpoint, "legacy")
-                for endpoint in read_endpoints("tcp.legacy_listen", tcp.legacy_listen)
-            ),
-        ]
+        current = read_endpoints("tcp.listen", tcp.listen)
+        legacy = read_endpoints("tcp.legacy_listen", tcp.legacy_listen)
         if tcp.tls_cert is not None and tcp.tls_key is not None:
             self.tls = server_context(tcp.tls_cert, tcp.tls_key, tcp.tls_client_ca)
         try:
-            for endpoint, revision in endpoints:
-                await self._bind(endpoint, revision)
+            for endpoint in current:
+                await self._bind(endpoint, "ttl")
+            for endpoint in legacy:
+                await self._bind(endpoint, "legacy")
         except BaseException:
             await self.close()
             raise
@@ -118,15 +113,17 @@ class Listeners:
     async def open(self) -> None:
         """Accept connections on all listeners, binding them if needed; on error, close them all.
 
-        Raises:
-            SettingsError, StartRefusedError: see ``bind``.
+        Raises SettingsError, StartRefusedError: see ``bind``.
         """
         if not self._is_bound:
             await self.bind()
         try:
             for at, endpoint, revision in reversed(self._unix):
                 with _refuse_start(endpoint):
-                    self._listeners.insert(at, _bind_unix(endpoint.path, revision))
+                    bound, status = bind_private(endpoint.path), endpoint.path.stat()
+                    file = (status.st_dev, status.st_ino)
+                    listener = _Listener(bound, str(endpoint), "unix", revision, file)
+                    self._listeners.insert(at, listener)
             for listener in self._listeners:
                 with _refuse_start(listener.address):  # another program may use it by now
                     listener.socket.listen(_BACKLOG)
@@ -138,11 +135,8 @@ class Listeners:
 
     async def close(self) -> None:
         """Stop accepting connections and cancel handshakes; established connections stay open."""
-        tasks = [
-            listener.accepting for listener in self._listeners if listener.accepting is not None
-        ]
-        tasks += self._handshakes
-        for task in tasks:
+        accepting = [item.accepting for item in self._listeners if item.accepting is not None]
+        for task in (tasks := [*accepting, *self._handshakes]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for listener in self._listeners:
@@ -219,13 +213,8 @@ class Listeners:
                     "session_failed", listener=listener.address, reason=str(error), exc_info=error
                 )
             return False
-        secured: dict[str, Any] = {}
-        if listener.kind == "tls":
-            secured = {
-                "ssl": self.tls,
-                "ssl_handshake_timeout": HANDSHAKE_S,
-                "ssl_shutdown_timeout": _SHUTDOWN_S,
-            }
+        times = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": _SHUTDOWN_S}
+        secured: dict[str, Any] = {"ssl": self.tls, **times} if listener.kind == "tls" else {}
         loop = asyncio.get_running_loop()
         try:
             async with answering_plain(connection, ALERT) if secured else nullcontext():
@@ -239,23 +228,13 @@ class Listeners:
 
 @contextmanager
 def _refuse_start(endpoint: ListenAddress | str) -> Iterator[None]:
-    """Translate OSError into StartRefusedError."""
     try:
         yield
     except OSError as error:
         raise StartRefusedError(f"cannot listen on {endpoint}: {os_reason(error)}") from error
 
 
-def _bind_unix(path: Path, revision: Revision) -> _Listener:
-    """Bind a Unix socket with mode 0600; clients can connect only after ``listen``."""
-    bound = bind_private(path)
-    status = path.stat()
-    file = (status.st_dev, status.st_ino)
-    return _Listener(bound, f"unix:{path}", "unix", revision, file)
-
-
 def _absolute(address: str) -> str:
-    """Return the address, with an absolute path if it is a Unix socket."""
     if not address.startswith("unix:"):
         return address
     return f"unix:{Path(address.removeprefix('unix:')).absolute()}"

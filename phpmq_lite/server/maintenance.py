@@ -86,8 +86,7 @@ class ScrubRunner:
     async def start(self, ahead: Callable[[], Awaitable[None]]) -> None:
         """Wait for ``ahead``, then request a full scrub, including the structure check.
 
-        Raises:
-            RefusedError: a scrub is already running; ``ahead`` is not called.
+        Raises RefusedError: a scrub is already running; ``ahead`` is not called.
         """
         if self.is_working:
             raise RefusedError("scrub_running", "a scrub is already running")
@@ -97,8 +96,7 @@ class ScrubRunner:
     async def stop(self, ahead: Callable[[], Awaitable[None]]) -> None:
         """Wait for ``ahead``, then cancel the current round.
 
-        Raises:
-            RefusedError: no scrub is running; ``ahead`` is not called.
+        Raises RefusedError: no scrub is running; ``ahead`` is not called.
         """
         if not self.is_working:
             raise RefusedError("scrub_idle", "no scrub is running")

@@ -78,7 +78,7 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
     hosts: list[IPv4Address | IPv6Address] = [host]
     if isinstance(host, IPv4Address):
         hosts.append(IPv6Address(f"::ffff:{host}"))
-    addresses = {f"{_split_words(each.packed)}:{port:04X}" for each in hosts}
+    addresses = {f"{_split_words(mapped.packed)}:{port:04X}" for mapped in hosts}
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[1] in addresses and fields[3] == _ESTABLISHED:

@@ -217,9 +217,9 @@ class Rollups:
     def collect(self, queues: Sequence[Queue]) -> Iterator[Writes]:
         """Add each queue's activity since the last call."""
         self._slot.setdefault(ALL, RollupSum()).gauges = [0] * len(GAUGES)
-        for gone in (DEAD_LETTERS, OTHERS):
-            if gone in self._slot:
-                self._slot[gone].gauges = [0] * len(GAUGES)
+        for group in (DEAD_LETTERS, OTHERS):
+            if group in self._slot:
+                self._slot[group].gauges = [0] * len(GAUGES)
         self.ready_queues, self.dead_letter_queues = [], set()
         room = 0
         for queue in queues:
@@ -370,9 +370,9 @@ class Rollups:
 
     def forget(self, alive: Iterable[int]) -> None:
         """Drop the counts of queues that are not in ``alive``."""
-        for gone in self._before.keys() - set(alive):
-            self._forget(gone)
-            self._nonempty.discard(gone)
+        for queue_id in self._before.keys() - set(alive):
+            self._forget(queue_id)
+            self._nonempty.discard(queue_id)
 
     def _forget(self, queue_id: int) -> None:
         del self._before[queue_id]
@@ -381,15 +381,15 @@ class Rollups:
 
 
 def _histogram_growth(
-    seen: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
+    previous: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
 ) -> list[int] | None:
     """Return the counts added to a histogram since the last call, or None if it is unchanged."""
     if not counts:
         return None
-    before = seen.get(queue_id)
+    before = previous.get(queue_id)
     if before == counts:
         return None
-    seen[queue_id] = counts[:]
+    previous[queue_id] = counts[:]
     return list(counts) if before is None else list(map(sub, counts, before))
 
 

@@ -17,7 +17,7 @@ from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Message, OrderedSet, Receipt
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import LISTENER_HINT, ClientFrame
+from phpmq_lite.protocol.frames import ClientFrame
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import SILENT, ReadBackpressure, WriteProgress
 from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
@@ -518,5 +518,6 @@ def hint_at_revision(
         "consumer_left_after_first_dispatch",
         address=address,
         client=connection.number,
-        hint=LISTENER_HINT,
+        hint="connect clients of the older revision to a tcp.legacy_listen listener and clients of "
+        "the newer revision to a tcp.listen listener",
     )

@@ -219,8 +219,7 @@ class BrokerHandle:
     def run(self) -> RunOperation:
         """Return ``Engine.run_operation`` if the broker is accepting changes.
 
-        Raises:
-            RefusedError: ``not_ready`` during start and stop; ``not_writable`` if storing fails.
+        Raises RefusedError: ``not_ready`` during start and stop; ``not_writable`` if storing fails.
         """
         if self.engine is None or self.engine.is_stopping:
             raise RefusedError("not_ready", f"the broker is not ready: {self._base.step}")
@@ -233,8 +232,7 @@ class BrokerHandle:
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
         """Apply the decision on whether a clock that was far ahead at startup is correct.
 
-        Raises:
-            RefusedError: ``no_doubt``: no decision is pending.
+        Raises RefusedError: ``no_doubt``: no decision is pending.
         """
 
         def decide(core: Broker, reply: Reply) -> None:

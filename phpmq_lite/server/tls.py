@@ -32,11 +32,9 @@ def server_context(
     """Return the TLS context for a listener; ``section`` is its settings section.
 
     ``cert`` contains the chain, starting with the server's own certificate.  With ``client_ca``,
-    clients must present a certificate issued by that authority.
-
-    Raises:
-        SettingsError: a file is missing or unusable, the certificate has expired or is not valid
-            yet, or others can read the key; the message names the setting.
+    clients must present a certificate issued by that authority.  Raises SettingsError: a file is
+    missing or unusable, the certificate has expired or is not valid yet, or others can read the
+    key; the message names the setting.
     """
     for name, path in (("tls_cert", cert), ("tls_key", key), ("tls_client_ca", client_ca)):
         if path is not None:
@@ -52,7 +50,12 @@ def server_context(
         ) from None
     _check_validity(f"{section}.tls_cert", cert, context)
     if client_ca is not None:
-        _require_client_certificates(f"{section}.tls_client_ca", client_ca, context)
+        try:
+            context.load_verify_locations(client_ca)
+        except (ssl.SSLError, ValueError) as error:
+            problem = f"{section}.tls_client_ca {client_ca} cannot be used: {error}"
+            raise SettingsError(problem) from None
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
@@ -98,9 +101,7 @@ def reload_contexts(secured: Sequence[TlsListener]) -> None:
 
     Each connection begins with the old context and switches to the new one.  Loading into the old
     context would keep a certificate with another type of key, and clients could receive either.
-
-    Raises:
-        SettingsError: a file is unusable; all contexts remain unchanged.
+    Raises SettingsError: a file is unusable; all contexts remain unchanged.
     """
     fresh = [
         server_context(listener.cert, listener.key, listener.client_ca, section=listener.section)
@@ -115,14 +116,6 @@ def _switch_context(
     fresh: ssl.SSLContext, connection: ssl.SSLObject, _name: str | None, _old: ssl.SSLContext
 ) -> None:
     connection.context = fresh
-
-
-def _require_client_certificates(name: str, path: Path, context: ssl.SSLContext) -> None:
-    try:
-        context.load_verify_locations(path)
-    except (ssl.SSLError, ValueError) as error:
-        raise SettingsError(f"{name} {path} cannot be used: {error}") from None
-    context.verify_mode = ssl.CERT_REQUIRED
 
 
 def _check_readable(name: str, path: Path) -> None:

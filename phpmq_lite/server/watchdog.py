@@ -141,5 +141,5 @@ class EngineWatchdog:
     def _probe_writer(self, _core: Broker) -> None:
         self._writer.start(lambda _store: None).add_done_callback(self._on_answer)
 
-    def _on_answer(self, done: asyncio.Future[None]) -> None:
-        self._is_waiting = done.cancelled() or done.exception() is not None  # permanent failure
+    def _on_answer(self, probe: asyncio.Future[None]) -> None:
+        self._is_waiting = probe.cancelled() or probe.exception() is not None  # permanent failure

@@ -89,10 +89,8 @@ class Service:
     def reload(self, effective: EffectiveSettings) -> None:
         """Apply the settings that can be changed at runtime; all others keep their values.
 
-        Certificates and keys are reloaded from the files that were configured at startup.
-
-        Raises:
-            SettingsError: a certificate or a key cannot be used; nothing has changed.
+        Certificates and keys are reloaded from the files that were configured at startup.  Raises
+        SettingsError: a certificate or a key cannot be used; nothing has changed.
         """
         reload_contexts(self._tls_listeners)
         state, result = self.state, reload_settings(self.state.settings, effective.settings)
@@ -124,10 +122,8 @@ class Service:
     async def run(self) -> None:
         """Start the broker, serve until ``stop`` is called, then drain.
 
-        If the outcome of a commit becomes unknown, the process exits with code 74.
-
-        Raises:
-            PhpmqError: the broker refuses to start; the error's class determines the exit code.
+        If the outcome of a commit becomes unknown, the process exits with code 74.  Raises
+        PhpmqError: the broker refuses to start; the error's class determines the exit code.
         """
         settings = self.state.settings
         if settings.store.url:

@@ -145,10 +145,8 @@ class Standby:
         """Return a standby that has bound its address for the relays of others.
 
         ``session`` and ``pages`` make the protocols of connections that others relay; ``secret`` is
-        what all brokers of the database share.
-
-        Raises:
-            SettingsError, StartRefusedError: ``store.relay_listen`` is invalid or in use.
+        what all brokers of the database share.  Raises SettingsError, StartRefusedError:
+        ``store.relay_listen`` is invalid or in use.
         """
         from phpmq_lite.relay.active import RelayListener
         from phpmq_lite.relay.handshake import RelaySecret

@@ -46,8 +46,7 @@ def admin_tls(settings: Settings) -> ssl.SSLContext | None:
 async def check_ports(settings: Settings) -> None:
     """Check that all ports are free, before a folder is created or a database is migrated.
 
-    Raises:
-        StartRefusedError: ports are in use or unavailable; the message names all of them.
+    Raises StartRefusedError: ports are in use or unavailable; the message names all of them.
     """
     problems: list[str] = []
     for name, endpoint in listen_addresses(settings):

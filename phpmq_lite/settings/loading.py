@@ -52,14 +52,11 @@ def load(
 ) -> EffectiveSettings:
     """Load the settings from flags, the environment, credentials and a TOML file.
 
-    Args:
-        flags: values keyed by setting (``tcp.listen``); None means that a flag is not given.
-        config: the TOML file; by default the first existing file of
-            ``$CONFIGURATION_DIRECTORY/config.toml``, ``./config.toml`` and
-            ``/etc/phpmq-lite/config.toml``.
-
-    Raises:
-        SettingsError: a setting is unknown, malformed or out of bounds; the message names it.
+    Args:     flags: values keyed by setting (``tcp.listen``); None means that a flag is not given.
+    config: the TOML file; by default the first existing file of
+    ``$CONFIGURATION_DIRECTORY/config.toml``, ``./config.toml`` and
+    ``/etc/phpmq-lite/config.toml``.  Raises SettingsError: a setting is unknown, malformed or out
+    of bounds; the message names it.
     """
     flag_values = {name: value for name, value in (flags or {}).items() if value is not None}
     for name in flag_values:
@@ -172,10 +169,8 @@ def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
 
     Empty variables are ignored.  A variable overrides a file, which overrides a credential.  An
     unknown variable only causes a warning, because Kubernetes sets ``PHPMQ_PORT`` for a service
-    called phpmq.
-
-    Raises:
-        SettingsError: a file cannot be read; the message names the variable or credential.
+    called phpmq.  Raises SettingsError: a file cannot be read; the message names the variable or
+    credential.
     """
     values = {setting.environment: name for name, setting in SETTINGS.items()}
     files = {
@@ -264,8 +259,8 @@ LONGEST_PASSWORD: Final = 1_024
 def initial_password(path: Path) -> str:
     """Read the first user's password from its file, without trailing line breaks.
 
-    Raises:
-        SettingsError: the file cannot be read, other users can read it, or the password is invalid.
+    Raises SettingsError: the file cannot be read, other users can read it, or the password is
+    invalid.
     """
     try:
         check_private(FIRST_USER_SETTING, path)

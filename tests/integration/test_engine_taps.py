@@ -39,7 +39,7 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         outcome = await handle.run(
             act_on_messages, entry("message.delete"), Action.DELETE, [1], ActionOptions()
         )
-        assert (outcome.done, len(seen), other) == ([1], 2, [])
+        assert (outcome.changed, len(seen), other) == ([1], 2, [])
         remove()
         await handle.run(queue_operations.record_only, entry("x"))
         assert len(seen) == 2

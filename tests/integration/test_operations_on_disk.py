@@ -38,7 +38,7 @@ def test_deleted_message_is_restored_at_its_position(make: MakeDriver) -> None:
     act(driver, Action.DELETE, 2, 3, 5)
     worker = driver.consume(1)
     done = act(driver, Action.RESTORE, 2, 3, 5)
-    assert done.done == [2, 3, 5]
+    assert done.changed == [2, 3, 5]
     assert stored_bodies(driver) == before
     assert consume_all(driver, worker) == before
 
@@ -62,7 +62,7 @@ def test_requeue_and_move_are_undone_after_a_restart(make: MakeDriver) -> None:
     places |= act(driver, Action.MOVE, 2, target="mails", create=True).places
     assert (stored_bodies(driver), stored_bodies(driver, "mails")) == ([b"c", b"a"], [b"b"])
     driver.kill_and_restart()
-    assert act(driver, Action.PLACE, 1, 2, places=places).done == [1, 2]
+    assert act(driver, Action.PLACE, 1, 2, places=places).changed == [1, 2]
     assert (stored_bodies(driver), driver.live(), driver.live("mails")) == (
         [b"a", b"b", b"c"], (3, 3), (0, 0),
     )  # fmt: skip
@@ -74,7 +74,7 @@ def test_large_bodies_are_loaded_in_pages_and_all_restored(make: MakeDriver) -> 
     act(driver, Action.DELETE, 1, 2, 3, 4)
     with patch.object(stores, "_PAGE_BYTES", 20):
         outcome = act(driver, Action.RESTORE, 4, 3, 2, 1, 99)
-    assert (outcome.done, outcome.skipped) == ([4, 3, 2, 1], {"gone": 1})
+    assert (outcome.changed, outcome.skipped) == ([4, 3, 2, 1], {"gone": 1})
     assert audit(driver)[-1] == (2, "message.restore", 4, "done")
 
 
@@ -92,7 +92,7 @@ def test_released_message_goes_to_another_consumer(make: MakeDriver) -> None:
     driver.publish(b"a")
     [first] = one.take()
     one.choke(is_blocked=True)
-    assert act(driver, Action.RELEASE, 1).done == [1]
+    assert act(driver, Action.RELEASE, 1).changed == [1]
     [second] = other.take()
     assert first.message_id == second.message_id
     one.acknowledge("orders", first.message_id)
@@ -130,7 +130,7 @@ def test_erased_secret_is_removed_from_the_file(make: MakeDriver) -> None:
     secret = b"correct horse battery staple"
     driver.publish(secret, b"b")
     act(driver, Action.DELETE, 1)
-    assert act(driver, Action.ERASE, 1).done == [1]
+    assert act(driver, Action.ERASE, 1).changed == [1]
     driver.store.checkpoint("TRUNCATE")
     assert secret not in driver.path.read_bytes()
     assert driver.outcomes() == [(1, 1, 5, "delete")]

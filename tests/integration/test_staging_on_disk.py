@@ -331,9 +331,9 @@ DAY_S = 86_400
 
 def known(driver: Driver) -> dict[str, str | None]:
     """Return the owners of the app_ids, the same in memory and after a restart."""
-    before = dict(driver.core.staging.app_ids.known)
+    before = dict(driver.core.staging.app_ids.by_name)
     driver.kill_and_restart()
-    assert driver.core.staging.app_ids.known == before
+    assert driver.core.staging.app_ids.by_name == before
     return {app_id: one.owner for app_id, one in before.items()}
 
 

@@ -23,7 +23,7 @@ class UnderWay:
     question: OperatorCommand
     act: MessageAction
     asked: list[int]
-    seen: int = 0  # of outcome.done
+    seen: int = 0  # of outcome.changed
     expected: Counter[str] = field(default_factory=Counter)  # reasons
     unclear: int = 0  # skipped or not, for a reason that depends on the order within a turn
 
@@ -138,7 +138,7 @@ class Acts:
         begun = turn.begun
         touched = {*begun.settled, *begun.moved, *begun.dying}
         for under_way in self.under_way:
-            touched.update(under_way.act.outcome.done[under_way.seen :])
+            touched.update(under_way.act.outcome.changed[under_way.seen :])
         self.touched = touched
         answered = [value for _, value in turn.batch.replies]
         for under_way in list(self.under_way):
@@ -153,8 +153,8 @@ class Acts:
         outcome = under_way.act.outcome
         left = [] if is_over else list(under_way.act._requested)
         handled = [seq for seq in under_way.asked if seq not in left]
-        done = outcome.done[under_way.seen :]
-        under_way.asked, under_way.seen = left, len(outcome.done)
+        done = outcome.changed[under_way.seen :]
+        under_way.asked, under_way.seen = left, len(outcome.changed)
         _, seqs, options = under_way.question.arguments
         action = under_way.act._action
         assert [seq for seq in handled if seq in done] == done
@@ -169,14 +169,14 @@ class Acts:
                 assert reason is not None, f"no {action} of {seq}: {outcome.skipped}"
                 under_way.expected[reason] += 1
         if is_over:
-            unknown = len(set(seqs)) - len(outcome.done) - outcome.skipped.total()
+            unknown = len(set(seqs)) - len(outcome.changed) - outcome.skipped.total()
             assert unknown == 0
             self._check_skipped(under_way, set(seqs), outcome)
             self.places |= outcome.places
 
     def _check_skipped(self, under_way: UnderWay, seqs: set[int], outcome: ActionOutcome) -> None:
         """Compare the reasons, except those that depend on the order."""
-        known = under_way.expected.total() + under_way.unclear + len(outcome.done)
+        known = under_way.expected.total() + under_way.unclear + len(outcome.changed)
         under_way.expected["gone"] += len(seqs) - known  # never asked for
         skipped = Counter[str](outcome.skipped)
         assert +(under_way.expected - skipped) == Counter()
@@ -251,7 +251,7 @@ class Acts:
         if action is Action.ERASE:
             return None, True
         if action is Action.TAKE_BACK:
-            made = options.made.get(seq, 0)
+            made = options.redriven.get(seq, 0)
             message = model.alive.get(made)
             if message is None:
                 return "consumed", True
@@ -329,7 +329,7 @@ class Acts:
         model.events["restore"] += 2
 
     def _take_back(self, seq: int, options: ActionOptions, outcome: ActionOutcome) -> None:
-        message = self.model.alive[options.made[seq]]
+        message = self.model.alive[options.redriven[seq]]
         assert message.holder is None
         self._restore(seq, options, outcome)
         self.model._settle(message, State.DELETED, "taken back")
@@ -355,7 +355,7 @@ class Acts:
             entry, answer = question.entry, question.answer
             assert rows[entry.audit_id or 0] == (entry.action, entry.count, entry.result)
             if question.verb == "act_on_messages":
-                assert entry.count == len(answer.done)
+                assert entry.count == len(answer.changed)
             elif question.verb in ("purge", "redrive"):
                 assert entry.count == answer
             elif question.verb == "publish" and question.options["expected"] is not None:

@@ -229,7 +229,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         if action is Action.RELEASE and m.place == "ready":
             assert outcome.skipped == {"not dispatched": 1}
             return
-        assert len(outcome.done) == 1
+        assert len(outcome.changed) == 1
         if action is not Action.RELEASE:
             self.alive.remove(m)
         if action is not Action.DELETE:

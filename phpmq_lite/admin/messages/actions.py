@@ -214,7 +214,7 @@ def _declare(action: Action) -> None:
         if message.state not in row.takes:
             refuse_skipped(action, row.refusal)
         result = await apply_action(call, action, [message.seq], form, id_)
-        if not result.outcome.done:
+        if not result.outcome.changed:
             refuse_skipped(action, *result.outcome.skipped)
         new_id = result.outcome.new_ids.get(message.seq)
         page = call.url("message", id=new_id or id_)
@@ -262,7 +262,7 @@ async def act_on_ticked(call: Call, form: TickedInput) -> Any:
         raise call.redirect("selection", token=selection.token, action=str(action), next=to)
     target = ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
     result = await apply_action(call, action, frozen.seqs, form, target)
-    text = describe_result(action, len(result.outcome.done), result.outcome.skipped)
+    text = describe_result(action, len(result.outcome.changed), result.outcome.skipped)
     return Done(None, FlashMessage(text, result.undo), to)
 
 

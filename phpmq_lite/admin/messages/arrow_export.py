@@ -154,7 +154,7 @@ async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBounds
     The reader belongs to the user who reports first; only an admin can take it over. A user can
     have 20 readers. The audit log shows when a reader is created or taken over.
     """
-    if not await _run(call, history_readers.report, report.reader, report.position):
+    if not await _run(call, claims.report_reader, report.reader, report.position):
         call.is_audit_deferred = True
     return await get_bounds(call, ExportBoundsInput())
 

@@ -224,7 +224,7 @@ async def _slice(job: BulkJob) -> None:
     job.entry.result = str(BulkJobState.DONE if end >= job.total else BulkJobState.RUNNING)
     outcome = await job.act(job.entry, work.action, work.seqs[start:end], options)
     job.handled = end
-    job.changed += len(outcome.done)
+    job.changed += len(outcome.changed)
     job.skipped.update(outcome.skipped)
     if job.opposite is not None:
         job.opposite.note(outcome)

@@ -134,11 +134,11 @@ class UndoRecord:
         if self.action is Action.DELETE:  # undo deletes the messages that the action created
             self.seqs.extend(map(seq_of, outcome.new_ids.values()))
             return
-        self.seqs.extend(outcome.done)
+        self.seqs.extend(outcome.changed)
         if self.action is Action.TAKE_BACK:
-            self.created.extend(seq_of(outcome.new_ids[seq]) for seq in outcome.done)
+            self.created.extend(seq_of(outcome.new_ids[seq]) for seq in outcome.changed)
         if self.action is Action.PLACE:
-            for seq in outcome.done:
+            for seq in outcome.changed:
                 queue_id, position = outcome.places[seq]
                 self.queue_ids.append(queue_id)
                 self.positions.append(position)
@@ -150,7 +150,7 @@ class UndoRecord:
         return replace(
             options,
             places=dict(zip(seqs, places, strict=False)),
-            made=dict(zip(seqs, self.created[part], strict=False)),
+            redriven=dict(zip(seqs, self.created[part], strict=False)),
         )
 
 

@@ -281,9 +281,9 @@ def bad_byte_row(bad: ProtocolErrorRecord, *, is_whole: bool) -> dict[str, Any]:
         "expected": bad.expected,
         "offset": bad.offset,
         "before": format_bytes(bad.before) if is_whole else "",
-        "bad": format_bytes(bad.found[:1]) if is_whole else "",
-        "after": format_bytes(bad.found[1:]) if is_whole else "",
-        "got": format_bytes(bad.found) if is_whole else "",
+        "bad": format_bytes(bad.received[:1]) if is_whole else "",
+        "after": format_bytes(bad.received[1:]) if is_whole else "",
+        "got": format_bytes(bad.received) if is_whole else "",
     }
 
 

@@ -50,7 +50,7 @@ class ActionOptions:
     # for the action ``place``: seq -> (queue_id, position)
     places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     # for the action ``take_back``: seq of the record -> seq of its message
-    made: Mapping[int, int] = field(default_factory=dict)
+    redriven: Mapping[int, int] = field(default_factory=dict)
     delete_reason: str = reasons.DELETED  # in the history
     is_dry_run: bool = False  # whether a redrive only reports what would happen
 
@@ -59,7 +59,7 @@ class ActionOptions:
 class ActionOutcome:
     """The outcome of an action for each of its messages."""
 
-    done: list[int] = field(default_factory=list)  # seqs of changed messages, in order
+    changed: list[int] = field(default_factory=list)  # seqs of changed messages, in order
     new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
     skipped: Counter[SkipReason] = field(default_factory=Counter)  # number of messages, by reason
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> (queue_id, position)
@@ -264,7 +264,7 @@ class PagedAction:
         self._reply = reply
         self._transition = ACT[action]
         self._remaining: int | None = None  # messages left to act on; None means no limit
-        self._done = 0
+        self._changed = 0
 
     def _request_next(self, row: Message, *, with_row: bool) -> None:
         """Request the next page, starting after ``row``, or with ``row`` if ``with_row`` is set."""
@@ -272,7 +272,7 @@ class PagedAction:
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on a page of rows; rows with large bodies arrive in several pages."""
-        core, outcome, done_before = self.core, self.outcome, len(self.outcome.done)
+        core, outcome, changed_before = self.core, self.outcome, len(self.outcome.changed)
         unread: Sequence[Message] = ()
         for at, row in enumerate(page):
             if self._remaining == 0:
@@ -286,31 +286,31 @@ class PagedAction:
                 continue
             if not self.options.is_dry_run:
                 core.transitioned.add(row.seq)
-            outcome.done.append(row.seq)
+            outcome.changed.append(row.seq)
             if self._remaining is not None:
                 self._remaining -= 1
         for queue in self.changed_queues.values():
             core.trim_window(queue)
         self.changed_queues.clear()
-        done = len(outcome.done) - done_before
+        count = len(outcome.changed) - changed_before
         if unread:
-            self._count(done, is_last=False)
+            self._count(count, is_last=False)
             target = core.queues.get(self.options.target or "")
             resume = partial(self._request_next, unread[0], with_row=True)
             _read_in_background(core, unread, target, self.contents, resume)
         elif is_last or not page or self._remaining == 0:
-            self._end(done)
+            self._end(count)
         else:
-            self._count(done, is_last=False)
+            self._count(count, is_last=False)
             self._request_next(page[-1], with_row=False)
 
-    def _end(self, done: int) -> None:
+    def _end(self, count: int) -> None:
         raise NotImplementedError
 
-    def _count(self, done: int, *, is_last: bool = True) -> None:
-        self._done += done
+    def _count(self, count: int, *, is_last: bool = True) -> None:
+        self._changed += count
         if not self.options.is_dry_run:
-            self.core.record_audit(self.entry, done, is_last=is_last)
+            self.core.record_audit(self.entry, count, is_last=is_last)
 
     def _apply(self, row: Message) -> SkipReason | Step:
         core, seq = self.core, row.seq
@@ -447,7 +447,7 @@ def _restore(work: PagedAction, old: Message, body: bytes | None) -> SkipReason 
 
 
 def _take_back(work: PagedAction, record: Message, body: bytes | None) -> SkipReason | Step:
-    core, seq = work.core, work.options.made.get(record.seq, 0)
+    core, seq = work.core, work.options.redriven.get(record.seq, 0)
     message = core.messages.get(seq, work.redriven.get(seq))
     if message is None or seq in core.pending or seq in core.transitioned:
         return SkipReason.CONSUMED
@@ -503,7 +503,7 @@ class MessageAction(PagedAction):
             self._end(0)
             return
         rows = self.core.batch.rows
-        if redriven := tuple(filter(None, map(self.options.made.get, seqs))):
+        if redriven := tuple(filter(None, map(self.options.redriven.get, seqs))):
             rows.append(RowsRequest(self._note_redriven, redriven))
         rows.append(
             RowsRequest(
@@ -521,11 +521,11 @@ class MessageAction(PagedAction):
         at = self._requested.index(row.seq)
         self._request_page(self._requested[at if with_row else at + 1 :])
 
-    def _end(self, done: int) -> None:
+    def _end(self, count: int) -> None:
         outcome = self.outcome
-        if gone := len(self._seqs) - len(outcome.done) - outcome.skipped.total():
-            outcome.skipped[SkipReason.GONE] += gone
-        self._count(done)
+        if missing := len(self._seqs) - len(outcome.changed) - outcome.skipped.total():
+            outcome.skipped[SkipReason.GONE] += missing
+        self._count(count)
         self.core.reply(self._reply, outcome)
 
 
@@ -541,10 +541,8 @@ def act_on_messages(
 
     The slices of one bulk job share an entry: the first slice stores the audit row, and later
     slices add their counts.  The caller sets ``entry.result`` to ``running`` for all slices but the
-    last, and then to the result of the job.
-
-    Raises:
-        RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
+    last, and then to the result of the job.  Raises RefusedError: ``too_many``, ``unknown_queue``
+    or ``too_many_queues``.
     """
     check_action(core, entry, action, seqs, options)
     MessageAction(core, entry, action, seqs, options, reply)
@@ -555,8 +553,7 @@ def check_action(
 ) -> None:
     """Check that an action may start.
 
-    Raises:
-        RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
+    Raises RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
     """
     if len(seqs) > ACTION_SLICE:
         raise RefusedError("too_many", f"{len(seqs)} messages given; the limit is {ACTION_SLICE}")
@@ -610,9 +607,9 @@ class QueueAction(PagedAction):
             return SkipReason.RESTORED_ALREADY
         return super()._apply(row)
 
-    def _end(self, done: int) -> None:
-        self._count(done)
-        self.core.reply(self._reply, self._done)
+    def _end(self, count: int) -> None:
+        self._count(count)
+        self.core.reply(self._reply, self._changed)
 
 
 def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequence[int]) -> None:
@@ -622,17 +619,17 @@ def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequen
     messages whose body is in memory are skipped; they are checked at their next dispatch.  Replies
     with the number of settled messages.
     """
-    remaining, done = list(seqs), 0
+    remaining, count = list(seqs), 0
 
     def request_page() -> None:
         core.batch.rows.append(RowsRequest(process_page, tuple(remaining), bodies=True))
 
     def process_page(page: list[Message], is_last: bool) -> None:
-        nonlocal remaining, done
+        nonlocal remaining, count
         for row in page:
-            done += _dead_letter_if_damaged(core, row)
+            count += _dead_letter_if_damaged(core, row)
         if is_last or not page:
-            core.reply(reply, done)
+            core.reply(reply, count)
             return
         remaining = remaining[remaining.index(page[-1].seq) + 1 :]
         request_page()

@@ -53,11 +53,9 @@ def publish(
 
     Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
     ``source`` is a seq and an event kind: the first message is linked to that seq by such events.
-
-    Raises:
-        RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
-            ``too_many``, ``bad_key``, ``key_conflict``, ``paused``, ``queue_full``,
-            ``disk_full`` or ``database_full``.
+    Raises RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
+    ``too_many``, ``bad_key``, ``key_conflict``, ``paused``, ``queue_full``, ``disk_full`` or
+    ``database_full``.
     """
     _check(core, messages, key)
     existing = core.destination(name, entry.actor, create=create)
@@ -120,8 +118,7 @@ def _invalid_reasons(
 ) -> dict[int, str]:
     """Return the reasons why messages are invalid, keyed by list index.
 
-    Raises:
-        RefusedError: their records cannot be stored.
+    Raises RefusedError: their records cannot be stored.
     """
     bad = {at: item.reason for at, item in enumerate(inspections) if item and item.reason}
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1

@@ -84,8 +84,7 @@ def pause(
 ) -> None:
     """Pause or resume ``delivery`` or ``publishing`` on a queue; the setting survives a restart.
 
-    Raises:
-        RefusedError: ``bad_side`` or ``unknown_queue``.
+    Raises RefusedError: ``bad_side`` or ``unknown_queue``.
     """
     if side not in ("delivery", "publishing"):
         raise RefusedError("bad_side", f"side is {side!r}; it must be delivery or publishing")
@@ -105,11 +104,9 @@ def configure(
     """Change a queue's settings; a value of None restores the default.  Reply with all settings.
 
     ``check`` is called in the same batch, before anything changes.  ``has_no_cycles`` tells that
-    the caller has checked the settings together with those of other queues.
-
-    Raises:
-        RefusedError: ``unknown_queue``, ``unknown_setting``, ``bad_setting`` with the bound, or
-            any error from ``check``.
+    the caller has checked the settings together with those of other queues.  Raises RefusedError:
+    ``unknown_queue``, ``unknown_setting``, ``bad_setting`` with the bound, or any error from
+    ``check``.
     """
     check(core)
     queue = core.find_queue(name)
@@ -153,8 +150,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
 def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry, name: str) -> None:
     """Create a queue.  Reply with True, or with False if the queue already exists.
 
-    Raises:
-        RefusedError: ``bad_name`` or ``too_many_queues``.
+    Raises RefusedError: ``bad_name`` or ``too_many_queues``.
     """
     is_new = name not in core.queues
     core.destination(name, entry.actor, create=True)
@@ -173,9 +169,8 @@ def remove_queue(
 ) -> None:
     """Remove an empty queue, but keep its name in the history.  Reply with True.
 
-    Raises:
-        RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``, ``queue_pinned``,
-            or any error from ``check``.
+    Raises RefusedError: ``unknown_queue``, ``queue_not_empty``, ``queue_consumed``,
+    ``queue_pinned``, or any error from ``check``.
     """
     check(core)
     queue = core.find_queue(name)
@@ -202,10 +197,8 @@ def disconnect(
 ) -> None:
     """Close a connection.  Reply with the number of messages that return to their queues.
 
-    If ``queues`` is given (queue_ids), the connection must consume from these queues only.
-
-    Raises:
-        RefusedError: ``unknown_client`` if the client is not connected; ``foreign_queue``.
+    If ``queues`` is given (queue_ids), the connection must consume from these queues only.  Raises
+    RefusedError: ``unknown_client`` if the client is not connected; ``foreign_queue``.
     """
     connection = core.connections.get(client)
     if connection is None:
@@ -227,10 +220,8 @@ def write(
     """Store rows in the admin interface's own tables, plus an audit row.  Reply with the row count.
 
     Without an entry there is no audit row, for example for the last use of a session or a token.
-    Violating a constraint would stop the broker: check the rows first, or use ON CONFLICT.
-
-    Raises:
-        RefusedError: ``bad_value`` if SQLite cannot store one of the values.
+    Violating a constraint would stop the broker: check the rows first, or use ON CONFLICT.  Raises
+    RefusedError: ``bad_value`` if SQLite cannot store one of the values.
     """
     check_rows(rows)
     core.batch.writes += rows
@@ -242,8 +233,7 @@ def write(
 def check_rows(rows: Iterable[Write]) -> None:
     """Check that ``write`` would accept these rows, for callers that change something else first.
 
-    Raises:
-        RefusedError: ``bad_value`` if SQLite cannot store one of the values.
+    Raises RefusedError: ``bad_value`` if SQLite cannot store one of the values.
     """
     for row in rows:
         for name, value in row._asdict().items():

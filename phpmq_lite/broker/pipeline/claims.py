@@ -40,11 +40,9 @@ def claim(
     If unacknowledged claims above ``after`` exist, claim nothing and reply with the last of them;
     if ``after`` is None, always claim.  A single message may exceed ``max_bytes``.  Nothing is
     claimed while delivery on the queue is paused or the broker is stopping.  The first claim
-    creates the subscription, with an audit row.
-
-    Raises:
-        RefusedError: ``bad_name``, ``unknown_queue``, ``too_many``, ``too_many_subscriptions``,
-            ``other_queue``, or ``unknown_claims`` if there is no claim ``after``.
+    creates the subscription, with an audit row.  Raises RefusedError: ``bad_name``,
+    ``unknown_queue``, ``too_many``, ``too_many_subscriptions``, ``other_queue``, or
+    ``unknown_claims`` if there is no claim ``after``.
     """
     if (problem := name_problem(name)) is not None:
         raise RefusedError("bad_name", f"the subscription name {problem}")
@@ -80,10 +78,8 @@ def ack_claims(
 ) -> None:
     """Settle all claims up to and including ``upto`` as acked.  Reply with the number of claims.
 
-    Repeating the call changes nothing.  Like a 004, it has no audit row.
-
-    Raises:
-        RefusedError: ``unknown_subscription``; ``unknown_claims`` if there is no claim ``upto``.
+    Repeating the call changes nothing.  Like a 004, it has no audit row.  Raises RefusedError:
+    ``unknown_subscription``; ``unknown_claims`` if there is no claim ``upto``.
     """
     subscription = _find_subscription(core, name)
     if upto > subscription.last_claim:
@@ -115,10 +111,7 @@ def release_claims(
 ) -> None:
     """Return all claimed messages to their positions.  Reply with the number of messages.
 
-    With ``forget``, also remove the subscription.
-
-    Raises:
-        RefusedError: ``unknown_subscription``.
+    With ``forget``, also remove the subscription.  Raises RefusedError: ``unknown_subscription``.
     """
     subscription = _find_subscription(core, name)
     detail = bounded_text(f"by {entry.actor}", AUDIT_BYTES["actor"])
@@ -215,7 +208,7 @@ class ClaimOperation:
         self._remaining_bytes = max_bytes
         self._reply = reply
         self._first = subscription.next_claim
-        self._front: int | None = queue.claimed_to  # None if earlier ready messages remain
+        self._claimed_to: int | None = queue.claimed_to  # None if earlier ready messages remain
         self._upto = core.next_number - 1
         self._request_page(queue.claimed_to)
 
@@ -236,11 +229,11 @@ class ClaimOperation:
         if queue.settings.delivery_paused:
             self._end()
             return
-        if self._front != queue.claimed_to or self._has_returned_message():
-            self._front = None
+        if self._claimed_to != queue.claimed_to or self._has_returned_message():
+            self._claimed_to = None
         for row in page:
             if not self._is_free(row):
-                self._front = None
+                self._claimed_to = None
                 continue
             if row.size > self._remaining_bytes and self._subscription.next_claim > self._first:
                 is_full = True
@@ -295,8 +288,8 @@ class ClaimOperation:
         subscription.next_claim += 1
         self._remaining -= 1
         self._remaining_bytes -= message.size
-        if self._front is not None:
-            self._front = queue.claimed_to = message.position
+        if self._claimed_to is not None:
+            self._claimed_to = queue.claimed_to = message.position
 
     def _end(self) -> None:
         _finish(self._core, self._subscription, self._reply, self._subscription.last_claim)
@@ -357,9 +350,7 @@ def report_reader(
 
     Only then, an audit row is written.  An empty ``owner`` stands for the local machine without
     accounts, which may use every reader.  Only the readers that reported most recently are kept.
-
-    Raises:
-        RefusedError: ``bad_name``, ``bad_value``, ``foreign_reader`` or ``too_many_readers``.
+    Raises RefusedError: ``bad_name``, ``bad_value``, ``foreign_reader`` or ``too_many_readers``.
     """
     if (problem := name_problem(name)) is not None:
         raise RefusedError("bad_name", f"the reader name {problem}")
@@ -400,8 +391,7 @@ def remove_reader(
 ) -> None:
     """Forget a reader's position.  Reply with None.
 
-    Raises:
-        RefusedError: ``unknown_reader`` or ``foreign_reader``.
+    Raises RefusedError: ``unknown_reader`` or ``foreign_reader``.
     """
     if name not in core.history_readers:
         raise RefusedError("unknown_reader", f"there is no history reader {name!r}")

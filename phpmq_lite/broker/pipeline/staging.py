@@ -93,13 +93,12 @@ def stage(
     """Store rows under a token, in order.  Reply with ``StagingStatus``.
 
     ``after`` is the number of rows that the token already has; 0 creates the token.  ``is_whole``
-    marks the last rows.  Missing queues are created.  TTLs start when the rows are published.
-    There is no audit row, because publishing the rows stores one.
+    marks the last rows.  Missing queues are created.  TTLs start when the rows are published, and
+    publishing them stores the audit row.
 
-    Raises:
-        RefusedError: ``draining``, ``bad_token``, ``token_staged``, ``unknown_token``, ``gap``,
-            ``too_many``, ``too_large``, ``stage_full``, ``disk_full``, ``database_full``,
-            ``bad_name`` or ``too_many_queues``.
+    Raises RefusedError: ``draining``, ``bad_token``, ``token_staged``, ``unknown_token``, ``gap``,
+    ``too_many``, ``too_large``, ``stage_full``, ``disk_full``, ``database_full``, ``bad_name`` or
+    ``too_many_queues``.
     """
     _check_stage(core, entry.actor, token, rows, after)
     queues = _get_or_create_queues(core, [row[0] for row in rows], entry.actor)
@@ -330,24 +329,24 @@ class _StagedPublish:
         core = self.core
         core.check_not_draining()
         app_ids, now_ms = core.staging.app_ids, core.now.steady_ms
-        known = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
-        if known is not None and self.version <= known.version:
+        app = app_ids.check(self.writer, self.app_id, now_ms, is_single=self.is_single)
+        if app is not None and self.version <= app.version:
             app_ids.record_use(core.batch, now_ms, self.writer, self.app_id)
             _drop_tokens(core, self.tokens, self.writer)
             core.record_audit(self.entry, 0)
             core.reply(self.reply, StagedPublishResult(0, True, 0))
             return
         unfinished = core.staging.unfinished(self.app_id)
-        rest = unfinished.get(self.version)
-        if unfinished and rest is None:
+        sealed = unfinished.get(self.version)
+        if unfinished and sealed is None:
             raise RefusedError(
                 "unfinished_version",
                 f"version {next(iter(unfinished))} of {self.app_id!r} is only partly published;"
                 f" repeat it with the same rows before publishing version {self.version}",
             )
-        whole = self._stages() if rest is None else rest
-        stages = _first_stages(whole) if rest is not None or self.in_parts else whole
-        self._check_rights(whole)
+        all_stages = self._stages() if sealed is None else sealed
+        stages = _first_stages(all_stages) if sealed is not None or self.in_parts else all_stages
+        self._check_rights(all_stages)
         parts = _queue_sums(stages)
         queues = self._check_queues(parts)
         spans = [
@@ -359,7 +358,7 @@ class _StagedPublish:
             self.spans = spans
             core.batch.queries.append((QuarantinedRows(json.dumps(spans)), self.resume))
             return
-        self._store(stages, parts, queues, whole)
+        self._store(stages, parts, queues, all_stages)
 
     def resume(self, rows: list[tuple[Any, ...]]) -> None:
         """Keep the invalid rows and check again, because tokens and queues may have changed."""
@@ -427,17 +426,17 @@ class _StagedPublish:
         stages: list[StageState],
         parts: dict[int, StageQueue],
         queues: dict[int, Queue],
-        whole: list[StageState],
+        all_stages: list[StageState],
     ) -> None:
-        """Publish ``stages``, the first items of ``whole``, and keep the rest for later calls."""
+        """Publish ``stages``, the first of ``all_stages``, and keep the others for later calls."""
         core = self.core
         staging, is_resumed = core.staging, bool(stages) and stages[0].is_sealed
-        remaining = sum(stage.rows for stage in whole[len(stages) :])
+        remaining = sum(stage.rows for stage in all_stages[len(stages) :])
         client = core.client_number_of(self.entry)
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
-            made = None if record is None else (record_id, record)
-            inspection = EnvelopeInspection(tuple(indexed), reason, detail or "", made)
+            parsed = None if record is None else (record_id, record)
+            inspection = EnvelopeInspection(tuple(indexed), reason, detail or "", parsed)
             transitions.publish(core, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = core.next_number
         for stage in stages:
@@ -455,7 +454,7 @@ class _StagedPublish:
             staging.unseal(core.batch, self.app_id, self.version, len(stages))
         elif remaining:
             staging.seal(
-                core.batch, core.now.steady_ms, self.app_id, self.version, whole[len(stages) :]
+                core.batch, core.now.steady_ms, self.app_id, self.version, all_stages[len(stages) :]
             )
         counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
         core.batch.copied.append(CopiedRows(first, core.next_number, client, counts))
@@ -473,8 +472,8 @@ class _StagedPublish:
             is_single=self.is_single,
         )
         core.record_audit(self.entry, total)
-        done = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
-        core.reply(self.reply, done)
+        result = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
+        core.reply(self.reply, result)
 
     def _count(self, queue: Queue, part: StageQueue) -> None:
         """Count the rows that the writer adds to a queue after the end of its window."""
@@ -520,15 +519,16 @@ def _limit_error(total: StageQueue) -> RefusedError | None:
 def _queue_sums(stages: Sequence[StageState]) -> dict[int, StageQueue]:
     """Return the row counts and sizes of all stages, summed by queue.
 
-    Raises:
-        RefusedError: the total exceeds the limits of one publish.
+    Raises RefusedError: the total exceeds the limits of one publish.
     """
     sums: dict[int, StageQueue] = {}
     total = StageQueue(0)
     for stage in stages:
         for part in stage.queues.values():
-            known = sums.setdefault(part.queue_id, StageQueue(part.queue_id, policy=part.policy))
-            known.add(part)
+            queue_sum = sums.setdefault(
+                part.queue_id, StageQueue(part.queue_id, policy=part.policy)
+            )
+            queue_sum.add(part)
             total.add(part)
     if (error := _limit_error(total)) is not None:
         raise error
@@ -560,13 +560,10 @@ def publish_staged(
     and may be forgotten earlier; repeating the publish then fails, because its tokens are gone.
 
     All rows are added at the end of their queues, in the order of the tokens.  If the publish is
-    refused, nothing is published and the tokens stay.
-
-    Raises:
-        RefusedError: ``bad_app_id``, ``bad_version``, ``foreign_app_id``, ``too_many_app_ids``,
-            ``draining``, ``unknown_token``, ``token_open``, ``foreign_queue``, ``too_many``,
-            ``too_large``, ``too_many_quarantined``, ``too_many_queues``, ``queue_changed``,
-            ``unfinished_version``, ``paused`` or ``queue_full``.
+    refused, nothing is published and the tokens stay.  Raises RefusedError: ``bad_app_id``,
+    ``bad_version``, ``foreign_app_id``, ``too_many_app_ids``, ``draining``, ``unknown_token``,
+    ``token_open``, ``foreign_queue``, ``too_many``, ``too_large``, ``too_many_quarantined``,
+    ``too_many_queues``, ``queue_changed``, ``unfinished_version``, ``paused`` or ``queue_full``.
     """
     if not 0 < len(app_id) <= 256 or not app_id.isprintable():
         raise RefusedError(
@@ -584,8 +581,7 @@ def transfer_app_id(
 ) -> None:
     """Transfer an app_id to ``owner``; if None, the next writer becomes owner.  Reply with None.
 
-    Raises:
-        RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
+    Raises RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
     """
     core.staging.app_ids.transfer(core.batch, core.now.steady_ms, app_id, owner)
     core.record_audit(entry, 1)

@@ -52,8 +52,7 @@ class Subscription:
     def run(self, work: Callable[[], None]) -> None:
         """Start ``work`` in the open batch, or after earlier work has called ``finish``.
 
-        Raises:
-            RefusedError: raised by ``work`` if it started immediately; waiting work must not raise.
+        Raises the RefusedError of ``work`` if it started immediately; waiting work must not raise.
         """
         if self.is_busy:
             self._waiting.append(work)
@@ -98,8 +97,7 @@ class Subscriptions(dict[str, Subscription]):
     def create(self, batch: Batch, name: str, queue_id: int) -> Subscription:
         """Create a subscription as part of the open batch.
 
-        Raises:
-            RefusedError: ``too_many_subscriptions``.
+        Raises RefusedError: ``too_many_subscriptions``.
         """
         if len(self) >= SUBSCRIPTIONS_MAX:
             raise RefusedError(
@@ -200,7 +198,7 @@ class KnownAppIds:
     """
 
     def __init__(self, stored: PipelineRows) -> None:
-        self.known: dict[str, KnownAppId] = {}
+        self.by_name: dict[str, KnownAppId] = {}
         # Keyed by owner and is_single; least recently used first.
         self._groups: dict[tuple[str | None, bool], dict[str, KnownAppId]] = defaultdict(dict)
         for app_id, version, owner, used_ms, is_single in stored.published:
@@ -211,20 +209,19 @@ class KnownAppIds:
     ) -> KnownAppId | None:
         """Return the stored state of an app_id, or None if the app_id is new.
 
-        Raises:
-            RefusedError: ``foreign_app_id`` or ``too_many_app_ids``.
+        Raises RefusedError: ``foreign_app_id`` or ``too_many_app_ids``.
         """
-        known = self.known.get(app_id)
-        if known is None:
+        app = self.by_name.get(app_id)
+        if app is None:
             if not is_single:
                 self._check_room(writer.owner or None, now_ms)
-        elif writer.owner and known.owner not in (None, writer.owner):
+        elif writer.owner and app.owner not in (None, writer.owner):
             raise RefusedError(
                 "foreign_app_id",
                 f"the app_id {app_id!r} belongs to another user: choose another txnAppId or "
                 "checkpoint, or have an admin transfer it with `phpmq-lite pipeline transfer`",
             )
-        return known
+        return app
 
     def record_version(
         self,
@@ -238,9 +235,9 @@ class KnownAppIds:
         is_single: bool,
     ) -> None:
         """Record a version as published."""
-        known = self.known.get(app_id)
-        owner = (known.owner if known else None) or writer.owner or None
-        is_single = known.is_single if known else is_single
+        app = self.by_name.get(app_id)
+        owner = (app.owner if app else None) or writer.owner or None
+        is_single = app.is_single if app else is_single
         self._make_room(batch, owner, now_ms, is_single=is_single)
         self._put(app_id, KnownAppId(version, owner, now_ms, is_single))
         batch.writes.append(
@@ -251,34 +248,33 @@ class KnownAppIds:
 
     def record_use(self, batch: Batch, now_ms: int, writer: StageWriter, app_id: str) -> None:
         """Record the use of an app_id by a repeated publish that had no effect."""
-        known = self.known[app_id]
-        self._move(batch, now_ms, app_id, known.owner or writer.owner or None)
+        app = self.by_name[app_id]
+        self._move(batch, now_ms, app_id, app.owner or writer.owner or None)
 
     def transfer(self, batch: Batch, now_ms: int, app_id: str, owner: str | None) -> None:
         """Transfer an app_id to another owner, or to its next writer if ``owner`` is None.
 
-        Raises:
-            RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
+        Raises RefusedError: ``unknown_app_id`` or ``too_many_app_ids``.
         """
-        known = self.known.get(app_id)
-        if known is None:
+        app = self.by_name.get(app_id)
+        if app is None:
             raise RefusedError("unknown_app_id", f"no version was published under {app_id!r}")
-        if known.owner != owner and not known.is_single:
+        if app.owner != owner and not app.is_single:
             self._check_room(owner, now_ms)
         self._move(batch, now_ms, app_id, owner)
 
-    def _put(self, app_id: str, known: KnownAppId) -> None:
+    def _put(self, app_id: str, app: KnownAppId) -> None:
         self._take(app_id)
-        self.known[app_id] = self._groups[known.owner, known.is_single][app_id] = known
+        self.by_name[app_id] = self._groups[app.owner, app.is_single][app_id] = app
 
     def _take(self, app_id: str) -> None:
-        known = self.known.pop(app_id, None)
-        if known is not None:
-            del self._groups[known.owner, known.is_single][app_id]
+        app = self.by_name.pop(app_id, None)
+        if app is not None:
+            del self._groups[app.owner, app.is_single][app_id]
 
     def _move(self, batch: Batch, now_ms: int, app_id: str, owner: str | None) -> None:
-        known = self.known[app_id]
-        self._put(app_id, KnownAppId(known.version, owner, now_ms, known.is_single))
+        app = self.by_name[app_id]
+        self._put(app_id, KnownAppId(app.version, owner, now_ms, app.is_single))
         batch.writes.append(RecordAppIdUse(owner, now_ms, app_id))
 
     def _check_room(self, owner: str | None, now_ms: int) -> None:

@@ -63,7 +63,7 @@ def test_frame_is_named_and_its_effect_explained(
     assert found.sender == ("broker" if kind in ("dispatch", "receipt") else "client")
     expected = {"": "compact: no line breaks", "\n": "line framing, LF", "\r\n": "line framing, CR"}
     assert found.framing.startswith(expected[line_break])
-    assert (found.packet_header, found.wrong, found.begun) == (32, None, None)
+    assert (found.packet_header, found.wrong_byte, found.begun) == (32, None, None)
     assert found.conclusion == "Every frame is complete; the connection stays open."
     shown = [piece.raw.decode() for piece in found.frames[0].pieces]
     packets = [line_break.join(pair) for pair in zip(pieces[1::2], pieces[2::2], strict=True)]
@@ -74,14 +74,14 @@ def test_frame_is_named_and_its_effect_explained(
 def test_packet_headers_of_36_bytes_are_recognised(line_break: str) -> None:
     pieces = ["H0100202", f"P01{3:033}", "Foo", f"P04{1:033}", "5"]
     found = explain_bytes(line_break.join(pieces).encode())
-    assert (found.packet_header, len(found.frames), found.wrong) == (36, 1, None)
+    assert (found.packet_header, len(found.frames), found.wrong_byte) == (36, 1, None)
 
 
 def test_message_receipt_of_an_earlier_revision_is_named() -> None:
     found = explain_bytes("".join(["H0100502", *FOO, *MESSAGE]).encode())
-    assert found.wrong is not None
-    assert (found.wrong.code, found.wrong.offset) == (frames.BAD_PACKET_COUNT, 6)
-    assert "message receipt of an earlier revision" in found.wrong.detail
+    assert found.wrong_byte is not None
+    assert (found.wrong_byte.code, found.wrong_byte.offset) == (frames.BAD_PACKET_COUNT, 6)
+    assert "message receipt of an earlier revision" in found.wrong_byte.detail
     assert "closes the connection without a reply" in found.conclusion
 
 
@@ -91,9 +91,9 @@ def test_wrong_byte_is_shown_after_the_valid_ones() -> None:
     assert [frame.kind for frame in found.frames] == ["publish"]
     assert found.begun is not None
     assert [piece.meaning for piece in found.begun.pieces] == ["publish, 2 packets", "queue Foo"]
-    assert found.wrong is not None
-    assert (found.wrong.offset, found.wrong.found) == (len(good) + 8 + 32 + 3, b"X02")
-    assert found.wrong.before.endswith(b"Foo")
+    assert found.wrong_byte is not None
+    assert (found.wrong_byte.offset, found.wrong_byte.received) == (len(good) + 8 + 32 + 3, b"X02")
+    assert found.wrong_byte.before.endswith(b"Foo")
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_incomplete_frame_is_explained(data: bytes, last: str | None, conclusion
     found = explain_bytes(data)
     assert (None if found.begun is None else found.begun.pieces[-1].meaning) == last
     assert conclusion in found.conclusion
-    assert found.wrong is None
+    assert found.wrong_byte is None
 
 
 def test_http_request_is_recognised() -> None:
     found = explain_bytes(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert found.frames == ()
-    assert found.wrong is not None
-    assert "looks like HTTP" in found.wrong.detail
+    assert found.wrong_byte is not None
+    assert "looks like HTTP" in found.wrong_byte.detail
 
 
 HEADER = b"H0100202"
@@ -171,5 +171,5 @@ def test_any_bytes_are_explained_as_the_parser_reads_them(pieces: list[bytes]) -
     if isinstance(side, ServerSide):
         parsed += len(side.release())
     assert len(found.frames) == len(found.outcomes) == parsed
-    assert (found.wrong is None) == (side.error is None)
-    assert bool(found.begun) == bool(side.partial_bytes) or found.wrong is not None
+    assert (found.wrong_byte is None) == (side.error is None)
+    assert bool(found.begun) == bool(side.partial_bytes) or found.wrong_byte is not None

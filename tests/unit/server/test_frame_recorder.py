@@ -264,7 +264,7 @@ def record_error(side: ServerSide, *reads: bytes) -> ProtocolErrorRecord:
 def test_inspector_keeps_the_wrong_byte_with_what_was_expected() -> None:
     good, bad = CLIENT.consume("mail", 1), b"GET / HTTP/1.1\r\n"
     kept = record_error(server(), good, bad)
-    assert (kept.offset, kept.before, kept.found) == (len(good), b"", bad)
+    assert (kept.offset, kept.before, kept.received) == (len(good), b"", bad)
     assert kept.expected == "a message header: H and seven digits"
     assert "looks like HTTP" in kept.detail
 
@@ -280,7 +280,7 @@ def test_inspector_names_the_message_receipt_of_an_earlier_revision() -> None:
 
 def test_inspector_shows_the_valid_bytes_before_the_wrong_one() -> None:
     kept = record_error(server(), CLIENT.consume("mail", 1) + b"H0100x02")
-    assert kept.found == b"x02"
+    assert kept.received == b"x02"
     assert kept.before.endswith(b"1H0100")
 
 
@@ -289,7 +289,7 @@ def test_inspector_has_no_bytes_of_an_earlier_read() -> None:
     side.receive(b"H0100202P01%029dmailP01%029d" % (4, 4))
     assert side.error is not None
     inspector.record_error(side.error, 1, "a", b"", 80)
-    assert (inspector.errors[0].before, inspector.errors[0].found) == (b"", b"")
+    assert (inspector.errors[0].before, inspector.errors[0].received) == (b"", b"")
 
 
 def test_inspector_keeps_the_last_errors() -> None:

@@ -53,7 +53,7 @@ def test_restore_is_undone_by_deleting_the_new_messages() -> None:
 def test_redrive_is_undone_by_taking_the_messages_back() -> None:
     made = undo(Action.REDRIVE, RESTORED, ActionOutcome([3], {3: new_id(3)}))
     assert (made.action, list(made.seqs)) == (Action.TAKE_BACK, [1, 2, 3])
-    assert made.complete(ActionOptions(), 1, 500).made == {2: 1_002, 3: 1_003}
+    assert made.complete(ActionOptions(), 1, 500).redriven == {2: 1_002, 3: 1_003}
 
 
 def test_publish_is_undone_by_deleting() -> None:

@@ -48,7 +48,7 @@ def outcome(rig: CoreRig) -> ActionOutcome:
 
 
 def skip_reasons(rig: CoreRig) -> dict[str, int]:
-    assert outcome(rig).done == []
+    assert outcome(rig).changed == []
     return {str(reason): count for reason, count in outcome(rig).skipped.items()}
 
 
@@ -78,7 +78,7 @@ def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) 
     assert (row.position, row.deadline_ms) == (3, rig.steady_ms + 5_000)
     assert event_kinds(batch) == [(1, "requeue")]
     assert batch.events[3] == "by anna"
-    assert (outcome(rig).done, outcome(rig).places) == ([1], {1: (1, 1)})
+    assert (outcome(rig).changed, outcome(rig).places) == ([1], {1: (1, 1)})
     assert (rig.queue().counters.requeued, rig.queue().counters.requeued_operator) == (1, 1)
 
 
@@ -107,7 +107,7 @@ def test_holder_may_acknowledge_a_released_message() -> None:
     worker, held = rig.hold(credit=1, has_body=False)
     batch = run(rig, Action.RELEASE, message(1))
     assert (held.state, held.holder, held.position, held.charged) == (State.READY, None, 1, 0)
-    assert (event_kinds(batch), outcome(rig).done) == ([(1, "release")], [1])
+    assert (event_kinds(batch), outcome(rig).changed) == ([(1, "release")], [1])
     batch = rig.run(lambda: commands.acknowledge_late(rig.core, worker, "orders", held.message_id))
     assert outcomes(batch) == {(State.ACKED, None): [1]}
 
@@ -173,7 +173,7 @@ def test_place_undoes_a_requeue_in_a_window(rig: CoreRig) -> None:
     run(rig, Action.REQUEUE, message(2))
     places = outcome(rig).places
     batch = run(rig, Action.PLACE, message(2), places=places)
-    assert (places, event_kinds(batch), outcome(rig).done) == ({2: (1, 2)}, [(2, "place")], [2])
+    assert (places, event_kinds(batch), outcome(rig).changed) == ({2: (1, 2)}, [(2, "place")], [2])
     assert [m.seq for m in rig.window()] == [2, 3]
     assert [held.seq for held in worker.consumers[1].held.values()] == [1]
 
@@ -220,7 +220,7 @@ def test_delete_skips_held_messages_by_default(rig: CoreRig) -> None:
     rig.publish(b"b")
     batch = load(rig, start(rig, Action.DELETE, 1, 2), message(1), message(2))
     assert outcomes(batch) == {(State.DELETED, "delete"): [2]}
-    assert (outcome(rig).done, outcome(rig).skipped) == ([2], {"dispatched": 1})
+    assert (outcome(rig).changed, outcome(rig).skipped) == ([2], {"dispatched": 1})
     batch = run(rig, Action.DELETE, message(1), with_dispatched=True)
     assert outcomes(batch) == {(State.DELETED, "delete"): [1]}
     assert rig.core.held == 0
@@ -378,7 +378,7 @@ def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = run(rig, Action.ERASE, settled(1, State.ACKED))
     assert batch.writes[0] == EraseBody(1)
-    assert (event_kinds(batch), outcome(rig).done) == ([(1, "erase")], [1])
+    assert (event_kinds(batch), outcome(rig).changed) == ([(1, "erase")], [1])
 
 
 # -- all actions
@@ -428,7 +428,7 @@ def test_action_continues_with_the_next_page(rig: CoreRig) -> None:
     assert isinstance(audited, InsertAudit)
     assert (audited.number, audited.result) == (1, "running")
     batch = load(rig, batch, settled(2, body=b"b"))
-    assert (outcome(rig).done, outcome(rig).skipped) == ([1, 2], {"gone": 1})
+    assert (outcome(rig).changed, outcome(rig).skipped) == ([1, 2], {"gone": 1})
     assert batch.writes == [AdvanceAudit(1, "done", 1)]
 
 
