@@ -76,7 +76,7 @@ def receipts() -> bytes:
     side = ServerSide(WireLimits())
     parts: list[bytes] = []
     for _ in range(FRAMES):
-        side.append_receipt(parts, "orders", b"0123456789abcdef", None)
+        side.append_receipts(parts, "orders", (b"0123456789abcdef",), None)
     return b"".join(parts)
 
 

@@ -181,10 +181,7 @@ def _dispatch_ready(core: Broker) -> None:
 
 
 def _serve_queues(
-    core: Broker,
-    waiting: dict[int, Queue],
-    served: dict[int, Queue],
-    refused: dict[int, Queue],
+    core: Broker, waiting: dict[int, Queue], served: dict[int, Queue], refused: dict[int, Queue]
 ) -> None:
     """Serve all waiting queues, including those that start to wait when a message expires."""
     while core.needs_dispatch:
@@ -226,10 +223,7 @@ def _serve_single_consumer(core: Broker, queue: Queue, window: ReadyWindow) -> b
 
 
 def _serve_queue(
-    core: Broker,
-    queue: Queue,
-    window: ReadyWindow,
-    refused: dict[int, Queue],
+    core: Broker, queue: Queue, window: ReadyWindow, refused: dict[int, Queue]
 ) -> bool:
     """Dispatch until messages, credit or loaded bodies run out; return whether to try again."""
     turns, now_ms = queue.waiting_consumers, core.now.steady_ms
@@ -307,7 +301,6 @@ def _may_hold(core: Broker, queue: Queue, size: int) -> bool:
 
 
 def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:
-    """Return whether a queue that holds ``own`` of ``total`` may hold ``more`` in addition."""
     return own * sharing < limit and has_room(own, total, more, limit)
 
 

@@ -204,11 +204,6 @@ class Broker:
         return min([at for at in times if at is not None], default=None)
 
     @property
-    def needs_batch(self) -> bool:
-        """Return whether another batch should start immediately, even without new commands."""
-        return bool(self.batch_limited)
-
-    @property
     def is_draining(self) -> bool:
         """Return whether the broker is stopping."""
         return self.on_drained is not None

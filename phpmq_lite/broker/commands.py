@@ -215,7 +215,6 @@ def _refuse(
 def _refuse_queue(
     core: Broker, connection: Connection, name: str, key: bytes | None
 ) -> CommandResult:
-    """Refuse a message because its queue cannot be created."""
     core.registry.note_limited("publishes_refused", name)
     return _refuse(core, connection, name, key, reasons.TOO_MANY_QUEUES, None)
 

@@ -237,7 +237,6 @@ class PublishKeys:
         return queue
 
     def _expire(self, oldest_ms: int) -> None:
-        """Forget all keys that are not younger than ``oldest_ms``."""
         entries = self._entries
         while self._ages and self._ages[0][0] <= oldest_ms:
             queue_id = heappop(self._ages)[1]

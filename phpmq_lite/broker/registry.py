@@ -158,11 +158,9 @@ class QueueRegistry:
         name = queue.name
         home = self.queues.get(home_of(name) or "")
         queue.is_dead_letter_queue = self._references[name] > 0 or name.endswith(DEAD_LETTER_SUFFIX)
+        inherited = None if home is None else home.settings
         queue.settings = effective_settings(
-            queue.row,
-            self._defaults,
-            has_records=queue.is_dead_letter_queue,
-            home=None if home is None else home.settings,
+            queue.row, self._defaults, has_records=queue.is_dead_letter_queue, home=inherited
         )
         policy = queue.settings.payload_policy
         queue.inspects = self._has_inspector and policy != "opaque"

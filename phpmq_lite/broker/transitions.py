@@ -15,7 +15,6 @@ from phpmq_lite.broker.state_table import ACKED, DELETED, EXPIRED, StateEvent
 from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
 from phpmq_lite.operator_actions import Action
-from phpmq_lite.writes import EraseBody
 
 # -- publish
 
@@ -271,12 +270,6 @@ def delete(core: Broker, message: Message, reason: str) -> None:
     """Settle a message as deleted; the history keeps what is needed to restore it."""
     core.queues_by_id[message.queue_id].counters.deleted += 1
     core.settle(message, DELETED, reason)
-
-
-def erase(core: Broker, message: Message, detail: str) -> None:
-    """Permanently remove the body of a settled message, but keep its history row."""
-    core.batch.writes.append(EraseBody(message.seq))
-    core.record_event(message, Action.ERASE, detail)
 
 
 def expire(core: Broker, message: Message) -> None:

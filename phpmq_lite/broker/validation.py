@@ -5,6 +5,7 @@ Validation takes 0.1 s for 1 MiB, so large contents, and contents beyond what on
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from phpmq_lite.broker import dead_letters
@@ -46,9 +47,8 @@ def background_validation(
     core: Broker, queue: Queue, body: bytes
 ) -> Callable[[], ValidatedPublish]:
     """Return a function that validates content in a thread and creates a record if needed."""
-    name, settings, at_ms = queue.name, queue.settings, core.now.wall_ms
-    placeholder = placeholder_id(core)
-    return lambda: validate_with(core.inspector, name, settings, body, at_ms, placeholder)
+    about, at_ms = (core.inspector, queue.name, queue.settings), core.now.wall_ms
+    return partial(validate_with, *about, body, at_ms, placeholder_id(core))
 
 
 def placeholder_id(core: Broker) -> bytes:
@@ -76,11 +76,7 @@ def validate_with(
 
 
 def index_content(
-    core: Broker,
-    message: Message,
-    queue: Queue,
-    body: bytes,
-    inspected: EnvelopeInspection | None,
+    core: Broker, message: Message, queue: Queue, body: bytes, inspected: EnvelopeInspection | None
 ) -> EnvelopeInspection | None:
     """Set a new message's indexed fields; return the verdict on its content, or None.
 

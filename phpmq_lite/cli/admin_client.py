@@ -302,14 +302,13 @@ def find_admin_client(
         return AdminClient(None, admin_url(url), token, tls_ca=tls_ca)
     named = {"data": context.data} if context else {}
     is_optional = context is not None or settings_args.names_broker
-    effective = settings_args.load(is_optional=is_optional, **named)
-    settings = effective.settings
-    if effective.sources["data"] != "default" or settings.data.is_dir():
+    settings = settings_args.load(is_optional=is_optional, **named).settings
+    if "data" in settings.model_fields_set or settings.data.is_dir():
         if token_file is not None:
             raise click.UsageError("--token-file requires --url; the control socket uses no token")
         return AdminClient(settings.data / "control.sock", settings=settings)
     url = admin_url_of(settings)
-    if effective.sources["admin.listen"] == "default":
+    if "listen" not in settings.admin.model_fields_set:
         print_message(f"no broker was specified, and {settings.data} does not exist; trying {url}")
     return AdminClient(None, url, read_token(token_file) if token_file else None, tls_ca=tls_ca)
 

@@ -8,7 +8,7 @@ from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.encoder import BrokerEncoder, ClientEncoder, encoder_for
 from phpmq_lite.protocol.fast_path import FastBrokerFrames, FastClientFrames
 from phpmq_lite.protocol.frames import BrokerFrame, ClientFrame, Revision, WireLimits
-from phpmq_lite.protocol.parser import FrameObserver, Parser
+from phpmq_lite.protocol.parser import Parser
 
 _TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TARGET: Final = bytes(range(0x21, 0x7F))
@@ -70,49 +70,20 @@ GUARDED_BYTES: Final = 4 << 20  # maximum total size of complete frames that the
 
 
 class _ConnectionEnd:
-    """Properties that both ends learn from the bytes they receive."""
+    """What both ends have: a parser, which learns the peer's style from the bytes it receives."""
 
     def __init__(self, parser: Parser) -> None:
-        self._parser = parser
+        self.parser = parser
 
     @property
     def error(self) -> RemoteProtocolError | None:
         """Return the peer's protocol error, after which the connection must be closed, or None."""
-        return self._parser.error
-
-    @property
-    def partial_bytes(self) -> int:
-        """Return the number of bytes received of an incomplete frame; 0 between frames."""
-        return self._parser.partial_bytes
-
-    @property
-    def partial_header(self) -> bytes:
-        """Return the part that was received of an incomplete message header or packet header."""
-        return self._parser.partial_header
-
-    @property
-    def partial_content(self) -> tuple[bytes, int] | None:
-        """Return the received part of an incomplete content and its length, or None."""
-        return self._parser.partial_content
-
-    def observe(self, observer: FrameObserver | None) -> None:
-        """Show the pieces of all received frames to ``observer``; see ``Parser.observe``."""
-        self._parser.observe(observer)
-
-    @property
-    def framing(self) -> str | None:
-        """Return ``compact`` or ``line``, or None while the framing is unknown."""
-        return self._parser.framing
+        return self.parser.error
 
     @property
     def packet_header(self) -> int:
         """Return the packet header width, 32 or 36 bytes; this is 32 until the width is known."""
-        return self._parser.packet_header or 32
-
-    @property
-    def revision(self) -> Revision | None:
-        """Return the first revision seen (R7), ``ttl`` or ``legacy``, or None if not yet known."""
-        return self._parser.revision_seen
+        return self.parser.packet_header or 32
 
 
 class ServerSide(_ConnectionEnd):
@@ -143,7 +114,7 @@ class ServerSide(_ConnectionEnd):
     @property
     def error(self) -> RemoteProtocolError | None:
         """Return the peer's protocol error, or None; also None while frames are held back."""
-        return None if self._held else self._parser.error
+        return None if self._held else self.parser.error
 
     @property
     def is_waiting(self) -> bool:
@@ -161,22 +132,22 @@ class ServerSide(_ConnectionEnd):
         """
         if self._guard is not None:
             return self._receive_guarded(self._guard, data)
-        return cast("list[ClientFrame]", self._parser.feed(data))
+        return cast("list[ClientFrame]", self.parser.feed(data))
 
     def _receive_guarded(self, guard: HttpRequestDetector, data: bytes) -> list[ClientFrame]:
-        self._held += cast("list[ClientFrame]", self._parser.feed(data))
+        self._held += cast("list[ClientFrame]", self.parser.feed(data))
         self._inspected_bytes += len(data)
         verdict = guard.inspect(data)
         if verdict == HTTP:
             return self._refuse_http()
-        if verdict == OTHER or self._inspected_bytes - self.partial_bytes > GUARDED_BYTES:
+        if verdict == OTHER or self._inspected_bytes - self.parser.partial_bytes > GUARDED_BYTES:
             return self._decided()
         return []
 
     def _refuse_http(self) -> list[ClientFrame]:
-        if self._held or self._parser.error is None:
+        if self._held or self.parser.error is None:
             detail = "looks like HTTP: the bytes parsed as frames were a request method"
-            self._parser.fail(
+            self.parser.fail(
                 RemoteProtocolError(frames.HTTP_REQUEST, detail, self._inspected_bytes)
             )
         self._held = []
@@ -208,12 +179,6 @@ class ServerSide(_ConnectionEnd):
         append = self.dispatcher  # a variable, because mypyc would omit a direct call
         append(parts, queue, content, message_id, ttl_s)
 
-    def append_receipt(
-        self, parts: list[bytes], queue: str, key: bytes, reason: str | None
-    ) -> None:
-        """Append the parts of one 007: "stored" if ``reason`` is None, otherwise "refused"."""
-        self.append_receipts(parts, queue, (key,), reason)
-
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
@@ -222,11 +187,11 @@ class ServerSide(_ConnectionEnd):
 
     def _fix_encoder(self) -> BrokerEncoder:
         """Fix the style of dispatches for the lifetime of the connection (R7)."""
-        self._encoder = self._style(self.revision or self._default_revision)
+        self._encoder = self._style(self.parser.revision_seen or self._default_revision)
         return self._encoder
 
     def _style(self, revision: Revision) -> BrokerEncoder:
-        return encoder_for(self._parser.line_break or b"", self.packet_header, revision)
+        return encoder_for(self.parser.line_break or b"", self.packet_header, revision)
 
 
 class ClientSide(_ConnectionEnd):
@@ -252,4 +217,4 @@ class ClientSide(_ConnectionEnd):
 
     def receive(self, data: bytes) -> list[BrokerFrame]:
         """Return the frames that ``data`` completes, in order; check :attr:`error` afterwards."""
-        return cast("list[BrokerFrame]", self._parser.feed(data))
+        return cast("list[BrokerFrame]", self.parser.feed(data))

@@ -179,18 +179,14 @@ class ClientEncoder:
         return _cache(self._queues, queue, b"P01%029d%s" % (len(raw), raw))
 
     def _id(self, identity: bytes) -> bytes:
-        if not 0 < len(identity) <= self._limits.max_id:
-            limit = self._limits.max_id
-            raise LocalProtocolError(
-                f"an id or key must have 1 to {limit} bytes, not {len(identity)}"
-            )
-        return b"P03%029d%s" % (len(identity), identity)
+        size, limit = len(identity), self._limits.max_id
+        if not 0 < size <= limit:
+            raise LocalProtocolError(f"an id or key must have 1 to {limit} bytes, not {size}")
+        return b"P03%029d%s" % (size, identity)
 
     def _number(self, packet: int, number: int) -> bytes:
-        digits = b"%d" % number
-        if number < 0 or len(digits) > self._limits.max_number_digits:
-            limit = self._limits.max_number_digits
-            raise LocalProtocolError(
-                f"a number must have 1 to {limit} digits and no sign: {number}"
-            )
+        digits, limit = b"%d" % number, self._limits.max_number_digits
+        if number < 0 or len(digits) > limit:
+            problem = f"a number must have 1 to {limit} digits and no sign: {number}"
+            raise LocalProtocolError(problem)
         return b"P%02d%029d%s" % (packet, len(digits), digits)

@@ -56,8 +56,6 @@ class FastFrames(Protocol):
 
 
 class _FrameCache:
-    """The constant parts of a connection's last long frame and last short frame."""
-
     def __init__(self, names: dict[bytes, str], limits: WireLimits) -> None:
         self.headers: set[bytes] = set()
         self._names = names  # verified queue names, shared by all parsers
@@ -196,7 +194,6 @@ class FastClientFrames(_FrameCache):
         return True
 
     def _learn_tail(self, data: bytes, pos: int) -> bool:
-        """Cache the TTL, and the key header if the publish has a key."""
         number_end = after = self._number_end(data, pos)
         if not number_end:
             return False

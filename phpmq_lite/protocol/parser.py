@@ -6,7 +6,8 @@ the available bytes, so each byte is copied a fixed number of times, however the
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, Protocol
+from enum import Enum
+from typing import Any, Final, NoReturn
 
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
@@ -50,23 +51,17 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
 }
 
 
-class FrameObserver(Protocol):
-    """Sees the pieces of each frame in their order on the wire, as the steps accept them."""
+class Part(Enum):
+    """The parts of a frame that an observer sees, in their order on the wire."""
 
-    def see_message_header(self, head: bytes) -> None:
-        """Begin a frame: this is its first piece."""
+    MESSAGE_HEADER = 1
+    PACKET_HEADER = 2  # without its line break
+    LINE_BREAK = 3  # one byte of it
+    CONTENT = 4  # all of it; ends the packet
+    END = 5  # of the frame; no bytes
 
-    def see_packet_header(self, head: bytes) -> None:
-        """Begin a packet of the frame; ``head`` does not include a line break."""
 
-    def see_line_break(self, byte: bytes) -> None:
-        """See a byte of a line break within the frame."""
-
-    def see_content(self, content: bytes) -> None:
-        """End the packet with its whole content."""
-
-    def see_end(self) -> None:
-        """End the frame."""
+FrameObserver = Callable[[Part, bytes], None]
 
 
 class Parser:
@@ -135,7 +130,7 @@ class Parser:
         return bytes(self._content), self._length
 
     def observe(self, observer: FrameObserver | None) -> None:
-        """Show all further pieces to ``observer``; meanwhile, the fast path is not used."""
+        """Show all further parts to ``observer``; meanwhile, the fast path is not used."""
         self._observer = observer
         self._is_plain = self.framing == "compact" and self._width == 32 and observer is None
 
@@ -185,7 +180,7 @@ class Parser:
         self._shape = shape
         self._left = len(shape)
         if self._observer is not None:
-            self._observer.see_message_header(head)
+            self._observer(Part.MESSAGE_HEADER, head)
         if self.framing is None:
             self._step = Parser._first_framing
         elif self.framing == "compact":
@@ -316,7 +311,7 @@ class Parser:
             detail = f"packet {self._packet:02} is {self._length} bytes; the limit is {limit}"
             self._fail(frames.TOO_LARGE, detail, self._head_at + 3)
         if self._observer is not None:
-            self._observer.see_packet_header(self._head)
+            self._observer(Part.PACKET_HEADER, self._head)
         self._head = b""
         if self.packet_header is None:
             self.packet_header = width
@@ -356,7 +351,7 @@ class Parser:
         else:
             self._values[packet] = content
         if self._observer is not None:
-            self._observer.see_content(content)
+            self._observer(Part.CONTENT, content)
         self._left -= 1
         if not self._left:
             self._end_frame()
@@ -383,7 +378,7 @@ class Parser:
         if self._values.get(frames.ID) == b"":
             self._fail(frames.EMPTY_ID, "an id or key must have at least 1 byte", self._began)
         if self._observer is not None:
-            self._observer.see_end()
+            self._observer(Part.END, b"")
         self._frames.append(_MAKE[int(self._header[3:6])](self._values))
         self._fast_frames.headers.add(self._header)
         self._values = {}
@@ -409,7 +404,7 @@ class Parser:
         """Consume LF or CR LF; both are always valid (R10), and replies use the first one seen."""
         byte = data[pos]
         if self._observer is not None and byte in (_CR, _LF):
-            self._observer.see_line_break(data[pos : pos + 1])
+            self._observer(Part.LINE_BREAK, data[pos : pos + 1])
         if byte == _CR and not self._cr:
             self._cr = True
         elif byte == _LF:

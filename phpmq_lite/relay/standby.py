@@ -89,11 +89,11 @@ class Relay:
         if now_s < self._checked_at_s + _CHECK_S:
             return
         self._checked_at_s = now_s
-        for connection in [
-            connection for connection in self.connections if is_unanswered(connection.transport)
-        ]:
-            _log.info("relayed_connection_closed", address=connection.address, reason=UNANSWERED)
-            connection.abort()
+        for connection in tuple(self.connections):
+            if is_unanswered(connection.transport):
+                address = connection.address
+                _log.info("relayed_connection_closed", address=address, reason=UNANSWERED)
+                connection.abort()
 
     async def end(self) -> None:
         """Close the relayed connections; this broker, active now, serves those that wait."""
@@ -134,21 +134,11 @@ class Relay:
                     except (EOFError, OSError) as error:
                         failure = RelayError("unreachable", f"{self.address}: {error}")
                     await asyncio.sleep(_RETRY_S)
-        self._note_away(failure)
-        raise failure
-
-    def _note_away(self, failure: RelayError) -> None:
-        """Log once that clients cannot be relayed; each of them is closed and connects again."""
-        if not self._is_away and not self.is_ended:
-            _log.warning(
-                "active_broker_away", epoch=self._epoch, active=self.address, reason=str(failure)
-            )
+        if not self._is_away and not self.is_ended:  # once, although each client connects again
+            broker, reason = {"epoch": self._epoch, "active": self.address}, str(failure)
+            _log.warning("active_broker_away", **broker, reason=reason)
         self._is_away = True
-
-    def _note_reached(self) -> None:
-        if self._is_away:
-            _log.warning("active_broker_reached", epoch=self._epoch, active=self.address)
-        self._is_away = False
+        raise failure
 
     async def _open_link(self, client: RelayedClient, epoch: int, address: str) -> Link:
         endpoint = parse_endpoint(address)
@@ -170,7 +160,9 @@ class Relay:
         if (epoch, address) != (self._epoch, self.address):
             writer.transport.abort()
             raise RelayError("unreachable", "another broker became active")
-        self._note_reached()
+        if self._is_away:
+            _log.warning("active_broker_reached", epoch=self._epoch, active=self.address)
+        self._is_away = False
         return reader, writer
 
 
@@ -229,7 +221,6 @@ class ClientConnection(AdmittedStream):
             await self._copy(received, reader, self.link)
 
     async def _first_line(self) -> bytes:
-        """Return what has been received once it includes the first line."""
         received = b""
         while b"\n" not in received and len(received) < MAX_LINE:
             data = await self.reader.read(_READ_BYTES)

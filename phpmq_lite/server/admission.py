@@ -117,19 +117,6 @@ class Admission:
     so that peers that reconnect at once do not close those whose request is on its way.
     """
 
-    __slots__ = (
-        "_allow",
-        "_counts",
-        "_now_s",
-        "_per_address",
-        "_per_loopback",
-        "_places",
-        "_reserved",
-        "_total",
-        "given_up",
-        "refused",
-    )
-
     def __init__(
         self,
         total: int,

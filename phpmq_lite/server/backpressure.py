@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol
 
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.model import OrderedSet
@@ -61,10 +61,15 @@ class ReadBackpressure:
         if self.total_bytes > self.limit_bytes:
             self._apply_limit(reader, held_bytes)
         elif self._held:
-            self._release()
+            held, self._held = self._held, OrderedSet()
+            for paused in held:
+                paused.resume_reading(self.REASON)
 
     def _apply_limit(self, reader: PausableConnection, held_bytes: int) -> None:
-        oldest = self._oldest()
+        # the connection that may complete its message, which a parked one cannot
+        waiting = self._waiting.items()
+        able = (it for it, size in waiting if size >= FREE_BYTES and not it.is_parked)
+        oldest = next(able, None)
         if oldest is not None:
             self._resume(oldest)
         if held_bytes < FREE_BYTES:
@@ -74,21 +79,9 @@ class ReadBackpressure:
             self._held.add(reader)
             reader.pause_reading(self.REASON)
 
-    def _oldest(self) -> PausableConnection | None:
-        """Return the connection that may complete its message, skipping parked connections."""
-        for reader, size in self._waiting.items():
-            if size >= FREE_BYTES and not reader.is_parked:
-                return reader
-        return None
-
     def _resume(self, reader: PausableConnection) -> None:
         if reader in self._held:
             self._held.discard(reader)
-            reader.resume_reading(self.REASON)
-
-    def _release(self) -> None:
-        held, self._held = self._held, OrderedSet()
-        for reader in held:
             reader.resume_reading(self.REASON)
 
 
@@ -162,8 +155,6 @@ _TCP_INFO: Final = Struct("=3xB20xI28xI60xQ")
 
 
 class _TcpInfo(NamedTuple):
-    """What the kernel knows of a TCP connection."""
-
     probes: int
     unacked: int  # number of packets
     last_ack_ms: int  # time since the last acknowledgement
@@ -240,72 +231,3 @@ class SlowPeerLimits:
     write_s: int = 30  # time allowed without progress while blocked or closing
     silent_s: int = IDLE_S  # idle time allowed once connections are scarce
     places: int = 500  # maximum number of connections; scarce once four fifths are in use
-
-
-class TimedSession(Protocol):
-    """A session with the event-loop times that are checked against ``SlowPeerLimits``."""
-
-    frame_began_at: float | None
-    blocked_at: float | None
-    closing_at: float | None
-    last_read_at: float
-    has_eof: bool
-    paused: set[str]
-
-    @property
-    def frame_bytes(self) -> int:
-        """Number of bytes received of the incomplete frame."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether the session has neither credit nor an incomplete frame."""
-
-
-AnySession = TypeVar("AnySession", bound=TimedSession)
-
-
-def overdue_reason(session: TimedSession, now_s: float, limits: SlowPeerLimits) -> str | None:
-    """Return why a session must end now, or None.  ``now_s`` is on the event loop's clock."""
-    began_s = session.frame_began_at
-    if began_s is not None and not session.paused:
-        allowed_s = limits.frame_s + session.frame_bytes / limits.frame_bytes_per_s
-        if now_s - began_s > allowed_s:
-            return TOO_SLOW
-    if session.blocked_at is not None and now_s - session.blocked_at > limits.write_s:
-        return NOT_READ
-    if session.closing_at is not None and now_s - session.closing_at > limits.write_s:
-        return NOT_TAKEN
-    return None
-
-
-def idle_sessions(
-    sessions: Iterable[AnySession], now_s: float, limits: SlowPeerLimits
-) -> list[AnySession]:
-    """Return sessions without credit or an incomplete frame, longest idle first.
-
-    Sessions that wait for a paused or full queue are included.  If the peer has left, a session
-    counts as idle immediately.
-    """
-    silent = [
-        session
-        for session in sessions
-        if session.is_idle and (session.has_eof or now_s - session.last_read_at > limits.silent_s)
-    ]
-    return sorted(silent, key=lambda session: session.last_read_at)
-
-
-def exclude_pause(session: TimedSession, seconds: float) -> None:
-    """Extend the frame timeout of a session that was not read because reading is paused."""
-    if session.paused and session.frame_began_at is not None:
-        session.frame_began_at += seconds
-
-
-def exclude_time(session: TimedSession, seconds: float) -> None:
-    """Extend a session's timeouts by the time during which the process was suspended."""
-    session.last_read_at += seconds
-    if session.frame_began_at is not None:
-        session.frame_began_at += seconds
-    if session.blocked_at is not None:
-        session.blocked_at += seconds
-    if session.closing_at is not None:
-        session.closing_at += seconds

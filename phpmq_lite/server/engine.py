@@ -56,33 +56,6 @@ _REFUSED: Final = "the database refused the batch with this change, so nothing o
 _NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
 
 
-class AckCommitDelay:
-    """Delays the commit of a batch that contains only acknowledgements.
-
-    No client waits for an acknowledgement, but its commit would block the publish that follows.
-    With one message in flight, the delay reduces two commits to one.
-    """
-
-    __slots__ = ("ends_at",)
-
-    def __init__(self) -> None:
-        self.ends_at = 0.0  # event-loop time in seconds
-
-    def start(self, now_s: float) -> None:
-        """Start the commit delay of a newly opened batch."""
-        self.ends_at = now_s + _ACK_DELAY_S
-
-    def applies(self, batch: Batch, now_s: float) -> bool:
-        """Return whether the commit of an open batch should still wait for more commands."""
-        return (
-            0 < batch.commands < _ACK_COMMANDS
-            and len(batch.settled.get(ACKED_KEY, ())) == batch.commands
-            and not (batch.loads or batch.replies or batch.to_resume or batch.background)
-            and not any(d or r for d, r in batch.sends.values())
-            and now_s < self.ends_at
-        )
-
-
 class CooperativeTasks:
     """Tasks that run between batches, for a fraction of a millisecond at a time.
 
@@ -145,8 +118,6 @@ def _resolve(turn: asyncio.Future[None]) -> None:
 
 
 class _Commit(NamedTuple):
-    """A batch that the writer is storing."""
-
     batch: Batch
     future: asyncio.Future[LoadedRows | None]
     began_at: float  # time.perf_counter() when the commit began
@@ -183,7 +154,7 @@ class Engine:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # event-loop time at which the timer fires
         self._open: Batch | None = None  # the batch that the core is filling
-        self._ack_delay = AckCommitDelay()
+        self._delay_ends_at = 0.0  # event-loop time when ``_delays_commit`` becomes false
         self._commit: _Commit | None = None  # the batch that the writer is storing
         self._took_s = 0.0  # duration of the last completed commit
         self._loaded: LoadedRows | None = None
@@ -383,11 +354,6 @@ class Engine:
         if self._commit is not None:
             await self.yielded.wait()
 
-    def take_clock_doubt(self) -> tuple[int, int]:
-        """Return by how many ms the clock is in doubt, and since which message; end the doubt."""
-        away_ms, self.clock.doubt_ms = self.clock.doubt_ms, 0
-        return away_ms, self.clock.doubt_number
-
     def stop(self) -> None:
         """End ``run`` once all submitted commands are stored and answered."""
         self.is_stopping = True
@@ -400,7 +366,7 @@ class Engine:
         if self._commit is not None:
             return delay_s  # the writer is busy and could not store anything
         if self._open is not None:
-            return self._ack_delay.ends_at - self._loop.time()
+            return self._delay_ends_at - self._loop.time()
         if (wake_ms := self.core.next_wake_ms) is not None:
             return min(delay_s, (wake_ms - self.clock.now().steady_ms) / 1_000)
         return delay_s
@@ -426,20 +392,21 @@ class Engine:
 
     @property
     def _has_work(self) -> bool:
-        """Return whether any work can be done without waiting."""
         commit = self._commit
         if commit is None:
             return bool(
                 self.waiting
                 or self._loaded is not None
-                or self.core.needs_batch
+                or self.core.batch_limited
                 or (self._open is not None and not self._delays_commit)
             )
         if commit.future.done():
             return True
         if not self._may_decide:
             return False
-        return bool(self._inbox or (self._open is None and (self.waiting or self.core.needs_batch)))
+        return bool(
+            self._inbox or (self._open is None and (self.waiting or self.core.batch_limited))
+        )
 
     @property
     def _may_decide(self) -> bool:
@@ -457,14 +424,22 @@ class Engine:
 
     @property
     def _delays_commit(self) -> bool:
-        """Return whether to delay the open batch's commit because no client waits for it."""
+        """Return whether to delay the commit of an open batch that has only acknowledgements.
+
+        No client waits for them, but their commit would block the publish that follows.  With one
+        message in flight, the delay reduces two commits to one.
+        """
         batch = self._open
         return (
             batch is not None
             and self._commit is None
             and not (self.is_stopping or self.waiting)
-            and not self.core.needs_batch
-            and self._ack_delay.applies(batch, self._loop.time())
+            and not self.core.batch_limited
+            and 0 < batch.commands < _ACK_COMMANDS
+            and len(batch.settled.get(ACKED_KEY, ())) == batch.commands
+            and not (batch.loads or batch.replies or batch.to_resume or batch.background)
+            and not any(d or r for d, r in batch.sends.values())
+            and self._loop.time() < self._delay_ends_at
         )
 
     def _decide(self) -> None:
@@ -477,7 +452,7 @@ class Engine:
         if batch is None:
             batch = self._open = batches.begin(core, now, self._loaded)
             self._loaded = None
-            self._ack_delay.start(self._loop.time())
+            self._delay_ends_at = self._loop.time() + _ACK_DELAY_S
             retried, self._retried = self._retried, []
             for command in retried:
                 command(core)
@@ -608,7 +583,6 @@ class Engine:
             self.submit_first(lambda core: commands.undo_dispatches(core, connection, unsent))
 
     def _call_taps(self, batch: Batch) -> None:
-        """Pass a batch to the taps; remove a tap that fails."""
         for tap in tuple(self.taps):
             try:
                 tap(batch)

@@ -12,18 +12,7 @@ from typing import Any, Final, Literal
 from phpmq_lite.errors import PhpmqError, RemoteProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import (
-    DESCRIPTIONS,
-    Acknowledge,
-    Consume,
-    DeadLetter,
-    Dispatch,
-    Publish,
-    ReceiptFrame,
-    Requeue,
-    Revision,
-    WireLimits,
-)
+from phpmq_lite.protocol.frames import DESCRIPTIONS, Revision, WireLimits
 from phpmq_lite.protocol.frames import Frame as Parsed
 from phpmq_lite.server.frame_recorder import DissectedFrame, Dissector, WrongByte
 
@@ -104,19 +93,21 @@ def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
     reader: ServerSide | ClientSide = (
         ClientSide(limits) if is_from_broker else ServerSide(limits, http_guard=False)
     )
-    reader.observe(dissector)
+    reader.parser.observe(dissector.see)
     reader.receive(valid)
-    frames = tuple(dissected[: len(parsed)])
+    complete = tuple(dissected[: len(parsed)])
     return Explanation(
         "broker" if is_from_broker else "client",
-        _framing(side.framing, data),
+        _framing(side.parser.framing, data),
         width,
-        _revision(parsed, side.revision),
-        frames,
-        tuple(_outcome(frame) for frame in parsed[: len(frames)]),
+        _revision(parsed, side.parser.revision_seen),
+        complete,
+        tuple(_outcome(frame) for frame in parsed[: len(complete)]),
         dissector.incomplete(reader),
         None if error is None else WrongByte.of(error, data),
-        _conclusion(error, side.partial_bytes, is_from_broker=is_from_broker, is_empty=not data),
+        _conclusion(
+            error, side.parser.partial_bytes, is_from_broker=is_from_broker, is_empty=not data
+        ),
     )
 
 
@@ -128,11 +119,11 @@ def _framing(framing: str | None, data: bytes) -> str:
     return "line framing, " + ("CR LF" if data[8:10] == b"\r\n" else "LF")
 
 
-def _revision(frames: list[Parsed], revision: Revision | None) -> str:
-    if revision is None and any(isinstance(frame, Dispatch) for frame in frames):
-        first = next(frame for frame in frames if isinstance(frame, Dispatch))
-        revision = "legacy" if first.ttl_s is None else "ttl"
-    if any(isinstance(frame, ReceiptFrame) for frame in frames):
+def _revision(parsed: list[Parsed], revision: Revision | None) -> str:
+    dispatches = [frame for frame in parsed if isinstance(frame, frames.Dispatch)]
+    if revision is None and dispatches:
+        revision = "legacy" if dispatches[0].ttl_s is None else "ttl"
+    if any(isinstance(frame, frames.ReceiptFrame) for frame in parsed):
         return "newer, with confirmed publishing (007 is an extension of this broker)"
     return DESCRIPTIONS[revision]
 
@@ -140,7 +131,7 @@ def _revision(frames: list[Parsed], revision: Revision | None) -> str:
 def _outcome(frame: Parsed) -> str:
     """Return how the receiver handles a frame, as described in ``docs/reference/protocol.md``."""
     match frame:
-        case Publish(queue, content, ttl_s, key):
+        case frames.Publish(queue, content, ttl_s, key):
             if ttl_s is None:
                 expiry = "it expires after the queue's default_ttl_s, if set"
             else:
@@ -153,32 +144,32 @@ def _outcome(frame: Parsed) -> str:
                 f"Reply after the commit with a receipt (007) for the key {_text(key)};"
                 " a message that repeats the key gets a receipt, but is not stored."
             )
-        case Consume(queue, 0):
+        case frames.Consume(queue, 0):
             return f"Stop dispatching {queue!r} to this connection; messages it holds are returned."
-        case Consume(queue, count):
+        case frames.Consume(queue, count):
             return (
                 f"Dispatch messages from {queue!r}, at most {count:,} unacknowledged at a time (and"
                 " at most limits.credit). This replaces the previous count; the queue is created if"
                 " it does not exist."
             )
-        case Acknowledge(queue, message_id):
+        case frames.Acknowledge(queue, message_id):
             return f"Settle {_text(message_id)} in {queue!r} as acked. {_HELD}"
-        case Requeue(queue, message_id, ttl_s):
+        case frames.Requeue(queue, message_id, ttl_s):
             expiry = f"expires after {ttl_s:,} s" if ttl_s else "never expires"
             where = f"Move {_text(message_id)} to the end of {queue!r}"
             return f"{where}, keeping its id; it then {expiry}. {_HELD}"
-        case DeadLetter(queue, message_id):
+        case frames.DeadLetter(queue, message_id):
             where = f"Remove {_text(message_id)} from {queue!r}, regardless of its TTL"
             return f"{where}, and store a record in the dead-letter queue. {_HELD}"
-        case Dispatch(queue, _, message_id, ttl_s):
+        case frames.Dispatch(queue, _, message_id, ttl_s):
             left = "" if ttl_s is None else f" ({ttl_s:,} s left)" if ttl_s else " (never expires)"
             return (
                 f"The client holds {_text(message_id)} from {queue!r}{left} until it sends 004,"
                 " 005 or 006, or until the connection ends."
             )
-        case ReceiptFrame(queue, key, None):
+        case frames.ReceiptFrame(queue, key, None):
             return f"The message published to {queue!r} with the key {_text(key)} is on disk."
-        case ReceiptFrame(queue, key, reason):
+        case frames.ReceiptFrame(queue, key, reason):
             return f"Nothing was stored in {queue!r} for the key {_text(key)}: {reason}."
 
 

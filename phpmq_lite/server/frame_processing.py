@@ -21,6 +21,7 @@ from phpmq_lite.protocol.frames import (
     Publish,
     Requeue,
 )
+from phpmq_lite.server.backpressure import PausableConnection
 from phpmq_lite.server.engine import Engine
 
 FORCED_PUBLISH_S: Final = 0.1  # publish interval of a paused publisher that also consumes messages
@@ -37,7 +38,7 @@ class SessionLimits:
     write_buffer_bytes: int = 1 << 20
 
 
-class FrameSession(Protocol):
+class FrameSession(PausableConnection, Protocol):
     """What frame processing requires of a session."""
 
     @property
@@ -47,12 +48,6 @@ class FrameSession(Protocol):
     @property
     def is_ending(self) -> bool:
         """Whether the connection will close once its frames are processed."""
-
-    def pause_reading(self, reason: str) -> None:
-        """Stop reading until ``resume_reading`` has been called for every reason."""
-
-    def resume_reading(self, reason: str) -> None:
-        """Remove a pause reason; reading resumes once no reasons remain."""
 
     def finish(self, reason: str) -> None:
         """Close the connection once its frames are processed."""
@@ -66,6 +61,7 @@ class _EndedSession:
 
     connection: Connection | None = None
     is_ending = True
+    is_parked = False
 
     def pause_reading(self, reason: str) -> None:
         pass
@@ -96,7 +92,6 @@ class FrameProcessor:
         self._validated: ValidatedPublish | None = None  # result of validating the first frame
 
     def __bool__(self) -> bool:
-        """Return whether any frames are left."""
         return bool(self._frames)
 
     def add(self, frames: list[ClientFrame]) -> None:
@@ -193,7 +188,6 @@ class FrameProcessor:
         self._session.on_processed(core)
 
     def _process_in_next_batch(self) -> None:
-        """Continue at the start of the next batch."""
         self._is_queued = True
         self._engine.submit_first(self.process)
 
@@ -253,7 +247,6 @@ class FrameProcessor:
         return False
 
     def _on_validated(self, validated: ValidatedPublish) -> None:
-        """Continue after large content was validated in the background."""
         self._validated = validated
         self.process(self._engine.core)
 
@@ -328,11 +321,7 @@ def apply_frames(
 
 
 def _publishes(
-    core: Broker,
-    frames: deque[ClientFrame],
-    first: Publish,
-    limit: int,
-    quota: PublishQuota,
+    core: Broker, frames: deque[ClientFrame], first: Publish, limit: int, quota: PublishQuota
 ) -> tuple[list[QueueRun], list[Publish]]:
     """Return the first publish frames for unchecked queues, all with keys or all without.
 

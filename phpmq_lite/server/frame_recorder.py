@@ -15,6 +15,7 @@ from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import AppendDispatch, ClientSide, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame, WireLimits
+from phpmq_lite.protocol.parser import Part
 
 CUT_BYTES: Final = 256  # maximum number of bytes recorded from each content
 
@@ -50,7 +51,7 @@ class DissectedFrame:
 
 
 class Dissector:
-    """Splits the frames that a parser reads into described pieces, as its ``FrameObserver``.
+    """Splits the frames that a parser reads into described pieces; ``see`` is a ``FrameObserver``.
 
     ``keep`` receives each complete frame.  A frame that has begun before is counted, but skipped.
     """
@@ -65,33 +66,24 @@ class Dissector:
         self._packets: list[tuple[bytes, bytes, int]] = []  # (header, recorded content, length)
         self._size = 0
 
-    def see_message_header(self, head: bytes) -> None:
-        """Begin a frame."""
-        self._header, self._head, self._packets, self._size = head, b"", [], len(head)
-
-    def see_packet_header(self, head: bytes) -> None:
-        """Begin a packet."""
-        self._head = head
-        self._size += len(head)
-
-    def see_line_break(self, byte: bytes) -> None:
-        """Add a line break to the packet header before it, if there is one."""
-        self._head += byte if self._head else b""
-        self._size += len(byte)
-
-    def see_content(self, content: bytes) -> None:
-        """End a packet."""
-        self._packets.append((self._head, content[:CUT_BYTES], len(content)))
-        self._head = b""
-        self._size += len(content)
-
-    def see_end(self) -> None:
-        """Keep the frame."""
-        if self._header:
-            self._keep(_decode_frame(self._header, self._packets, self._size))
+    def see(self, part: Part, data: bytes) -> None:
+        """Add a part of the current frame."""
+        if part is Part.MESSAGE_HEADER:
+            self._header, self._head, self._packets, self._size = data, b"", [], 0
+        elif part is Part.PACKET_HEADER:
+            self._head = data
+        elif part is Part.LINE_BREAK:
+            self._head += data if self._head else b""
+        elif part is Part.CONTENT:
+            self._packets.append((self._head, data[:CUT_BYTES], len(data)))
+            self._head = b""
         else:
-            self.skipped += 1
-        self.reset()
+            if self._header:
+                self._keep(_decode_frame(self._header, self._packets, self._size))
+            else:
+                self.skipped += 1
+            self.reset()
+        self._size += len(data)
 
     def reset(self) -> None:
         """Skip what follows until the next frame begins."""
@@ -99,9 +91,9 @@ class Dissector:
 
     def incomplete(self, side: ServerSide | ClientSide) -> DissectedFrame | None:
         """Return the part of an incomplete frame that ``side`` has received so far, or None."""
-        size, head = side.partial_bytes, side.partial_header
+        size, head = side.parser.partial_bytes, side.parser.partial_header
         if side.error is not None and self._head:  # an empty content was refused
-            self.see_content(b"")
+            self.see(Part.CONTENT, b"")
             size = self._size
         if not size:
             return None
@@ -111,7 +103,7 @@ class Dissector:
         begun = _decode_frame(self._header, self._packets, size)
         header = FramePiece(self._header, f"{begun.kind}, {int(self._header[6:])} packets")
         pieces = [header, *begun.pieces[1:]]
-        received, length = side.partial_content or (b"", 0)
+        received, length = side.parser.partial_content or (b"", 0)
         if length:
             raw, meaning = received[:CUT_BYTES], f"content, {len(received)} of {length} bytes"
             pieces.append(FramePiece(self._head + raw, meaning, len(received) - len(raw)))
@@ -123,7 +115,6 @@ class Dissector:
 def _decode_frame(
     header: bytes, packets: list[tuple[bytes, bytes, int]], size: int
 ) -> DissectedFrame:
-    """Return the frame with a description of each piece."""
     number = int(header[3:6]) if header[3:6].isdigit() else 0
     kind = _MESSAGES.get(number, "unknown")
     queue = None
@@ -132,13 +123,8 @@ def _decode_frame(
         packet = int(head[1:3]) if head[1:3].isdigit() else 0
         if packet == frames.QUEUE:
             queue = content.decode(errors="replace")
-        pieces.append(
-            FramePiece(
-                head + content,
-                _describe_packet(number, packet, content, length),
-                length - len(content),
-            )
-        )
+        meaning = _describe_packet(number, packet, content, length)
+        pieces.append(FramePiece(head + content, meaning, length - len(content)))
     return DissectedFrame(kind, queue, tuple(pieces), size)
 
 
@@ -189,11 +175,6 @@ _EXPECTED: Final = {
 }
 
 
-def expected_syntax(code: str) -> str:
-    """Return the syntax that the grammar expects where an error with this code occurred."""
-    return _EXPECTED.get(code, "")
-
-
 @dataclass(slots=True, frozen=True)
 class RecordedFrame:
     """A recorded frame; the frames of a connection are numbered from 1."""
@@ -226,7 +207,7 @@ class WrongByte:
         return cls(
             code=error.code,
             detail=error.detail,
-            expected=expected_syntax(error.code),
+            expected=_EXPECTED.get(error.code, ""),
             offset=error.offset,
             before=data[max(0, at - CONTEXT_BYTES) : at] if is_here else b"",
             received=data[at : at + CONTEXT_BYTES] if is_here else b"",
@@ -267,7 +248,7 @@ class FrameRecorder:
         has_budget = self._has_budget()
         if not has_budget:
             self._inbound.reset()
-        side.observe(self._inbound if has_budget else None)
+        side.parser.observe(self._inbound.see if has_budget else None)
         frames = side.receive(data)
         if not has_budget:
             self._unseen += len(frames)
@@ -280,7 +261,7 @@ class FrameRecorder:
             return
         if self._outbound is None:
             self._outbound = ClientSide(_ANY_CONTENT, packet_header=side.packet_header)
-            self._outbound.observe(Dissector(partial(self._keep, is_inbound=False)))
+            self._outbound.parser.observe(Dissector(partial(self._keep, is_inbound=False)).see)
         for part in parts:
             self._outbound.receive(part)
 
@@ -334,7 +315,7 @@ class RecordedSide:
         """Append receipts, and record each of them."""
         for key in keys:
             start = len(parts)
-            self.side.append_receipt(parts, queue, key, reason)
+            self.side.append_receipts(parts, queue, (key,), reason)
             self.recorder.record_outbound(parts[start:], self.side)
 
 
@@ -389,7 +370,7 @@ class Inspector:
         session, _ = self._watched.pop(client)
         if session is not None and isinstance(session.side, RecordedSide):
             session.side = session.side.side
-            session.side.observe(None)
+            session.side.parser.observe(None)
 
     def record_error(
         self,

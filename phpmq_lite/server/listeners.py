@@ -241,7 +241,6 @@ def _absolute(address: str) -> str:
 
 
 def _remove_own_socket(path: Path, file: tuple[int, int]) -> None:
-    """Remove our socket file, unless another file has replaced it."""
     with suppress(OSError):  # a socket file left behind counts as stale, as after a kill
         status = path.stat()
         if (status.st_dev, status.st_ino) == file:

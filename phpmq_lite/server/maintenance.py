@@ -193,7 +193,6 @@ class ScrubRunner:
             _log.error("structure_damaged", problems=problems[:3])
 
     async def _check_bodies(self) -> None:
-        """Continue an interrupted round, or begin a new one."""
         state = self.state
         if not state.is_under_way:
             state.now = ScrubRound(began_at=self._now_ms())
@@ -225,13 +224,8 @@ class ScrubRunner:
                 dead = await self._engine.call(
                     lambda core, ok: message_actions.dead_letter_damaged(core, ok, result.bad)
                 )
-        _log.error(
-            "bodies_damaged",
-            messages=part,
-            seqs=result.bad[:10],
-            count=len(result.bad),
-            settled_as_dead=dead,
-        )
+        seqs, count = result.bad[:10], len(result.bad)
+        _log.error("bodies_damaged", messages=part, seqs=seqs, count=count, settled_as_dead=dead)
 
     def _begin(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         self._thread = thread = asyncio.ensure_future(asyncio.to_thread(work))

@@ -78,17 +78,16 @@ def inode_of(table: str, host: IPv4Address | IPv6Address, port: int) -> str | No
     hosts: list[IPv4Address | IPv6Address] = [host]
     if isinstance(host, IPv4Address):
         hosts.append(IPv6Address(f"::ffff:{host}"))
-    addresses = {f"{_split_words(mapped.packed)}:{port:04X}" for mapped in hosts}
+    # The kernel writes an address as 32-bit words in native byte order.
+    words = (
+        [host.packed[at : at + 4][::-1] for at in range(0, len(host.packed), 4)] for host in hosts
+    )
+    addresses = {f"{b''.join(parts).hex().upper()}:{port:04X}" for parts in words}
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 9 and fields[1] in addresses and fields[3] == _ESTABLISHED:
             return fields[9]
     return None
-
-
-def _split_words(packed: bytes) -> str:
-    """Return an address as the kernel writes it: 32-bit words in native byte order."""
-    return "".join(packed[at : at + 4][::-1].hex().upper() for at in range(0, len(packed), 4))
 
 
 def _owner(inode: str, proc: Path) -> int | None:

@@ -6,8 +6,7 @@
     rollups.oldest_ready_at = …                when the first ready messages were published
     for writes in rollups.close(now_s): …      add a point per queue; yield rows each minute
 
-Both methods are generators that yield typed writes for the batch, so that the event loop can run
-between two slices of their work.
+Both methods yield typed writes for the batch; the event loop can run between two slices of work.
 """
 
 import asyncio
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import nlargest
+from itertools import chain
 from operator import add, attrgetter, sub
 from typing import Final
 
@@ -232,7 +232,10 @@ class Rollups:
         """Add one queue's activity; return False if there was none."""
         queue_id, row, held = queue.queue_id, queue.row, queue.held
         counts: tuple[int, ...] = _counts(queue.counters)
-        before = self._last_counts(queue)
+        totals, before = self._before.get(queue_id, (queue.counters, _ZEROS))
+        if totals is not queue.counters:  # the queue was recreated
+            self._forget(queue_id)
+            before = _ZEROS
         live = row.live_count
         if not live and counts == before and queue_id not in self._nonempty:
             return False
@@ -258,15 +261,6 @@ class Rollups:
             self._add_to_group(OTHERS, activity, live - held)
         return True
 
-    def _last_counts(self, queue: Queue) -> tuple[int, ...]:
-        """Return the counts at the last sample, or zeros if the queue was recreated."""
-        queue_id = queue.queue_id
-        totals, counts = self._before.get(queue_id, (queue.counters, _ZEROS))
-        if totals is queue.counters:
-            return counts
-        self._forget(queue_id)
-        return _ZEROS
-
     def _changes(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> RollupSum:
         queue_id = queue.queue_id
         if counts == before:
@@ -278,7 +272,6 @@ class Rollups:
         return activity
 
     def _add_to_group(self, number: int, activity: RollupSum, ready: int) -> None:
-        """Add the activity of one queue to a sum over several queues."""
         total = self._slot.setdefault(number, RollupSum())
         total.add(activity)
         _, held, size, _ = activity.gauges
@@ -308,7 +301,6 @@ class Rollups:
             yield from self._end_minute(now_s)
 
     def _set_ages(self, slot: dict[int, RollupSum], now_s: int) -> None:
-        """Record how long each queue's oldest ready message has been waiting."""
         first: dict[int, int] = {}
         for queue_id in self.ready_queues:
             at_ms = self.oldest_ready_at.get(queue_id)
@@ -336,7 +328,11 @@ class Rollups:
         yield [
             TrimRollups(span, now_s - kept_s, _REMOVED_AT_ONCE) for span, kept_s in KEPT_S.items()
         ]
-        self._choose_own()
+        # Those that already have their own points are preferred.
+        events, self._activity = self._activity, {}
+        own = self._own_queues
+        rank = {number: count << (number in own) for number, count in events.items()}
+        self._own_queues = {*nlargest(QUEUES_MAX, rank, key=rank.__getitem__)}
 
     def _rows(self, sums: Mapping[int, RollupSum], at_s: int, span_s: int) -> Iterator[Writes]:
         items = list(sums.items())
@@ -345,16 +341,6 @@ class Rollups:
                 PutRollup(*activity.point(at_s, span_s), queue_id)
                 for queue_id, activity in items[at : at + _CHANGED_AT_ONCE]
             ]
-
-    def _choose_own(self) -> None:
-        """Choose which queues get their own points, preferring those that already have them."""
-        activity, self._activity = self._activity, {}
-        own = self._own_queues
-        self._own_queues = set(
-            nlargest(
-                QUEUES_MAX, activity, key=lambda queue_id: activity[queue_id] << (queue_id in own)
-            )
-        )
 
     @staticmethod
     def _append(sums: dict[int, RollupSum], queue_id: int, later: RollupSum) -> None:
@@ -444,7 +430,10 @@ class RollupSampler:
         rollups = self._rollups
         await self._run_slices(rollups.collect(list(self._engine.core.queues_by_id.values())))
         with suppress(StorageError):  # on failure, keep the previous ages
-            rollups.oldest_ready_at = await self._read_ages(rollups.ready_queues)
+            ready, oldest = rollups.ready_queues, dict[int, int]()
+            for at in range(0, len(ready), _AGES_AT_ONCE):
+                oldest |= await self._reader.oldest_ready_at(ready[at : at + _AGES_AT_ONCE])
+            rollups.oldest_ready_at = oldest
 
     async def _run_slices(self, work: Iterator[Writes]) -> None:
         self._work = work
@@ -452,12 +441,6 @@ class RollupSampler:
             if writes:
                 self._engine.submit(lambda core, writes=writes: _store(core, writes))  # type: ignore[misc]
             await asyncio.sleep(0)
-
-    async def _read_ages(self, waiting: list[int]) -> dict[int, int]:
-        ages: dict[int, int] = {}
-        for at in range(0, len(waiting), _AGES_AT_ONCE):
-            ages |= await self._reader.oldest_ready_at(waiting[at : at + _AGES_AT_ONCE])
-        return ages
 
     async def finish(self) -> None:
         """Store the incomplete minute; call this after the last command, before the engine stops.
@@ -468,16 +451,15 @@ class RollupSampler:
             return
 
         def finish(core: Broker, answer: Reply) -> None:
-            for writes in self._last_slices(core):
-                _store(core, writes)
+            for writes in chain(
+                self._work,  # the rest of a cancelled sample
+                self._rollups.collect(list(core.queues_by_id.values())),
+                self._rollups.close(self._now_ms() // 1_000, is_last=True),
+            ):
+                core.batch.writes += writes
             core.reply(answer, None)
 
         await self._engine.call(finish)
-
-    def _last_slices(self, core: Broker) -> Iterator[Writes]:
-        yield from self._work  # the rest of a cancelled sample
-        yield from self._rollups.collect(list(core.queues_by_id.values()))
-        yield from self._rollups.close(self._now_ms() // 1_000, is_last=True)
 
 
 def _store(core: Broker, writes: Iterable[Write]) -> None:

@@ -107,29 +107,27 @@ class Session(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self._host = name[0] if isinstance(name, tuple) else None
         self._descriptor = descriptor_of(self.transport)
-        self._end_detector = EndDetector.of(self.transport)
+        socket = transport.get_extra_info("socket")
+        self._end_detector = None if socket is None else EndDetector(socket.fileno())
         self.address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else self.kind
         relayed = transport.get_extra_info("relay")
         self.relay = "" if relayed is None else relayed.relay
         self.certificate = certificate_subject(transport)
         refusal = self._shared.admission.admit(self._host, self)
         if refusal is not None:
-            self._refuse(refusal)
+            self._is_ended = True
+            self._end_reason = refusal
+            self._counters.closed[refusal] += 1
+            if not is_quiet("connection_refused"):
+                _log.warning("connection_refused", address=self.address, reason=refusal)
+            self.transport.abort()
+            self._break_cycles()
             return
         self._shared.sessions.add(self)
         self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self.last_read_at = self._loop.time()
         self._counters.clients_opened += 1
         self._engine.submit(self._connect)
-
-    def _refuse(self, reason: str) -> None:
-        self._is_ended = True
-        self._end_reason = reason
-        self._counters.closed[reason] += 1
-        if not is_quiet("connection_refused"):
-            _log.warning("connection_refused", address=self.address, reason=reason)
-        self.transport.abort()
-        self._break_cycles()
 
     def data_received(self, data: bytes) -> None:
         """Process the frames that this read completes."""
@@ -285,7 +283,7 @@ class Session(asyncio.Protocol):
 
     def _add_frames(self, frames: list[ClientFrame]) -> None:
         self.frames.add(frames)
-        partial = self.side.partial_bytes
+        partial = self.side.parser.partial_bytes
         if not partial:
             self.frame_began_at = None
         elif frames or self.frame_began_at is None:
@@ -295,7 +293,9 @@ class Session(asyncio.Protocol):
             self._report_memory()
 
     def _report_memory(self) -> None:
-        held_bytes = 0 if self._is_ended else self.frames.content_bytes + self.side.partial_bytes
+        held_bytes = (
+            0 if self._is_ended else self.frames.content_bytes + self.side.parser.partial_bytes
+        )
         self._backpressure.report(self, held_bytes)
 
     def _set_guard_timer(self) -> None:
@@ -320,13 +320,8 @@ class Session(asyncio.Protocol):
         read_at = self.bytes_in - len(data)
         self._counters.inspector.record_error(error, client, self.address, data, read_at)
         if not is_quiet("protocol_error"):
-            _log.warning(
-                "protocol_error",
-                address=self.address,
-                code=error.code,
-                detail=error.detail,
-                at_byte=error.offset,
-            )
+            facts = {"code": error.code, "detail": error.detail, "at_byte": error.offset}
+            _log.warning("protocol_error", address=self.address, **facts)
         self.finish(f"protocol error: {error.code}")
 
     # -- in a batch
@@ -392,18 +387,13 @@ class Session(asyncio.Protocol):
         connection = self.connection
         if connection is not None:
             hint_at_revision(connection, self.side, self.address, self.first_dispatch_at)
+            framing, revision = self.side.parser.framing, self.side.parser.revision_seen
             commands.disconnect(
-                core,
-                connection,
-                self.side.framing,
-                self.side.revision,
-                reason,
-                is_charged=self._is_charged,
+                core, connection, framing, revision, reason, is_charged=self._is_charged
             )
         core.reply(self._close_transport, None)
 
     def _close_transport(self, _: Any) -> None:
-        """Close the transport, after the batch's receipts have been written."""
         if self.transport.is_closing():
             self._break_cycles()
             return
@@ -488,12 +478,6 @@ class EndDetector:
         self._poll = select.poll()
         self._poll.register(descriptor, _PEER_CLOSED)
 
-    @classmethod
-    def of(cls, transport: asyncio.Transport) -> "EndDetector | None":
-        """Return a detector for a transport, or None if the transport has no socket."""
-        socket = transport.get_extra_info("socket")
-        return None if socket is None else cls(socket.fileno())
-
     def has_ended(self) -> bool:
         """Return whether the peer has closed or reset the connection; our side must be open."""
         return bool(self._poll.poll(0))
@@ -509,7 +493,7 @@ def hint_at_revision(
     if (
         first_dispatch_at is None
         or connection.acked
-        or side.revision is not None  # the client has shown which revision it uses
+        or side.parser.revision_seen is not None  # the client has shown which revision it uses
         or asyncio.get_running_loop().time() - first_dispatch_at > _HINT_S
         or is_quiet("revision_hint")
     ):

@@ -88,10 +88,15 @@ class ClientStatus:
     revision: str | None = None
     bytes_in: int = 0
     bytes_out: int = 0
-    paused_reason: str | None = None
+    paused_reasons: tuple[str, ...] = ()  # why the connection is not being read, in order
     acked_per_s: float = 0.0
     relay: str = ""  # name of the broker that relays the connection
     certificate: str = ""  # subject of the client's certificate
+
+    @property
+    def paused_reason(self) -> str | None:
+        """Return the reasons as text, or None if the connection is being read."""
+        return ", ".join(self.paused_reasons) or None
 
 
 @dataclass(slots=True, frozen=True)
@@ -236,9 +241,11 @@ class BrokerHandle:
         """
 
         def decide(core: Broker, reply: Reply) -> None:
-            away_ms, number = (0, 0) if self.engine is None else self.engine.take_clock_doubt()
-            if not away_ms:
+            clock = None if self.engine is None else self.engine.clock
+            if clock is None or not clock.doubt_ms:
                 raise RefusedError("no_doubt", "no decision about the clock is pending")
+            away_ms, clock.doubt_ms = clock.doubt_ms, 0
+            number = clock.doubt_number
             queue_operations.decide_clock(core, reply, entry, away_ms, number, is_right=is_right)
 
         await self.run(decide)
@@ -281,16 +288,13 @@ class BrokerHandle:
         problem, oldest_s = None if space is None else space.write_problem, self.oldest_batch_s
         if oldest_s >= LATE_S:
             problem = problem or f"a batch has waited {oldest_s:,.0f} s for the database's answer"
+        counted = ("closed", "paused", "protocol_errors")
+        copies = {name: getattr(counters, name).copy() for name in counted}
         base = replace(
             self._base,
             store=self.store(),
             loop_lag_ms=self.loop_lag_ms,
-            counters=replace(
-                counters,
-                closed=counters.closed.copy(),
-                paused=counters.paused.copy(),
-                protocol_errors=counters.protocol_errors.copy(),
-            ),
+            counters=replace(counters, **copies),
             shortage=None if space is None else space.shortage,
             write_problem=problem,
             oldest_batch_s=oldest_s,
@@ -425,12 +429,12 @@ def _client(connection: Connection) -> ClientStatus:
         reasons.add("disk" if queue is not None and queue.stop else "queue")
     return replace(
         status,
-        framing=session.side.framing,
+        framing=session.side.parser.framing,
         packet_header=session.side.packet_header,
-        revision=session.side.revision,
+        revision=session.side.parser.revision_seen,
         bytes_in=session.bytes_in,
         bytes_out=session.bytes_out,
-        paused_reason=", ".join(sorted(reasons)) or None,
+        paused_reasons=tuple(sorted(reasons)),
         acked_per_s=session.acks.per_s,
         relay=session.relay,
         certificate=session.certificate,

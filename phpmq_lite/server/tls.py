@@ -48,7 +48,14 @@ def server_context(
         raise SettingsError(
             f"{section}.tls_cert {cert} and {section}.tls_key {key} cannot be used: {error}"
         ) from None
-    _check_validity(f"{section}.tls_cert", cert, context)
+    try:
+        _verify(cert, context)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _TIME_ERRORS:
+            problem = _TIME_ERRORS[error.verify_code]
+            raise SettingsError(f"{section}.tls_cert {cert} {problem}") from None
+    except ssl.SSLError as error:
+        raise SettingsError(f"{section}.tls_cert {cert} cannot be used: {error}") from None
     if client_ca is not None:
         try:
             context.load_verify_locations(client_ca)
@@ -131,16 +138,6 @@ def _check_readable(name: str, path: Path) -> None:
 def _refuse_password() -> Never:
     """Refuse an encrypted key, for which OpenSSL would prompt on the terminal."""
     raise ValueError("the key is encrypted; use an unencrypted key in a file with mode 0600")
-
-
-def _check_validity(name: str, cert: Path, server: ssl.SSLContext) -> None:
-    try:
-        _verify(cert, server)
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in _TIME_ERRORS:
-            raise SettingsError(f"{name} {cert} {_TIME_ERRORS[error.verify_code]}") from None
-    except ssl.SSLError as error:
-        raise SettingsError(f"{name} {cert} cannot be used: {error}") from None
 
 
 def _verify(cert: Path, server: ssl.SSLContext) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The engine watchdog, and once-a-second checks of slow sessions, lag, memory and rates."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from phpmq_lite.broker.broker import Broker
@@ -9,15 +9,14 @@ from phpmq_lite.clock import GAP_MS
 from phpmq_lite.logs import get_logger
 from phpmq_lite.os_process import resident_bytes
 from phpmq_lite.server.backpressure import (
+    NOT_READ,
+    NOT_TAKEN,
     SILENT,
+    TOO_SLOW,
     UNANSWERED,
     MemoryLimiter,
     SlowPeerLimits,
-    exclude_pause,
-    exclude_time,
-    idle_sessions,
     is_unanswered,
-    overdue_reason,
 )
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.session import Session
@@ -69,13 +68,20 @@ class SessionMonitor:
             session.note_writing(now_s)
             if session.connection is not None:
                 session.acks.sample(session.connection.acked, _INTERVAL_S)
-            exclude_pause(session, _INTERVAL_S)
+            if session.paused and session.frame_began_at is not None:
+                session.frame_began_at += _INTERVAL_S  # it was not read because reading is paused
             reason = overdue_reason(session, now_s, self._limits)
             if not self._checks % _DEAD_CHECKS and is_unanswered(session.transport):
                 reason = UNANSWERED
             if reason is not None:
                 session.abort(reason)
-        self._report_late_batch()
+        age_s = self._handle.oldest_batch_s
+        if age_s >= self._report_at_s:  # and again each time that it has doubled
+            self._report_at_s = 2 * age_s
+            _log.error("batch_not_answered", oldest_batch_s=round(age_s, 1))
+        elif age_s < LATE_S < self._report_at_s:
+            self._report_at_s = LATE_S
+            _log.info("batch_answered")
         self._report_queue_limit()
         if self._memory_limiter is not None:
             self._memory_limiter.check(self._sessions, resident_bytes())
@@ -105,15 +111,46 @@ class SessionMonitor:
                     remedy="remove empty queues, or raise the limit",
                 )
 
-    def _report_late_batch(self) -> None:
-        """Log that a batch has no answer, each time its age has doubled, and the answer."""
-        age_s = self._handle.oldest_batch_s
-        if age_s >= self._report_at_s:
-            self._report_at_s = 2 * age_s
-            _log.error("batch_not_answered", oldest_batch_s=round(age_s, 1))
-        elif age_s < LATE_S < self._report_at_s:
-            self._report_at_s = LATE_S
-            _log.info("batch_answered")
+
+def overdue_reason(session: Session, now_s: float, limits: SlowPeerLimits) -> str | None:
+    """Return why a session must end now, or None.  ``now_s`` is on the event loop's clock."""
+    began_s = session.frame_began_at
+    if began_s is not None and not session.paused:
+        allowed_s = limits.frame_s + session.frame_bytes / limits.frame_bytes_per_s
+        if now_s - began_s > allowed_s:
+            return TOO_SLOW
+    if session.blocked_at is not None and now_s - session.blocked_at > limits.write_s:
+        return NOT_READ
+    if session.closing_at is not None and now_s - session.closing_at > limits.write_s:
+        return NOT_TAKEN
+    return None
+
+
+def idle_sessions(
+    sessions: Iterable[Session], now_s: float, limits: SlowPeerLimits
+) -> list[Session]:
+    """Return sessions without credit or an incomplete frame, longest idle first.
+
+    Sessions that wait for a paused or full queue are included.  If the peer has left, a session
+    counts as idle immediately.
+    """
+    silent = [
+        session
+        for session in sessions
+        if session.is_idle and (session.has_eof or now_s - session.last_read_at > limits.silent_s)
+    ]
+    return sorted(silent, key=lambda session: session.last_read_at)
+
+
+def exclude_time(session: Session, seconds: float) -> None:
+    """Extend a session's timeouts by the time during which the process was suspended."""
+    session.last_read_at += seconds
+    if session.frame_began_at is not None:
+        session.frame_began_at += seconds
+    if session.blocked_at is not None:
+        session.blocked_at += seconds
+    if session.closing_at is not None:
+        session.closing_at += seconds
 
 
 class EngineWatchdog:
@@ -134,12 +171,13 @@ class EngineWatchdog:
         """
         if self._is_waiting:
             return self._writer.space.write_problem is not None
+
+        def on_answer(probe: asyncio.Future[None]) -> None:
+            self._is_waiting = probe.cancelled() or probe.exception() is not None  # for good
+
+        def probe_writer(_core: Broker) -> None:
+            self._writer.start(lambda _store: None).add_done_callback(on_answer)
+
         self._is_waiting = True
-        self._engine.submit(self._probe_writer)
+        self._engine.submit(probe_writer)
         return True
-
-    def _probe_writer(self, _core: Broker) -> None:
-        self._writer.start(lambda _store: None).add_done_callback(self._on_answer)
-
-    def _on_answer(self, probe: asyncio.Future[None]) -> None:
-        self._is_waiting = probe.cancelled() or probe.exception() is not None  # permanent failure

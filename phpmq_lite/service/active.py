@@ -19,7 +19,6 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.schema_registry import RegistryError
 from phpmq_lite.errors import BatchRefusedError, EpochEndedError, PhpmqError
-from phpmq_lite.model import Limits
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import Revision, WireLimits
 from phpmq_lite.server.backpressure import SlowPeerLimits
@@ -32,7 +31,7 @@ from phpmq_lite.server.session import Session, SessionContext
 from phpmq_lite.server.watchdog import EngineWatchdog, SessionMonitor
 from phpmq_lite.service.pages import AdminPages
 from phpmq_lite.service.starting import RecoveredDatabase, Standby
-from phpmq_lite.service.state import ServiceState, broker_limits, cancel, now_ms
+from phpmq_lite.service.state import Phase, ServiceState, broker_limits, cancel, now_ms
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import Backend, StoreMaintenance
 from phpmq_lite.storage.data_folder import DataFolder
@@ -46,7 +45,7 @@ _LAST_WORDS: Final = b"stopped immediately: not enough memory to write the reaso
 _log = logs.get_logger(__name__)
 
 
-class Active:
+class Active(Phase):
     """The engine of a broker, and everything that works beside it."""
 
     def __init__(
@@ -67,12 +66,9 @@ class Active:
         self.maintenance: Maintenance | None = None  # of a database file
         self._watchdog = EngineWatchdog(engine, backend.writer)
         limits, handle = state.settings.limits, state.handle
+        bounds = SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer)
         self.sessions = SessionContext(
-            engine,
-            handle.admission,
-            handle.backpressure,
-            handle.counters,
-            SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer),
+            engine, handle.admission, handle.backpressure, handle.counters, bounds
         )
 
     @classmethod
@@ -105,12 +101,8 @@ class Active:
         if doubt:
             _log.warning("clock_in_doubt", away_or_ahead_ms=clock.doubt_ms)
         stack.push_async_callback(writer.run, lambda store: _note_clock(store, clock))
-        _log.info(
-            "recovered",
-            queues=len(stored.queues),
-            returned=stored.returned,
-            keys=len(core.publish_keys),
-        )
+        queues, keys = len(stored.queues), len(core.publish_keys)
+        _log.info("recovered", queues=queues, returned=stored.returned, keys=keys)
         readers = backend.readers(count=1)  # separate from the pages' readers
         stack.push_async_callback(readers.close)
         sampler = RollupSampler(engine, readers, state.rollups)
@@ -166,22 +158,14 @@ class Active:
     def session(self, kind: Kind, revision: Revision) -> asyncio.Protocol:
         """Return the protocol of a PHPMQ connection to this broker, direct or relayed."""
         limits, tcp = self._state.settings.limits, self._state.settings.tcp
-        side = ServerSide(
-            WireLimits(max_content=limits.max_content),
-            packet_header=tcp.packet_header,
-            revision=revision,
-            http_guard=tcp.http_guard,
-        )
+        wire, style = WireLimits(max_content=limits.max_content), tcp.packet_header
+        side = ServerSide(wire, packet_header=style, revision=revision, http_guard=tcp.http_guard)
         return Session(self.sessions, side, kind)
 
     def _session_monitor(self) -> SessionMonitor:
         limits, handle = self._state.settings.limits, self._state.handle
-        slow_peers = SlowPeerLimits(
-            limits.frame_timeout_s,
-            limits.frame_rate_bytes,
-            limits.write_timeout_s,
-            places=handle.admission.capacity,
-        )
+        times = (limits.frame_timeout_s, limits.frame_rate_bytes, limits.write_timeout_s)
+        slow_peers = SlowPeerLimits(*times, places=handle.admission.capacity)
         return SessionMonitor(self.sessions.sessions, handle, slow_peers, handle.memory_limiter)
 
     async def _maintain(self) -> None:
@@ -190,12 +174,9 @@ class Active:
         if backend.database is None:
             await backend.watch_server()
             return
+        counters, database = state.handle.counters, backend.database
         self.maintenance = Maintenance(
-            self.engine,
-            state.handle.counters,
-            backend.database,
-            lambda: state.settings,
-            __version__,
+            self.engine, counters, database, lambda: state.settings, __version__
         )
         self._pages.show_maintenance(self.maintenance)
         await self.maintenance.run(is_structure_due=backend.is_structure_due)
@@ -246,10 +227,6 @@ class Active:
 
     # -- the phase
 
-    def accept(self, own: Callable[[], asyncio.Protocol], *_: object) -> asyncio.Protocol:
-        """Serve a connection."""
-        return own()
-
     def has_progressed(self) -> bool:
         """Return whether the engine and the writer have made progress since the last call."""
         return not self._state.ready.is_set() or self._watchdog.probe()
@@ -257,7 +234,11 @@ class Active:
     def apply_settings(self, settings: Settings) -> None:
         """Use the new limits; those on windows and receipts are fixed at startup."""
         self._store_maintenance.bounds = _retention_bounds(settings)
-        self.engine.submit(partial(_set_limits, limits=broker_limits(settings)))
+
+        def set_limits(core: Broker) -> None:
+            core.limits = broker_limits(settings)
+
+        self.engine.submit(set_limits)
 
 
 def _retention_bounds(settings: Settings) -> RetentionBounds:
@@ -274,10 +255,6 @@ def _retention_bounds(settings: Settings) -> RetentionBounds:
         audit_refusals=settings.audit.refusals,
         clients=history.clients,
     )
-
-
-def _set_limits(core: Broker, limits: Limits) -> None:
-    core.limits = limits
 
 
 def _note_clock(store: Store, clock: Clock, doubt: Mapping[str, int] | None = None) -> None:

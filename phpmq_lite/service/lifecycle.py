@@ -32,6 +32,7 @@ from phpmq_lite.service.startup_checks import (
 )
 from phpmq_lite.service.state import Phase, ServiceState, cancel, wait_for
 from phpmq_lite.settings import EffectiveSettings, Settings
+from phpmq_lite.settings.loading import initial_password
 from phpmq_lite.settings.model import AdminSettings, TcpSettings
 from phpmq_lite.settings.reference import reload_settings
 from phpmq_lite.storage.backend import Backend, StoreStatus
@@ -104,12 +105,9 @@ class Service:
         if self.phase is not None:
             self.phase.apply_settings(result.settings)
         logs.set_level(result.settings.log.level)
-        _log.info(
-            "reloaded",
-            changed=result.changed,
-            needs_restart=result.pending,
-            certificates=[listener.section for listener in self._tls_listeners],
-        )
+        secured = [listener.section for listener in self._tls_listeners]
+        changes = {"changed": result.changed, "needs_restart": result.pending}
+        _log.info("reloaded", **changes, certificates=secured)
 
     def session(self, kind: Kind, revision: Revision) -> asyncio.Protocol:
         """Return the protocol of a PHPMQ connection to this broker, direct or relayed."""
@@ -138,7 +136,10 @@ class Service:
                 await asyncio.to_thread(self.state.schemas.load)
             except RegistryError as error:
                 raise SettingsError(f"envelopes.schemas: {error}") from None
-            await self._run(settings, tls, await _initial_password(settings))
+            file, password = settings.admin.initial_password_file, None
+            if file is not None and not await asyncio.to_thread(has_admin, settings):
+                password = initial_password(file)
+            await self._run(settings, tls, password)
         finally:
             reporting.cancel()
 
@@ -184,7 +185,7 @@ class Service:
             backend = self._backend(folder, space, listeners)
             stack.push_async_callback(self._close_standby)
             self.handle.store = backend.status
-            starting = self.phase = Starting(state, folder, listeners, backend, self.pages)
+            starting = self.phase = Starting(state, folder, backend, self.pages)
             recovering = asyncio.create_task(starting.recover())
             stack.push_async_callback(backend.writer.close)  # does nothing if it is closed
             stack.push_async_callback(wait_for, recovering)
@@ -204,7 +205,6 @@ class Service:
             )
 
     def _backend(self, folder: DataFolder, space: DiskSpace, listeners: Listeners) -> Backend:
-        """Return the engine that the settings select."""
         settings, on_fatal = self.state.settings, partial(fail_stop, folder)
         if settings.store.url:
             from phpmq_lite.relay.handshake import create_relay_secret
@@ -268,13 +268,3 @@ class Service:
             self._tls_listeners.append(
                 TlsListener(section, context, files.tls_cert, files.tls_key, client_ca)
             )
-
-
-async def _initial_password(settings: Settings) -> str | None:
-    """Return the first user's password if a file has it and no user is an admin."""
-    file = settings.admin.initial_password_file
-    if file is None or await asyncio.to_thread(has_admin, settings):
-        return None
-    from phpmq_lite.settings.loading import initial_password
-
-    return initial_password(file)

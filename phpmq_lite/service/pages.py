@@ -91,13 +91,9 @@ class AdminPages:
 
         state, readers = self._state, backend.readers()
         stack.push_async_callback(readers.close)
+        shared = (state.handle, readers, state.settings)
         app = create_app(
-            state.handle,
-            readers,
-            state.settings,
-            version=__version__,
-            is_ready=self._has_content,
-            sources=state.sources,
+            *shared, version=__version__, is_ready=self._has_content, sources=state.sources
         )
         app[DRAIN] = self._drain
         context = self.context = app[CONTEXT]

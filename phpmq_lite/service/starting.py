@@ -18,7 +18,7 @@ from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.listeners import Factory, Kind, Listeners
 from phpmq_lite.service.pages import AdminPages
-from phpmq_lite.service.state import ServiceState, cancel, now_ms
+from phpmq_lite.service.state import Phase, ServiceState, cancel, now_ms
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import Backend
 from phpmq_lite.storage.data_folder import DataFolder
@@ -55,19 +55,13 @@ def read_state(store: Store, clock: Clock, settings: Settings) -> RecoveredState
     return store.recover(clock.now(), receipts.window_s * 1_000, stored)
 
 
-class Starting:
+class Starting(Phase):
     """Recovers the database; with a shared one, this ends once no other broker is active."""
 
     def __init__(
-        self,
-        state: ServiceState,
-        folder: DataFolder,
-        listeners: Listeners,
-        backend: Backend,
-        pages: AdminPages,
+        self, state: ServiceState, folder: DataFolder, backend: Backend, pages: AdminPages
     ) -> None:
         self.folder = folder
-        self.listeners = listeners  # bound, but not open
         self.backend = backend
         self.pages = pages
         self._state = state
@@ -115,19 +109,12 @@ class Starting:
 
     # -- the phase
 
-    def accept(self, own: Callable[[], asyncio.Protocol], *_: object) -> asyncio.Protocol:
-        """Return the protocol of a connection to the pages, the only one that is accepted now."""
-        return own()
-
     def has_progressed(self) -> bool:
         """Return False, because no client can connect."""
         return False
 
-    def apply_settings(self, settings: Settings) -> None:
-        """Do nothing: the core is created later, with the settings of that moment."""
 
-
-class Standby:
+class Standby(Phase):
     """Relays connections until ``take_over``; afterwards, accepts those that others relay."""
 
     def __init__(self, relay: "Relay", relay_listener: "RelayListener") -> None:
@@ -197,10 +184,3 @@ class Standby:
     ) -> asyncio.Protocol:
         """Relay a connection."""
         return self.relay.accept(admission, kind, protocol, own, name_of)
-
-    def has_progressed(self) -> bool:
-        """Return True: a standby has nothing to wait for."""
-        return True
-
-    def apply_settings(self, settings: Settings) -> None:
-        """Do nothing: the core is created later, with the settings of that moment."""

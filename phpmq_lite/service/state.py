@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from phpmq_lite.admin.accounts.setup_token import SetupToken
 from phpmq_lite.broker.broker import Broker
@@ -56,7 +56,7 @@ class ServiceState:
         self.listening.set()
 
 
-class Phase(Protocol):
+class Phase:
     """How a broker answers while it starts, relays as a standby, or is active."""
 
     def accept(
@@ -65,15 +65,17 @@ class Phase(Protocol):
         admission: Admission,
         kind: Kind,
         protocol: Any,
-        name_of: Callable[[str | None], str | None] = ...,
+        name_of: Callable[[str | None], str | None] = lambda host: host,
     ) -> asyncio.Protocol:
         """Return the protocol of a new connection; ``own`` makes one that this broker serves."""
+        return own()
 
     def has_progressed(self) -> bool:
-        """Return whether the broker has made progress since the last call."""
+        """Return whether the broker has made progress since the last call, or has nothing to do."""
+        return True
 
     def apply_settings(self, settings: Settings) -> None:
-        """Use the settings that can be changed at runtime."""
+        """Use the settings that can be changed at runtime; a core created later has them anyway."""
 
 
 def broker_limits(settings: Settings) -> Limits:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -40,11 +40,7 @@ class EffectiveSettings:
     warnings: list[str]
 
 
-class EnvironmentValue(NamedTuple):
-    """A value and its source, worded as in ``EffectiveSettings.sources``."""
-
-    value: str
-    source: str
+EnvironmentValue = tuple[str, str]  # a value and its source, as in ``EffectiveSettings.sources``
 
 
 def load(
@@ -64,10 +60,10 @@ def load(
     path = config if config is not None else find_file()
     from_file = _read_file(path) if path is not None else {}
     from_environment, warnings = read_environment()
-    flat = from_file | {name: item.value for name, item in from_environment.items()} | flag_values
+    flat = from_file | {name: value for name, (value, _) in from_environment.items()} | flag_values
     sources = {name: "default" for name in SETTINGS}
     sources |= {name: f"file {path}" for name in from_file}
-    sources |= {name: item.source for name, item in from_environment.items()}
+    sources |= {name: source for name, (_, source) in from_environment.items()}
     sources |= {name: "flag" for name in flag_values}
     try:
         settings = Settings(**_nest(flat))
@@ -91,7 +87,6 @@ def find_file() -> Path | None:
 
 
 def _check_name(name: str, source: str) -> None:
-    """Reject an unknown setting, and suggest the most similar name."""
     if name in SETTINGS:
         return
     if name in SECTIONS:
@@ -178,7 +173,8 @@ def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
         for variable, name in values.items()
         if variable + _FILE_SUFFIX not in values
     }
-    from_variables, from_files = {}, {}
+    from_variables: dict[str, EnvironmentValue] = {}
+    from_files: dict[str, EnvironmentValue] = {}
     credentials, warnings = _read_credentials()
     for variable, text in os.environ.items():
         upper = variable.upper()
@@ -190,10 +186,10 @@ def read_environment() -> tuple[dict[str, EnvironmentValue], list[str]]:
             hint = "".join(f". Did you mean {candidate}?" for candidate in similar)
             warnings.append(f"{variable} in the environment is not a setting and is ignored{hint}")
         elif text and upper in values:
-            from_variables[values[upper]] = EnvironmentValue(text, source)
+            from_variables[values[upper]] = (text, source)
         elif text:
             name = files[upper]
-            from_files[name] = EnvironmentValue(_file_value(name, Path(text), upper), source)
+            from_files[name] = (_file_value(name, Path(text), upper), source)
     return credentials | from_files | from_variables, warnings
 
 
@@ -212,7 +208,7 @@ def _read_credentials() -> tuple[dict[str, EnvironmentValue], list[str]]:
             warnings.append(f"credential {name} is not a setting and is ignored")
             continue
         source = f"credential {name}"
-        values[name] = EnvironmentValue(_file_value(name, Path(folder, name), source), source)
+        values[name] = (_file_value(name, Path(folder, name), source), source)
     return values, warnings
 
 

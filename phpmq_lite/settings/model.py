@@ -5,6 +5,7 @@ from these models.  ``Settings()`` returns the defaults; ``loading.load()`` read
 """
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -80,6 +81,9 @@ def field(default: Any, help_text: str, *, reload: bool = False) -> Any:
 def size(bytes_: int, help_text: str, *, reload: bool = False) -> Any:
     """Return a field that holds a size in bytes."""
     return field(ByteSize(bytes_), help_text, reload=reload)
+
+
+live, live_size = partial(field, reload=True), partial(size, reload=True)
 
 
 def _check_tls_pair(certificate: Path | None, key: Path | None) -> None:
@@ -168,36 +172,33 @@ class AdminSettings(Section):
 class UiSettings(Section):
     """Appearance of the web pages, and when they ask for confirmation."""
 
-    environment: Annotated[str, Field(max_length=40)] = field(
-        "", "Environment name shown on each page, such as staging.", reload=True
+    environment: Annotated[str, Field(max_length=40)] = live(
+        "", "Environment name shown on each page, such as staging."
     )
-    colour: Literal["", "grey", "blue", "green", "amber", "red", "violet"] = field(
+    colour: Literal["", "grey", "blue", "green", "amber", "red", "violet"] = live(
         "",
         "Colour of the name: grey, blue, green, amber, red or violet. If empty, the name decides.",
-        reload=True,
     )
-    confirm_count: Number = field(
-        1_000, "Actions on more messages than this must be confirmed by typing a name.", reload=True
+    confirm_count: Number = live(
+        1_000, "Actions on more messages than this must be confirmed by typing a name."
     )
 
 
 class AuditSettings(Section):
     """Retention of the audit log."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = field(400, "Maximum age in days.", reload=True)
-    rows: Number = field(1_000_000, "Maximum number of rows.", reload=True)
-    refusals: Number = field(
-        10_000,
-        "Maximum number of further rows, about refused callers without an identity.",
-        reload=True,
+    days: Annotated[float, Field(gt=0, le=36_500)] = live(400, "Maximum age in days.")
+    rows: Number = live(1_000_000, "Maximum number of rows.")
+    refusals: Number = live(
+        10_000, "Maximum number of further rows, about refused callers without an identity."
     )
 
 
 class MetricSettings(Section):
     """Metrics for Prometheus."""
 
-    max_queues: Number = field(
-        200, "Number of queues with their own label; others are counted as ~other.", reload=True
+    max_queues: Number = live(
+        200, "Number of queues with their own label; others are counted as ~other."
     )
 
 
@@ -208,11 +209,10 @@ class LimitSettings(Section):
         DEFAULT_MAX_CONTENT,
         "Largest message body. A larger body closes the connection or returns HTTP 413.",
     )
-    max_queues: Number = field(
+    max_queues: Number = live(
         10_000,
         "Maximum number of queues. Users, tokens and addresses that have created only a few queues"
         " may exceed it by a quarter.",
-        reload=True,
     )
     connections: Number = field(500, "Maximum number of PHPMQ connections.")
     connections_per_address: Number = field(100, "Maximum PHPMQ connections from one address.")
@@ -239,20 +239,17 @@ class LimitSettings(Section):
     write_timeout_s: Seconds = field(
         30, "Seconds after which a connection that reads nothing is closed."
     )
-    credit: Number = field(1_000, "Maximum unacknowledged messages per consumer.", reload=True)
-    credit_bytes: Size = size(
-        16 * MIB,
-        "Maximum unacknowledged bytes per consumer. One message is always dispatched.",
-        reload=True,
+    credit: Number = live(1_000, "Maximum unacknowledged messages per consumer.")
+    credit_bytes: Size = live_size(
+        16 * MIB, "Maximum unacknowledged bytes per consumer. One message is always dispatched."
     )
-    held: Number = field(
+    held: Number = live(
         50_000,
         "Maximum unacknowledged messages of all consumers, shared among queues. Queues that use"
         " little of this limit may exceed it by a quarter.",
-        reload=True,
     )
-    held_bytes: Size = size(
-        256 * MIB, "Maximum unacknowledged bytes of all consumers; see limits.held.", reload=True
+    held_bytes: Size = live_size(
+        256 * MIB, "Maximum unacknowledged bytes of all consumers; see limits.held."
     )
     window: Number = field(
         3_000, "Ready messages kept in memory for each queue that has consumers."
@@ -263,10 +260,9 @@ class LimitSettings(Section):
         2 * MIB, "Bytes read from one connection but not yet stored. One message may exceed this."
     )
     unstored_total: Size = size(64 * MIB, "Bytes read from all connections but not yet stored.")
-    memory: Size = size(
+    memory: Size = live_size(
         512 * MIB,
         "Memory of the process, at most 60 % of a container's limit. Above it, publishers wait.",
-        reload=True,
     )
     batch_commands: Number = field(5_000, "Maximum number of commands in one transaction.")
     batch_bytes: Size = size(4 * MIB, "Maximum total size of message bodies in one transaction.")
@@ -312,13 +308,13 @@ class ReceiptSettings(Section):
 class HistorySettings(Section):
     """Retention of settled messages; the oldest are removed when any limit is exceeded."""
 
-    days: Annotated[float, Field(gt=0, le=36_500)] = field(7, "Maximum age in days.", reload=True)
-    rows: Number = field(5_000_000, "Maximum number of messages.", reload=True)
-    bytes: Size = size(2 * GIB, "Maximum total size of bodies.", reload=True)
-    deleted_share: Annotated[float, Field(ge=0, le=1)] = field(
-        0.1, "Fraction of rows and bytes that deleted messages may use.", reload=True
+    days: Annotated[float, Field(gt=0, le=36_500)] = live(7, "Maximum age in days.")
+    rows: Number = live(5_000_000, "Maximum number of messages.")
+    bytes: Size = live_size(2 * GIB, "Maximum total size of bodies.")
+    deleted_share: Annotated[float, Field(ge=0, le=1)] = live(
+        0.1, "Fraction of rows and bytes that deleted messages may use."
     )
-    clients: Number = field(100_000, "Maximum number of closed connections.", reload=True)
+    clients: Number = live(100_000, "Maximum number of closed connections.")
 
 
 class StorageSettings(Section):
@@ -331,13 +327,12 @@ class StorageSettings(Section):
     wal_bytes: Size = size(
         64 * MIB, "Size above which the write-ahead log is truncated; doubled while busy."
     )
-    free_bytes: SizeOrOff = size(
+    free_bytes: SizeOrOff = live_size(
         512 * MIB,
         "Free disk space below which publishing stops. 0 means only when the disk is full.",
-        reload=True,
     )
-    max_bytes: SizeOrOff = size(
-        10 * GIB, "Database size above which publishing stops. 0 means no limit.", reload=True
+    max_bytes: SizeOrOff = live_size(
+        10 * GIB, "Database size above which publishing stops. 0 means no limit."
     )
     ballast_bytes: SizeOrOff = size(
         32 * MIB,
@@ -369,8 +364,8 @@ class BackupSettings(Section):
     """Copies of the database, made while the broker runs."""
 
     folder: PathOrNone = field(None, "Folder for backups. Defaults to backups in the data folder.")
-    keep: Number = field(
-        7, "Number of backups to keep; older ones are removed when a new one is made.", reload=True
+    keep: Number = live(
+        7, "Number of backups to keep; older ones are removed when a new one is made."
     )
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
         0, "Hours between backups. 0 means only on demand."
@@ -383,8 +378,8 @@ class ScrubSettings(Section):
     every_h: Annotated[float, Field(ge=0, le=8_760)] = field(
         24, "Hours between checks of all bodies. 0 means only on demand."
     )
-    bytes_per_s: Size = size(
-        5 * MIB, "Bytes read per second while idle; a tenth of that while busy.", reload=True
+    bytes_per_s: Size = live_size(
+        5 * MIB, "Bytes read per second while idle; a tenth of that while busy."
     )
     structure_days: Annotated[float, Field(ge=0, le=365)] = field(
         7, "Days between checks of the database structure and its indexes. 0 means never."
@@ -394,13 +389,13 @@ class ScrubSettings(Section):
 class LogSettings(Section):
     """Logging to standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = field(
-        "info", "Lowest level to write: debug, info, warning or error.", reload=True
+    level: Literal["debug", "info", "warning", "error"] = live(
+        "info", "Lowest level to write: debug, info, warning or error."
     )
     format: Literal["auto", "json", "console"] = field(
         "auto", "json, console or auto. auto means console on a terminal and json otherwise."
     )
-    access: bool = field(False, "Log each HTTP request.", reload=True)
+    access: bool = live(False, "Log each HTTP request.")
 
 
 class Settings(BaseModel):

@@ -115,7 +115,7 @@ def test_dispatch_leaves_in_one_write(peer: SocketClient, other: SocketClient, q
     assert [frame.content for frame in frames if isinstance(frame, Dispatch)] == [
         b"one", b"two", b"three",
     ]  # fmt: skip
-    assert peer.side.partial_bytes == 0
+    assert peer.side.parser.partial_bytes == 0
 
 
 # -- framing of replies

@@ -71,7 +71,7 @@ def cuts_of(data: bytes, name: str) -> list[list[bytes]]:
 def end_of(side: ServerSide | ClientSide) -> str:
     if side.error is not None:
         return side.error.code
-    return "incomplete" if side.partial_bytes else "ok"
+    return "incomplete" if side.parser.partial_bytes else "ok"
 
 
 @pytest.mark.parametrize("guard", [False, True], ids=["", "http-guard"])
@@ -85,8 +85,11 @@ def test_server_side_reads_case_at_any_cut(case: Case, guard: bool) -> None:
         assert got == [frame_of(fact) for fact in case["frames"]]
         assert end_of(side) == case["end"]
         if case["end"] == "ok":
-            assert (side.framing, side.packet_header) == (case["framing"], case["packet_header"])
-            assert side.revision == case["shows"]
+            assert (side.parser.framing, side.packet_header) == (
+                case["framing"],
+                case["packet_header"],
+            )
+            assert side.parser.revision_seen == case["shows"]
 
 
 @pytest.mark.parametrize("case", FROM_CLIENT, ids=lambda case: case["name"])
@@ -142,7 +145,7 @@ def test_server_side_writes_case_byte_by_byte(case: Case) -> None:
                 parts, frame.queue, frame.content, frame.message_id, frame.ttl_s or 0
             )
         elif isinstance(frame, ReceiptFrame):
-            side.append_receipt(parts, frame.queue, frame.key, frame.reason)
+            side.append_receipts(parts, frame.queue, (frame.key,), frame.reason)
     assert b"".join(parts) == raw(case["bytes"])
 
 

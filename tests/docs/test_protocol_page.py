@@ -56,7 +56,7 @@ def test_example_is_one_whole_frame_in_both_framings(example: list[str], line_br
     frames = list(side.receive(data))
     if isinstance(side, ServerSide):
         frames += side.release()
-    assert (len(frames), side.error, side.partial_bytes) == (1, None, 0)
+    assert (len(frames), side.error, side.parser.partial_bytes) == (1, None, 0)
 
 
 def test_examples_have_every_frame_there_is() -> None:
@@ -75,7 +75,7 @@ def written(frame: Dispatch | ReceiptFrame) -> bytes:
     parts: list[bytes] = []
     if isinstance(frame, ReceiptFrame):
         side = ServerSide(WireLimits())
-        side.append_receipt(parts, frame.queue, frame.key, frame.reason)
+        side.append_receipts(parts, frame.queue, (frame.key,), frame.reason)
     else:
         side = ServerSide(WireLimits(), revision="legacy" if frame.ttl_s is None else "ttl")
         side.append_dispatch(parts, frame.queue, frame.content, frame.message_id, frame.ttl_s or 0)

@@ -56,16 +56,18 @@ def read(side: Side, pieces: list[bytes]) -> Reading:
     frames: list[Frame] = []
     for piece in pieces:
         frames += side.receive(piece)
-        assert side.partial_bytes <= MOST_KEPT, f"keeps {side.partial_bytes} bytes of a frame"
+        assert side.parser.partial_bytes <= MOST_KEPT, (
+            f"keeps {side.parser.partial_bytes} bytes of a frame"
+        )
     if isinstance(side, ServerSide):
         frames += side.release()
-    error, parser = side.error, side._parser
+    error, parser = side.error, side.parser
     style = parser.framing or "unframed", parser.packet_header or 0
     if error is None:
-        return Reading(frames, None, -1, side.partial_bytes, *style)
+        return Reading(frames, None, -1, side.parser.partial_bytes, *style)
     late = LATE if isinstance(side, ServerSide) else LATE_ANSWER
     assert side.receive(late) == [], "reads on behind an error"
-    assert side.partial_bytes == 0, "keeps bytes behind an error"
+    assert side.parser.partial_bytes == 0, "keeps bytes behind an error"
     return Reading(frames, error.code, error.offset, 0, *style)
 
 
@@ -145,7 +147,7 @@ def check_answers(data: bytes) -> str:
                 ttl_s = frame.ttl_s or 0
                 server.append_dispatch(parts, frame.queue, frame.content, frame.message_id, ttl_s)
             else:
-                server.append_receipt(parts, frame.queue, frame.key, frame.reason)
+                server.append_receipts(parts, frame.queue, (frame.key,), frame.reason)
         again = ClientSide()
         assert again.receive(b"".join(parts)) == frames, "frames do not survive"
     return _outcome(whole)

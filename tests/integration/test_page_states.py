@@ -290,7 +290,7 @@ STATES: Final[dict[str, dict[str, Change]]] = {
     },
     "/queues/orders?tab=settings": {'id="wrong-note">is unfit<': refused_settings},
     "/queues/orders?tab=consumers": {
-        "reading paused: memory": changed("consuming", client=within(paused_reason="memory")),
+        "reading paused: memory": changed("consuming", client=within(paused_reasons=("memory",))),
         '<span class="zero">0</span>': changed("consuming", held=0, holding=None),
     },
     "/messages?q=queue:orders": {
@@ -387,14 +387,14 @@ STATES: Final[dict[str, dict[str, Change]]] = {
     },
     "/clients/{client}": {
         "Certificate CN=worker": changed("client", certificate="CN=worker"),
-        "Reading paused": changed("client", paused_reason="memory"),
+        "Reading paused": changed("client", paused_reasons=("memory",)),
         "Holds 500 messages; showing the 1 longest-held": changed("look", held_total=500),
         "Invalid byte at offset 7": given(errors=[protocol_error()]),
     },
     "/clients/{client}?process=1": {"Not visible: the process has ended": given(process=None)},
     "/clients": {
         "Showing the first 1 of 900 connections": given(total=900),
-        "reading paused:": changed("clients", paused_reason="memory"),
+        "reading paused:": changed("clients", paused_reasons=("memory",)),
     },
     "/clients?state=closed": {
         "No connections ended in the last 24 hours": given(closed=[]),

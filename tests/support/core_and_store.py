@@ -317,7 +317,7 @@ class Driver:
             or bool(self._late)
             or bool(self._aside)
             or bool(self._opening)
-            or self.core.needs_batch
+            or bool(self.core.batch_limited)
             or (wake_ms is not None and wake_ms <= self.clock.steady_ms)
             or any(isinstance(c, OperatorCommand) or not c.client.is_parked for c in self.inbox)
         )

@@ -93,7 +93,7 @@ class FakeTransport(asyncio.Transport):
         for frame in self._side.receive(data):
             self._take(frame)
         assert self._side.error is None
-        assert self._side.partial_bytes == 0
+        assert self._side.parser.partial_bytes == 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -262,7 +262,7 @@ class EngineDriver:
 
     def end_lingering(self) -> None:
         """End the delay that collects acknowledgements for one commit."""
-        self.engine._ack_delay.ends_at = 0.0
+        self.engine._delay_ends_at = 0.0
         self.engine.wake()
 
     async def stop(self) -> None:

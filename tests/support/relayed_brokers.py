@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from phpmq_lite.relay.active import RelayListener
 from phpmq_lite.relay.handshake import RelaySecret, create_relay_secret
@@ -75,7 +75,7 @@ async def relayed_brokers(
         await listener.open()
         relay = Relay("broker-2", secret, second.service.handle.counters.relay)
         relay.set_active(EPOCH, listener.address)
-        second.service.phase = Relaying(second.service.active, relay)
+        second.service.phase = cast(Any, Relaying(second.service.active, relay))
         try:
             yield RelayedBrokers(first, second, listener, relay)
         finally:

@@ -53,7 +53,7 @@ class ScriptedPeer(asyncio.Protocol):
     def answer(self, frame: Publish, reason: str | None = None) -> None:
         assert frame.key is not None
         parts: list[bytes] = []
-        self.side.append_receipt(parts, frame.queue, frame.key, reason)
+        self.side.append_receipts(parts, frame.queue, (frame.key,), reason)
         self.transport.write(b"".join(parts))
 
     async def write_after_close(self, ids: list[bytes], *, until: asyncio.Task[None]) -> None:

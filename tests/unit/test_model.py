@@ -100,10 +100,10 @@ def test_batch_writes_a_limited_number_of_bytes_to_a_connection() -> None:
     worker = rig.consumer(credit=100)
     batch = rig.publish(*[b"x" * 4] * 7)
     assert len(sent_messages(batch, worker)) == 3  # 4 and 8 are below 10, 12 is not
-    assert rig.core.needs_batch
+    assert rig.core.batch_limited
     assert len(sent_messages(rig.run(), worker)) == 3
     assert len(sent_messages(rig.run(), worker)) == 1
-    assert not rig.core.needs_batch
+    assert not rig.core.batch_limited
 
 
 def test_write_limit_covers_all_queues_of_a_connection() -> None:

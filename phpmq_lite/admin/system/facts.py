@@ -76,12 +76,7 @@ class LimitUsage:
 
 def count_paused_readers(status: BrokerStatus) -> Counter[str]:
     """Count the connections that the broker is not reading from, grouped by reason."""
-    return Counter(
-        reason
-        for client in status.clients
-        for reason in (client.paused_reason or "").split(", ")
-        if reason
-    )
+    return Counter(reason for client in status.clients for reason in client.paused_reasons)
 
 
 _LIMITS: Final[tuple[tuple[str, str, str, str, str], ...]] = (  # key, name, then, setting, unit

@@ -30,6 +30,7 @@ from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.messages.arrow_export import EXPORTS
 from phpmq_lite.admin.system.facts import LimitUsage, count_paused_readers, list_limits
+from phpmq_lite.broker import reasons
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
 from phpmq_lite.roles import Role
@@ -270,12 +271,9 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
 _SOURCES: Final = ("http", "ui", "cli")  # sources of messages other than tcp
-_REFUSALS: Final = {  # label values, keyed by the core's reason for a refusal
-    "paused": "paused",
-    "queue full: messages": "queue_full",
-    "queue full: bytes": "queue_full",
-    "too many queues": "too_many_queues",
-    "connection ended": "connection_ended",
+_REFUSALS: Final = {  # label values that are not the core's reason for a refusal, with _ for blanks
+    reasons.FULL_OF_MESSAGES.reason: reasons.FULL_OF_MESSAGES.code,
+    reasons.FULL_OF_BYTES.reason: reasons.FULL_OF_BYTES.code,
     DISK_FULL[1]: DISK_FULL[0],
     DISK_LOW[1]: DISK_LOW[0],
     DATABASE_FULL[1]: DATABASE_FULL[0],

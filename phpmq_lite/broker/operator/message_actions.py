@@ -28,7 +28,7 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.operator_actions import ACTIONS, Action, SkipReason
 from phpmq_lite.queue_settings import home_of
-from phpmq_lite.writes import AUDIT_BYTES, bounded_text
+from phpmq_lite.writes import AUDIT_BYTES, EraseBody, bounded_text
 
 ACTION_SLICE: Final = 1_000  # maximum number of messages per call
 PAGE_ROWS: Final = 1_000  # number of rows that a queue action processes per batch
@@ -83,9 +83,6 @@ class RedriveContent:
     validated: ValidatedPublish | None  # None if the queue did not validate messages at that time
 
 
-NO_CONTENTS: Final[Mapping[int, RedriveContent]] = {}  # no records were read ahead
-
-
 @dataclass(slots=True, frozen=True)
 class RedriveDestination:
     """The destination queue of a redriven record, and the content to publish there."""
@@ -110,28 +107,22 @@ def _is_record(core: Broker, message: Message) -> bool:
 
 
 def _find_destination(
-    core: Broker,
-    record: Message,
-    body: bytes | None,
-    target: Queue | None,
-    queues: frozenset[int] | None = None,
-    *,
-    contents: Mapping[int, RedriveContent] = NO_CONTENTS,
-    is_dry_run: bool = False,
+    work: "PagedAction", record: Message, body: bytes | None, target: Queue | None
 ) -> RedriveDestination | SkipReason | None:
     """Return a record's destination, the reason to skip it, or None if a thread must read it first.
 
     Without a target, the record goes to the queue where its message died, or else to the queue that
-    it names.  Without a target, it may return only to ``queues`` (queue_ids); None allows all.  A
-    dry run does not create the dead-letter queue.  ``contents`` holds those read ahead, by seq.
+    it names, which must be one of the options' ``queues``.  A dry run does not create the
+    dead-letter queue.
     """
+    core, queues = work.core, work.options.queues
     if target is None and not _is_record(core, record):
         return SkipReason.NOT_A_RECORD
     if record.state == State.DISPATCHED:
         return SkipReason.DISPATCHED
     if body is None:
         return SkipReason.DAMAGED
-    read = contents.get(record.seq)
+    read = work.contents.get(record.seq)
     if read is None:
         if not core.can_inspect_inline(len(body)):
             return None
@@ -151,7 +142,7 @@ def _find_destination(
     if read.validated is None or read.validated.settings is not origin.settings:
         return None  # the queue's settings have changed since the read
     inspection = read.validated.inspection
-    if inspection.reason is not None and not is_dry_run:
+    if inspection.reason is not None and not work.options.is_dry_run:
         full = core.registry.dead_letter_refusal(origin)
         if full is not None:
             return full[1].skip_reason
@@ -210,19 +201,6 @@ def _read_in_background(
     core.batch.background.append(
         (lambda: {seq: work() for seq, work in works.items()}, replace_contents)
     )
-
-
-def _redrive_record(
-    core: Broker, record: Message, to: RedriveDestination, ttl_s: int | None
-) -> Message:
-    """Store the content of a dead-letter record as a new message; settle the record."""
-    message = transitions.publish(
-        core, to.queue, to.content, ttl_s, record.publisher, to.inspection
-    )
-    core.record_event(message, Action.REDRIVE, record.message_id.decode())
-    core.record_event(record, Action.REDRIVE, message.message_id.decode())
-    transitions.delete(core, record, reasons.REDRIVEN)
-    return message
 
 
 def _origin_queue(core: Broker, record: Message, name: str | None) -> Queue | None:
@@ -397,15 +375,7 @@ def _redrive(work: PagedAction, record: Message, body: bytes | None) -> SkipReas
     target = None
     if options.target is not None and (target := core.queues.get(options.target)) is None:
         return SkipReason.QUEUE_GONE
-    destination = _find_destination(
-        core,
-        record,
-        body,
-        target,
-        options.queues,
-        contents=work.contents,
-        is_dry_run=options.is_dry_run,
-    )
+    destination = _find_destination(work, record, body, target)
     if destination is None:
         return Step.READ_AHEAD
     if isinstance(destination, SkipReason):
@@ -414,8 +384,14 @@ def _redrive(work: PagedAction, record: Message, body: bytes | None) -> SkipReas
         work.outcome.poisoned[destination.poison] += 1
     work.outcome.targets[destination.queue.name] += 1
     if not options.is_dry_run:
-        message = _redrive_record(core, record, destination, options.ttl_s)
-        destination.queue.counters.count_source(work.entry.source)
+        queue, inspection = destination.queue, destination.inspection
+        message = transitions.publish(
+            core, queue, destination.content, options.ttl_s, record.publisher, inspection
+        )
+        core.record_event(message, Action.REDRIVE, record.message_id.decode())
+        core.record_event(record, Action.REDRIVE, message.message_id.decode())
+        transitions.delete(core, record, reasons.REDRIVEN)
+        queue.counters.count_source(work.entry.source)
         work.outcome.new_ids[record.seq] = message.message_id.decode()
     return Step.DONE
 
@@ -463,7 +439,8 @@ def _take_back(work: PagedAction, record: Message, body: bytes | None) -> SkipRe
 
 
 def _erase(work: PagedAction, message: Message, _body: bytes | None) -> SkipReason | Step:
-    transitions.erase(work.core, message, work.detail)
+    work.core.batch.writes.append(EraseBody(message.seq))  # its history row remains
+    work.core.record_event(message, Action.ERASE, work.detail)
     return Step.DONE
 
 
@@ -505,14 +482,8 @@ class MessageAction(PagedAction):
         rows = self.core.batch.rows
         if redriven := tuple(filter(None, map(self.options.redriven.get, seqs))):
             rows.append(RowsRequest(self._note_redriven, redriven))
-        rows.append(
-            RowsRequest(
-                self.process_page,
-                tuple(seqs),
-                bodies=self._action in _WITH_BODIES,
-                settled=self._action in _SETTLED,
-            )
-        )
+        bodies, settled = self._action in _WITH_BODIES, self._action in _SETTLED
+        rows.append(RowsRequest(self.process_page, tuple(seqs), bodies=bodies, settled=settled))
 
     def _note_redriven(self, page: list[Message], _is_last: bool) -> None:
         self.redriven = {message.seq: message for message in page}
@@ -544,17 +515,6 @@ def act_on_messages(
     last, and then to the result of the job.  Raises RefusedError: ``too_many``, ``unknown_queue``
     or ``too_many_queues``.
     """
-    check_action(core, entry, action, seqs, options)
-    MessageAction(core, entry, action, seqs, options, reply)
-
-
-def check_action(
-    core: Broker, entry: AuditEntry, action: Action, seqs: Sequence[int], options: ActionOptions
-) -> None:
-    """Check that an action may start.
-
-    Raises RefusedError: ``too_many``, ``unknown_queue`` or ``too_many_queues``.
-    """
     if len(seqs) > ACTION_SLICE:
         raise RefusedError("too_many", f"{len(seqs)} messages given; the limit is {ACTION_SLICE}")
     name, takes = options.target, ACTIONS[action].options
@@ -562,6 +522,7 @@ def check_action(
         raise RefusedError("unknown_queue", "a move requires a target queue")
     if name is not None and "target" in takes:
         core.destination(name, entry.actor, create=options.create and "create" in takes)
+    MessageAction(core, entry, action, seqs, options, reply)
 
 
 class QueueAction(PagedAction):
@@ -584,14 +545,8 @@ class QueueAction(PagedAction):
         self._request_page(after=0)
 
     def _request_page(self, after: int) -> None:
-        page = PageRequest(
-            self.process_page,
-            self._queue_id,
-            after,
-            self._upto,
-            PAGE_ROWS,
-            bodies=self._action in _WITH_BODIES,
-        )
+        bounds, bodies = (after, self._upto, PAGE_ROWS), self._action in _WITH_BODIES
+        page = PageRequest(self.process_page, self._queue_id, *bounds, bodies=bodies)
         self.core.batch.pages.append(page)
 
     def _request_next(self, row: Message, *, with_row: bool) -> None:

@@ -50,14 +50,18 @@ def publish(
 
     Large messages are validated in a thread first; if the request is refused after that, the reply
     is a RefusedError.  ``validated`` holds the results, keyed by list index.
-
     Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
     ``source`` is a seq and an event kind: the first message is linked to that seq by such events.
     Raises RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
     ``too_many``, ``bad_key``, ``key_conflict``, ``paused``, ``queue_full``, ``disk_full`` or
     ``database_full``.
     """
-    _check(core, messages, key)
+    core.check_not_draining()
+    if (count := len(messages)) > PUBLISH_MAX:
+        raise RefusedError("too_many", f"{count} messages given; the limit is {PUBLISH_MAX}")
+    if key is not None and not 0 < len(key) <= KEY_BYTES:
+        detail = f"the key is {len(key)} bytes long; it must have 1 to {KEY_BYTES} bytes"
+        raise RefusedError("bad_key", detail)
     existing = core.destination(name, entry.actor, create=create)
     if key is not None and (first := _first_seq(core, name, key)):
         _reply_again(core, entry, name, (key, first), messages, reply)
@@ -139,7 +143,6 @@ def _validate_in_background(
     publish_again: Callable[..., None],
     reply: Reply,
 ) -> None:
-    """Validate all messages in a thread, then call ``publish_again`` with the results."""
     works = {
         at: validation.background_validation(core, queue, body)
         for at, (body, _) in enumerate(messages)
@@ -154,20 +157,7 @@ def _validate_in_background(
     core.batch.background.append((lambda: {at: work() for at, work in works.items()}, resume))
 
 
-def _check(core: Broker, messages: Sequence[NewMessage], key: bytes | None) -> None:
-    core.check_not_draining()
-    if len(messages) > PUBLISH_MAX:
-        raise RefusedError(
-            "too_many", f"{len(messages)} messages given; the limit is {PUBLISH_MAX}"
-        )
-    if key is not None and not 0 < len(key) <= KEY_BYTES:
-        raise RefusedError(
-            "bad_key", f"the key is {len(key)} bytes long; it must have 1 to {KEY_BYTES} bytes"
-        )
-
-
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
-    """Raise RefusedError, and count the refusal, unless the queue accepts all messages."""
     if (stop := core.registry.publishing_stop) is not None:
         refusal, detail = stop.queue_refusal, stop.detail
     elif queue is None:
@@ -176,18 +166,14 @@ def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[New
         queue_refusal = queue.refusal(len(messages), sum(len(body) for body, _ in messages))
         if queue_refusal is None:
             return
-        refusal, detail = queue_refusal, _refusal_detail(queue, queue_refusal)
+        refusal, settings, row = queue_refusal, queue.settings, queue.row
+        detail = f"the queue has {row.live_bytes} bytes; max_bytes is {settings.max_bytes}"
+        if refusal is reasons.PAUSED:
+            detail = f"publishing to {queue.name!r} is paused"
+        elif refusal is reasons.FULL_OF_MESSAGES:
+            limit = settings.max_messages
+            detail = f"the queue has {row.live_count} messages; max_messages is {limit}"
     core.refuse(queue, refusal, detail)
-
-
-def _refusal_detail(queue: Queue, refusal: reasons.Refusal) -> str:
-    """Return a human-readable error for a result of ``Queue.refusal``."""
-    settings, row = queue.settings, queue.row
-    if refusal is reasons.PAUSED:
-        return f"publishing to {queue.name!r} is paused"
-    if refusal is reasons.FULL_OF_MESSAGES:
-        return f"the queue has {row.live_count} messages; max_messages is {settings.max_messages}"
-    return f"the queue has {row.live_bytes} bytes; max_bytes is {settings.max_bytes}"
 
 
 # -- repeated keys
@@ -245,7 +231,11 @@ def _reply_again(
         originals = [row for row in rows if not _is_record(row, first)]
         is_same = _have_bodies(originals, messages, is_complete=len(rows) == len(seqs))
         if not is_same:
-            answer = _conflict(key)
+            answer = RefusedError(
+                "key_conflict",
+                f"the key {key.decode('utf-8', 'backslashreplace')!r} belongs to an earlier publish"
+                " with other content. Repeat a publish unchanged, or choose a new key.",
+            )
             core.refused[reasons.KEY_REUSED] += 1
             entry.result = answer.code
             core.record_audit(entry, 0)
@@ -267,15 +257,6 @@ def _have_bodies(
     unmatched = iter(messages)
     return (not is_complete or len(rows) == len(messages)) and all(
         any(checksum(row.seq, body) == row.crc for body, _ in unmatched) for row in rows
-    )
-
-
-def _conflict(key: bytes) -> RefusedError:
-    text = key.decode("utf-8", "backslashreplace")
-    return RefusedError(
-        "key_conflict",
-        f"the key {text!r} belongs to an earlier publish with other content. Repeat a publish"
-        " unchanged, or choose a new key.",
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 from phpmq_lite.broker import reasons, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator.message_actions import ActionOptions, QueueAction
-from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action
@@ -121,30 +120,21 @@ def configure(
     former = queue.settings.dead_letter_queue
     own = {**queue.row.own, **changes}
     queue.row.own = {key: value for key, value in own.items() if value is not None}
-    core.registry.configure(queue, former)
+    registry.configure(queue, former)
     core.batch.configured.append(queue.row)
-    _apply_settings(core, queue, changes)
-    after = to_dict(queue.settings)
-    if not entry.detail:
-        entry.detail = _difference(before, after)
-    core.record_audit(entry, 1)
-    core.reply(reply, after)
-
-
-def _apply_settings(core: Broker, queue: Queue, changes: Mapping[str, Any]) -> None:
-    """Apply new settings to held messages, waiting publishers and waiting consumers."""
     if "ack_timeout_s" in changes:
         core.ack_timeouts.next_ms = core.now.steady_ms  # recheck all held messages
     if "max_deliveries" in changes:
         transitions.dead_letter_exhausted(core, queue.window or (), queue)
     core.needs_dispatch[queue.queue_id] = queue
-    core.registry.settings_changed(queue, changes)
-
-
-def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
-    names = [name for name in after if after[name] != before[name]]
-    sides = ({name: side[name] for name in names} for side in (before, after))
-    return json.dumps(dict(zip(("before", "after"), sides, strict=True)))
+    registry.settings_changed(queue, changes)
+    after = to_dict(queue.settings)
+    if not entry.detail:
+        names = [name for name in after if after[name] != before[name]]
+        sides = ({name: side[name] for name in names} for side in (before, after))
+        entry.detail = json.dumps(dict(zip(("before", "after"), sides, strict=True)))
+    core.record_audit(entry, 1)
+    core.reply(reply, after)
 
 
 def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry, name: str) -> None:
@@ -235,19 +225,15 @@ def check_rows(rows: Iterable[Write]) -> None:
 
     Raises RefusedError: ``bad_value`` if SQLite cannot store one of the values.
     """
-    for row in rows:
-        for name, value in row._asdict().items():
-            _check_value(name, value)
-
-
-def _check_value(name: str, value: Any) -> None:
-    try:
-        if isinstance(value, str):
-            value.encode()
-        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise RefusedError("bad_value", f"{name}: {value} does not fit in 64 bits")
-    except UnicodeEncodeError:
-        raise RefusedError("bad_value", f"{name}: the text cannot be encoded as UTF-8") from None
+    for name, value in ((name, value) for row in rows for name, value in row._asdict().items()):
+        try:
+            if isinstance(value, str):
+                value.encode()
+            elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise RefusedError("bad_value", f"{name}: {value} does not fit in 64 bits")
+        except UnicodeEncodeError:
+            problem = f"{name}: the text cannot be encoded as UTF-8"
+            raise RefusedError("bad_value", problem) from None
 
 
 def record_only(

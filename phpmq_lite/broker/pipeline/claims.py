@@ -13,7 +13,7 @@ from phpmq_lite.broker import transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.pipeline.state import Subscription
 from phpmq_lite.broker.queue import SUBSCRIPTION, Queue
-from phpmq_lite.broker.state_table import ACKED, DISPATCHED
+from phpmq_lite.broker.state_table import DISPATCHED
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.model import AuditEntry, Message, PageKind, PageRequest, Reply
@@ -50,18 +50,22 @@ def claim(
         raise RefusedError(
             "too_many", f"max_messages is {max_messages}; it must be 1 to {CLAIM_MAX}"
         )
-    core.find_queue(queue_name)
+    queue_id = core.find_queue(queue_name).queue_id
     subscription = core.subscriptions.get(name)
     if subscription is None:
         if after:
             raise _unknown_claim(name, after, 0)
-        queue_id = core.find_queue(queue_name).queue_id
         subscription = core.subscriptions.create(core.batch, name, queue_id)
         core.record_audit(entry, 0)
 
     def begin() -> None:
         queue = core.find_queue(queue_name)
-        _check_queue(core, subscription, queue)
+        if subscription.queue_id != queue.queue_id:
+            if (other := core.queues_by_id.get(subscription.queue_id)) is not None:
+                detail = f"subscription {name!r} belongs to queue {other.name!r}"
+                raise RefusedError("other_queue", detail)
+            subscription.queue_id = queue.queue_id  # the old queue was removed: nothing is claimed
+            subscription.store(core.batch)
         if after is not None and after > subscription.last_claim:
             raise _unknown_claim(name, after, subscription.last_claim)
         if after is not None and subscription.last_claim > max(after, subscription.acked_upto):
@@ -85,18 +89,13 @@ def ack_claims(
     if upto > subscription.last_claim:
         raise _unknown_claim(name, upto, subscription.last_claim)
 
-    def settle(message: Message) -> None:
-        queue = core.queues_by_id[message.queue_id]
-        core.record_hold_time(message, queue)
-        core.settle(message, ACKED, None)
-        queue.counters.acked += 1
-
     def end(count: int) -> None:
         if upto > subscription.acked_upto:
             subscription.acked_upto = upto
             subscription.store(core.batch)
         _finish(core, subscription, reply, count)
 
+    settle = partial(transitions.acknowledge, core)
     begin = partial(_settle_claims, core, subscription, upto, settle, end)
     _run_in_turn(core, subscription, begin, reply)
 
@@ -175,18 +174,6 @@ def _unknown_claim(name: str, claim: int, hi: int) -> RefusedError:
     )
 
 
-def _check_queue(core: Broker, subscription: Subscription, queue: Queue) -> None:
-    if subscription.queue_id == queue.queue_id:
-        return
-    other = core.queues_by_id.get(subscription.queue_id)
-    if other is not None:
-        raise RefusedError(
-            "other_queue", f"subscription {subscription.name!r} belongs to queue {other.name!r}"
-        )
-    subscription.queue_id = queue.queue_id  # the old queue was removed, so nothing is claimed
-    subscription.store(core.batch)
-
-
 class ClaimOperation:
     """One call to ``claim``, processed page by page."""
 
@@ -232,7 +219,8 @@ class ClaimOperation:
         if self._claimed_to != queue.claimed_to or self._has_returned_message():
             self._claimed_to = None
         for row in page:
-            if not self._is_free(row):
+            is_gone = row.seq in core.pending or row.seq in core.transitioned
+            if is_gone or (row.deadline_ms is not None and row.deadline_ms <= core.now.steady_ms):
                 self._claimed_to = None
                 continue
             if row.size > self._remaining_bytes and self._subscription.next_claim > self._first:
@@ -251,12 +239,6 @@ class ClaimOperation:
         return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created
         )
-
-    def _is_free(self, row: Message) -> bool:
-        core = self._core
-        if row.seq in core.pending or row.seq in core.transitioned:
-            return False
-        return row.deadline_ms is None or row.deadline_ms > core.now.steady_ms
 
     def _claim(self, message: Message) -> None:
         """Claim one message; ``Broker.dispatch_in_turn`` is the counterpart for connections."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker import transitions, validation
-from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.broker import Broker, deadline_of
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, StageQueue, StageState, StageWriter
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX, NO_ENVELOPE
@@ -26,7 +26,6 @@ from phpmq_lite.model import (
     Reply,
     has_room,
 )
-from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.writes import (
     CopyStagedRows,
     CreateStage,
@@ -53,7 +52,7 @@ ANY_WRITER: Final = StageWriter()
 StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s (None: default; 0: no expiry)
 
 
-class _GivenRow(NamedTuple):
+class _NewRow(NamedTuple):
     queue: Queue
     policy: str  # the queue's validation policy when the row was inspected
     body: bytes
@@ -104,7 +103,7 @@ def stage(
     queues = _get_or_create_queues(core, [row[0] for row in rows], entry.actor)
     policies = {queue.queue_id: _validation_policy(queue) for queue in queues.values()}
     new_rows = [
-        _GivenRow(queues[name], policies[queues[name].queue_id], body, ttl_s)
+        _NewRow(queues[name], policies[queues[name].queue_id], body, ttl_s)
         for name, body, ttl_s in rows
     ]
     if not any(queue.validates for queue in queues.values()):
@@ -206,7 +205,7 @@ def _store(
     core: Broker,
     actor: str,
     token: str,
-    rows: Sequence[_GivenRow],
+    rows: Sequence[_NewRow],
     inspections: Sequence[EnvelopeInspection],
     reply: Reply,
     *,
@@ -223,7 +222,7 @@ def _store(
     flat = core.batch.staged_rows
     touched: dict[int, StageQueue] = {}
     for (queue, policy, body, ttl_s), inspection in zip(rows, inspections, strict=True):
-        kept_s = _effective_ttl(queue, ttl_s)
+        kept_s, _ = deadline_of(queue.settings.default_ttl_s if ttl_s is None else ttl_s, 0)
         part = stage.queues.get(queue.queue_id)
         if part is None:
             part = stage.queues[queue.queue_id] = StageQueue(queue.queue_id, policy=policy)
@@ -254,12 +253,6 @@ def _store(
         writes.append(UpdateStageQueue(stage.stage_id, *astuple(part)))
     writes.append(UpdateStage(stage.rows, stage.bytes, int(is_whole), stage.stage_id))
     core.reply(reply, StagingStatus(stage.rows, stage.bytes))
-
-
-def _effective_ttl(queue: Queue, ttl_s: int | None) -> int | None:
-    if ttl_s is None:
-        ttl_s = queue.settings.default_ttl_s
-    return min(ttl_s, LONGEST_TTL_S) if ttl_s > 0 else None
 
 
 def _validation_policy(queue: Queue) -> str:
@@ -295,7 +288,6 @@ def _drop_tokens(core: Broker, tokens: Sequence[str], writer: StageWriter) -> in
 
 
 def _foreign_queue(core: Broker, writer: StageWriter, stage: StageState) -> str | None:
-    """Return the name of a staged queue that the writer may not use, or None."""
     for queue_id in stage.queues:
         queue = core.queues_by_id.get(queue_id)
         removed = core.registry.removed_name(queue_id) or f"number {queue_id}"
@@ -346,7 +338,10 @@ class _StagedPublish:
             )
         all_stages = self._stages() if sealed is None else sealed
         stages = _first_stages(all_stages) if sealed is not None or self.in_parts else all_stages
-        self._check_rights(all_stages)
+        for stage in all_stages:
+            if (foreign := _foreign_queue(core, self.writer, stage)) is not None:
+                detail = f"token {stage.token!r} has rows for another user's queue {foreign!r}"
+                raise RefusedError("foreign_queue", detail)
         parts = _queue_sums(stages)
         queues = self._check_queues(parts)
         spans = [
@@ -378,15 +373,6 @@ class _StagedPublish:
                 raise RefusedError("token_open", f"the last rows of token {token!r} are missing")
             stages.append(stage)
         return stages
-
-    def _check_rights(self, stages: Sequence[StageState]) -> None:
-        for stage in stages:
-            foreign = _foreign_queue(self.core, self.writer, stage)
-            if foreign is not None:
-                raise RefusedError(
-                    "foreign_queue",
-                    f"token {stage.token!r} has rows for another user's queue {foreign!r}",
-                )
 
     def _check_queues(self, parts: dict[int, StageQueue]) -> dict[int, Queue]:
         """Return the queues by id, or raise RefusedError if one does not accept all of its rows."""
@@ -443,11 +429,9 @@ class _StagedPublish:
             # Only valid rows become messages; the row numbers of invalid rows are skipped.
             offset, core.next_number = core.next_number, core.next_number + stage.rows
             end_row = stage.first_row + stage.rows
-            core.batch.writes.append(
-                CopyStagedRows(
-                    offset - stage.first_row, *core.now, client, stage.first_row, end_row
-                )
-            )
+            moved = offset - stage.first_row
+            copy = CopyStagedRows(moved, *core.now, client, stage.first_row, end_row)
+            core.batch.writes.append(copy)
             staging.drop(core.batch, stage.token)
         if is_resumed:
             _drop_tokens(core, self.tokens, self.writer)
@@ -462,14 +446,9 @@ class _StagedPublish:
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
         version = self.version - 1 if remaining else self.version  # the version is not yet complete
+        published = (self.writer, self.app_id, version, total)
         staging.app_ids.record_version(
-            core.batch,
-            core.now.steady_ms,
-            self.writer,
-            self.app_id,
-            version,
-            total,
-            is_single=self.is_single,
+            core.batch, core.now.steady_ms, *published, is_single=self.is_single
         )
         core.record_audit(self.entry, total)
         result = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
@@ -502,7 +481,6 @@ def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
 
 
 def _limit_error(total: StageQueue) -> RefusedError | None:
-    """Return an error if the total exceeds the limits of one publish, or None."""
     if total.rows > PUBLISH_ROWS:
         return RefusedError("too_many", f"{total.rows} rows given; the limit is {PUBLISH_ROWS}")
     if total.bytes > PUBLISH_BYTES:

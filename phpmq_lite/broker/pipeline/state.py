@@ -77,11 +77,8 @@ class Subscription:
 
     def store(self, batch: Batch) -> None:
         """Store the subscription's queue and claim numbers with the open batch."""
-        batch.writes.append(
-            UpdateSubscription(
-                self.queue_id, self.next_claim, self.acked_upto, self.subscription_id
-            )
-        )
+        claims = (self.next_claim, self.acked_upto)
+        batch.writes.append(UpdateSubscription(self.queue_id, *claims, self.subscription_id))
 
 
 class Subscriptions(dict[str, Subscription]):
@@ -240,11 +237,8 @@ class KnownAppIds:
         is_single = app.is_single if app else is_single
         self._make_room(batch, owner, now_ms, is_single=is_single)
         self._put(app_id, KnownAppId(version, owner, now_ms, is_single))
-        batch.writes.append(
-            RecordPublishedVersion(
-                app_id, version, batch.wall_ms, rows, owner, now_ms, int(is_single)
-            )
-        )
+        use = (owner, now_ms, int(is_single))
+        batch.writes.append(RecordPublishedVersion(app_id, version, batch.wall_ms, rows, *use))
 
     def record_use(self, batch: Batch, now_ms: int, writer: StageWriter, app_id: str) -> None:
         """Record the use of an app_id by a repeated publish that had no effect."""
@@ -288,7 +282,6 @@ class KnownAppIds:
             )
 
     def _make_room(self, batch: Batch, owner: str | None, now_ms: int, *, is_single: bool) -> None:
-        """Forget old app_ids until there is room for one more."""
         own = self._groups[owner, is_single]
         bound, silent_ms = (
             (SINGLE_USES, now_ms) if is_single else (APP_IDS, now_ms - APP_ID_KEPT_MS)
@@ -390,5 +383,4 @@ class StagingArea:
 
 
 def _key(app_id: str) -> str:
-    """Return the hash that stands for an app_id in sealed token names."""
     return sha256(app_id.encode()).hexdigest()

@@ -17,7 +17,7 @@ def read(data: bytes) -> list[ClientFrame]:
     side = ServerSide(WireLimits(), http_guard=False)
     frames = side.receive(data)
     assert side.error is None
-    assert side.partial_bytes == 0
+    assert side.parser.partial_bytes == 0
     return frames
 
 
@@ -33,7 +33,7 @@ def receipts(keys: list[bytes], reason: str | None = None) -> bytes:
     parts: list[bytes] = []
     side = ServerSide(WireLimits())
     for key in keys:
-        side.append_receipt(parts, "orders", key, reason)
+        side.append_receipts(parts, "orders", (key,), reason)
     return b"".join(parts)
 
 

@@ -121,7 +121,7 @@ def test_receipts_and_dispatches_find_their_places(wire: Wire) -> None:
     parts: list[bytes] = []
     for queue in ("orders", "orders", "mails", "gone"):
         wire.broker.append_dispatch(parts, queue, b"body", ID, 0)
-    wire.broker.append_receipt(parts, "orders", b"k1", None)
+    wire.broker.append_receipts(parts, "orders", (b"k1",), None)
     session.receive(b"".join(parts))
     assert (len(orders.dispatches), len(mails.dispatches)) == (2, 1)
     assert woken == ["orders", "mails"]

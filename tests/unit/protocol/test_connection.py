@@ -66,13 +66,13 @@ def test_dispatch_keeps_the_revision_of_the_first_one() -> None:
     side.receive(CLIENT.consume("Foo", 1))
     dispatched_header(side)
     side.receive(LEGACY)
-    assert side.revision == "legacy"
+    assert side.parser.revision_seen == "legacy"
     assert dispatched_header(side) == b"H0100304"
 
 
 def test_new_connection_has_no_style_except_a_pinned_width(side: ServerSide) -> None:
-    assert (side.framing, side.revision, side.packet_header) == (None, None, 32)
-    assert (side.partial_bytes, side.error, side.is_waiting) == (0, None, False)
+    assert (side.parser.framing, side.parser.revision_seen, side.packet_header) == (None, None, 32)
+    assert (side.parser.partial_bytes, side.error, side.is_waiting) == (0, None, False)
     assert ServerSide(WireLimits(), packet_header="36").packet_header == 36
 
 
@@ -81,8 +81,8 @@ def test_client_side_reads_what_server_side_writes() -> None:
     side.receive(CLIENT.consume("Foo", 5))
     parts: list[bytes] = []
     side.append_dispatch(parts, "Foo", b"body", ID, 17)
-    side.append_receipt(parts, "Foo", b"key", None)
-    side.append_receipt(parts, "Foo", b"key", "queue is paused")
+    side.append_receipts(parts, "Foo", (b"key",), None)
+    side.append_receipts(parts, "Foo", (b"key",), "queue is paused")
     client = ClientSide()
     assert client.receive(b"".join(parts)) == [
         Dispatch("Foo", b"body", ID, 17),
@@ -95,7 +95,7 @@ def test_client_side_rejects_other_protocols() -> None:
     client = ClientSide()
     assert client.receive(b"HTTP/1.1 400 Bad Request\r\n") == []
     assert code_of(client) == "bad-header"
-    assert client.partial_bytes == 0
+    assert client.parser.partial_bytes == 0
 
 
 def test_frames_of_token_characters_wait_until_released(side: ServerSide) -> None:

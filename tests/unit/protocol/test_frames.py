@@ -46,7 +46,7 @@ def test_parser_and_dissector_know_every_message(table: frames.Shapes, fast_path
         frame = header + b"".join(b"P%02d%029d1" % (packet, 1) for packet in packets)
         kept: list[DissectedFrame] = []
         parser = Parser(WireLimits(), table, fast_path)
-        parser.observe(Dissector(kept.append))
+        parser.observe(Dissector(kept.append).see)
         parsed = parser.feed(frame)
         [dissected] = kept
         assert (header, len(parsed), dissected.kind != "unknown") == (header, 1, True)

@@ -16,13 +16,11 @@ from phpmq_lite.server.backpressure import (
     MemoryLimiter,
     ReadBackpressure,
     SlowPeerLimits,
-    exclude_time,
     memory_bound,
-    overdue_reason,
 )
 from phpmq_lite.server.session import Session
 from phpmq_lite.server.status import BrokerHandle
-from phpmq_lite.server.watchdog import SessionMonitor
+from phpmq_lite.server.watchdog import SessionMonitor, exclude_time, overdue_reason
 from phpmq_lite.settings import Settings
 
 

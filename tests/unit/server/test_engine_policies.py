@@ -71,7 +71,7 @@ async def test_open_acknowledgement_is_stored_when_its_timer_ends(
     await driver.run_until_idle()
     assert driver.writer.batch is None
     assert not driver.is_stored
-    driver.engine._ack_delay.ends_at = 0.0
+    driver.engine._delay_ends_at = 0.0
     driver.engine._on_timer()
     await driver.settle()
     assert driver.rows("SELECT count(*) FROM history") == [(1,)]

@@ -172,4 +172,4 @@ def test_any_bytes_are_explained_as_the_parser_reads_them(pieces: list[bytes]) -
         parsed += len(side.release())
     assert len(found.frames) == len(found.outcomes) == parsed
     assert (found.wrong_byte is None) == (side.error is None)
-    assert bool(found.begun) == bool(side.partial_bytes) or found.wrong_byte is not None
+    assert bool(found.begun) == bool(side.parser.partial_bytes) or found.wrong_byte is not None

@@ -204,10 +204,10 @@ def test_recording_does_not_change_the_frames() -> None:
         side.receive(STREAM)
         side.append_dispatch(out, "mail", b"x", ID, 0)
     assert parts[0] == parts[1]
-    assert recorded.framing == plain.framing == "compact"
-    assert recorded.revision == plain.revision == "ttl"
+    assert recorded.parser.framing == plain.parser.framing == "compact"
+    assert recorded.parser.revision_seen == plain.parser.revision_seen == "ttl"
     assert recorded.packet_header == plain.packet_header == 32
-    assert recorded.partial_bytes == plain.partial_bytes == 0
+    assert recorded.parser.partial_bytes == plain.parser.partial_bytes == 0
     assert recorded.release() == []
     assert not recorded.is_waiting
 

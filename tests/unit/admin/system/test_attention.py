@@ -143,7 +143,7 @@ def test_paused_sides_are_reported() -> None:
 def test_broker_reports_its_own_problems() -> None:
     seen = AttentionFacts(NOW_MS, refused={"paused": 2, "too_large": 1}, disk_share=0.94,
                 wal_bytes=200 << 20, wal_limit_bytes=64 << 20)  # fmt: skip
-    client = client_status(9, paused_reason="memory")
+    client = client_status(9, paused_reasons=("memory",))
     notices = found(clients=(client,), last_error="no space", clock_jumps=2, seen=seen)
     assert [(n.level, n.subject) for n in notices] == [
         ("bad", "Broker"),

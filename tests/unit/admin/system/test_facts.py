@@ -86,8 +86,8 @@ def test_limit_that_is_reached_stands_out() -> None:
 
 def test_waiting_names_each_reason_with_its_setting() -> None:
     clients = (
-        client_status(1, paused_reason="memory, queue"),
-        client_status(2, paused_reason="queue"),
+        client_status(1, paused_reasons=("memory", "queue")),
+        client_status(2, paused_reasons=("queue",)),
         client_status(3),
     )
     found = facts.waiting_facts(broker_status(clients=clients))

@@ -161,7 +161,7 @@ async def test_metrics_have_the_figures_of_the_process() -> None:
     closed = {"eof": 3, "protocol error: bad-framing": 1, "protocol error: too-long": 1}
     counters = ConnectionCounters(4, 10, 20, Counter({"bad-framing": 2}), Counter(closed))
     status = broker_status(
-        clients=(client_status(paused_reason="memory, queue"),), audited={"queue.purge": 2},
+        clients=(client_status(paused_reasons=("memory", "queue")),), audited={"queue.purge": 2},
         counters=counters, commits=commits, acks_ignored={"unknown": 1},
         refused={"paused": 5, "queue full: bytes": 1, "queue full: messages": 1},
     )  # fmt: skip
