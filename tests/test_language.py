@@ -58,15 +58,6 @@ PUBLIC_LOCALS: Final = {
     "admin/system/live.py": {"says", "shown"},
     "spark/jobs/options.py": {"out"},  # a field of the options of a job, which users create
 }
-# Packages and modules that still have such names; an entry that is clean must be removed.
-NOT_YET_CLEAN: Final = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        
-        """,
-    )
-)
 
 PHRASES: Final = (
     r"\banew\b",
@@ -176,18 +167,13 @@ def local_names(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_locals_parameters_and_attributes_say_what_they_are() -> None:
-    problems: dict[str, list[str]] = {}
+    problems = []
     for path in SOURCES:
         module = path.relative_to(PACKAGE).as_posix()
         words = NAMES_OF_LOCALS - PUBLIC_LOCALS.get(module, set())
-        area = next((area for area in NOT_YET_CLEAN if f"{module}/".startswith(f"{area}/")), "")
-        problems.setdefault(area, []).extend(
-            f"{module}:{line}: {name}"
-            for line, name in local_names(path)
-            if name.strip("_") in words
-        )
-    assert problems.pop("", []) == []
-    assert NOT_YET_CLEAN - {area for area, names in problems.items() if names} == set()
+        names = local_names(path)
+        problems += [f"{module}:{line}: {name}" for line, name in names if name.strip("_") in words]
+    assert problems == []
 
 
 def test_phrases_are_idiomatic() -> None:
