@@ -439,7 +439,7 @@ class RollupSampler:
         self._work = work
         for writes in work:
             if writes:
-                self._engine.submit(lambda core, writes=writes: _store(core, writes))  # type: ignore[misc]
+                self._engine.submit(lambda core, writes=writes: core.batch.writes.extend(writes))  # type: ignore[misc]
             await asyncio.sleep(0)
 
     async def finish(self) -> None:
@@ -460,7 +460,3 @@ class RollupSampler:
             core.reply(answer, None)
 
         await self._engine.call(finish)
-
-
-def _store(core: Broker, writes: Iterable[Write]) -> None:
-    core.batch.writes += writes

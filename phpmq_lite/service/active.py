@@ -242,7 +242,6 @@ class Active(Phase):
 
 
 def _retention_bounds(settings: Settings) -> RetentionBounds:
-    """Return the limits on how much is kept of the history, the receipts and the audit log."""
     history, receipts = settings.history, settings.receipts
     return RetentionBounds(
         age_ms=int(history.days * 86_400_000),

@@ -229,7 +229,10 @@ def _reply_again(
         answer: Published | RefusedError = _as_published(rows, first)
         queue = core.queues.get(name)
         originals = [row for row in rows if not _is_record(row, first)]
-        is_same = _have_bodies(originals, messages, is_complete=len(rows) == len(seqs))
+        unmatched = iter(messages)  # in order; other rows than these may be missing
+        is_same = (len(rows) < len(seqs) or len(originals) == len(messages)) and all(
+            any(checksum(row.seq, body) == row.crc for body, _ in unmatched) for row in originals
+        )
         if not is_same:
             answer = RefusedError(
                 "key_conflict",
@@ -248,16 +251,6 @@ def _reply_again(
     rows.append(RowsRequest(add, seqs))
     rows.append(RowsRequest(add_last, seqs, settled=True))
     core.record_audit(entry, 0)
-
-
-def _have_bodies(
-    rows: Sequence[Message], messages: Sequence[NewMessage], *, is_complete: bool
-) -> bool:
-    """Return whether rows have the bodies of ``messages``, in order; other rows may be missing."""
-    unmatched = iter(messages)
-    return (not is_complete or len(rows) == len(messages)) and all(
-        any(checksum(row.seq, body) == row.crc for body, _ in unmatched) for row in rows
-    )
 
 
 def _is_record(row: Message, first: int) -> bool:

@@ -216,7 +216,11 @@ class ClaimOperation:
         if queue.settings.delivery_paused:
             self._end()
             return
-        if self._claimed_to != queue.claimed_to or self._has_returned_message():
+        batch, queue_id = core.batch, queue.queue_id
+        has_returned = any(m.queue_id == queue_id for m in batch.changed.values()) or any(
+            m.queue_id == queue_id and m.position != m.seq for m in batch.created
+        )  # to its position, since the page was loaded
+        if self._claimed_to != queue.claimed_to or has_returned:
             self._claimed_to = None
         for row in page:
             is_gone = row.seq in core.pending or row.seq in core.transitioned
@@ -232,13 +236,6 @@ class ClaimOperation:
             self._end()
         else:
             self._request_page(page[-1].position)
-
-    def _has_returned_message(self) -> bool:
-        """Return whether any message has returned to its position since the page was loaded."""
-        batch, queue_id = self._core.batch, self._queue.queue_id
-        return any(m.queue_id == queue_id for m in batch.changed.values()) or any(
-            m.queue_id == queue_id and m.position != m.seq for m in batch.created
-        )
 
     def _claim(self, message: Message) -> None:
         """Claim one message; ``Broker.dispatch_in_turn`` is the counterpart for connections."""
