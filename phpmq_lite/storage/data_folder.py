@@ -111,7 +111,7 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the innermost mount that contains the absolute ``path``; the last one is visible."""
+    """Return the innermost mount that contains ``path``, of several at a point the last one."""
     innermost = None
     for mount in mounts:
         above = mount.point.rstrip("/")

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from phpmq_lite.storage.sqlite.integrity.wal_format import read_frames, read_header
+from phpmq_lite.storage.sqlite.integrity.wal_check import read_frames, read_header
 from tests.support.core_and_store import Driver
 
 MESSAGES = 60

@@ -19,8 +19,7 @@ from phpmq_lite.model import Batch
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres import leadership, pipeline, writer
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState
-from phpmq_lite.storage.postgres.quorum import Quorum
-from phpmq_lite.storage.postgres.store import PostgresStore, connection_info
+from phpmq_lite.storage.postgres.store import PostgresStore, Quorum, connection_info
 from phpmq_lite.storage.postgres.writer import PostgresWriter
 from tests.support.core_rig import message
 from tests.support.postgres_nodes import DATABASE, ReplicatedPostgres, needs_postgres

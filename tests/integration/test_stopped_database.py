@@ -9,8 +9,7 @@ import pytest
 
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.sqlite.integrity.startup import has_admin, open_stopped
-from phpmq_lite.storage.sqlite.integrity.wal_check import has_commits
-from phpmq_lite.storage.sqlite.integrity.wal_format import HEADER_BYTES
+from phpmq_lite.storage.sqlite.integrity.wal_check import HEADER_BYTES, has_commits
 
 Spoil = Callable[[bytearray], None]
 

@@ -10,8 +10,11 @@ import pytest
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.sqlite.integrity.startup import has_admin
-from phpmq_lite.storage.sqlite.integrity.wal_check import check_wal, scan_wal_files
-from phpmq_lite.storage.sqlite.integrity.wal_format import committed_frames
+from phpmq_lite.storage.sqlite.integrity.wal_check import (
+    check_wal,
+    committed_frames,
+    scan_wal_files,
+)
 
 
 @pytest.fixture

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from phpmq_lite.errors import DataDamagedError
 from phpmq_lite.storage.data_folder import DataFolder
-from phpmq_lite.storage.sqlite.integrity.wal_check import WalScan, check_wal, scan_wal
-from phpmq_lite.storage.sqlite.integrity.wal_format import (
+from phpmq_lite.storage.sqlite.integrity.wal_check import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
+    WalScan,
+    check_wal,
     frame_sums,
+    scan_wal,
 )
 
 PAGE = 512

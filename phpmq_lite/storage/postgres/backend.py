@@ -23,9 +23,9 @@ from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.migrations import table_names
 from phpmq_lite.storage.postgres.leadership import Standby, StandbyState, read_row
 from phpmq_lite.storage.postgres.migrate import migrate
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
 from phpmq_lite.storage.postgres.store import (
+    ConnectionBrokenError,
     PostgresStore,
     connect,
     connection_info,

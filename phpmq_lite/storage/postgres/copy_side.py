@@ -16,13 +16,14 @@ from phpmq_lite.errors import NotWritableError, StartRefusedError
 from phpmq_lite.storage.data_folder import CopyState, Progress
 from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
 from phpmq_lite.storage.postgres.migrate import create_schema, has_schema, migrate
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, quorum_problem
 from phpmq_lite.storage.postgres.store import (
     Check,
+    ConnectionBrokenError,
     PostgresStore,
     connect,
     connection_info,
     place_of,
+    quorum_problem,
 )
 from phpmq_lite.storage.postgres.writer import release
 from phpmq_lite.storage.read.read_pool import Row

@@ -16,13 +16,15 @@ from phpmq_lite.storage.backend import Replica
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
 from phpmq_lite.storage.postgres.leadership import EpochRow, read_row
 from phpmq_lite.storage.postgres.migrate import has_schema, pending
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, required_replicas, summary
 from phpmq_lite.storage.postgres.store import (
+    ConnectionBrokenError,
     PostgresStore,
     connect,
     connection_info,
     place_of,
     reading,
+    required_replicas,
+    summary,
 )
 
 # Tables are read without their indexes, which might hide rows.

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from phpmq_lite.errors import NotWritableError, StartRefusedError
 from phpmq_lite.storage.data_folder import CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError
 from phpmq_lite.storage.postgres.store import (
     SHARD,
     STUCK_S,
     Check,
+    ConnectionBrokenError,
     PostgresStore,
     connect,
     disconnect_if_lost,

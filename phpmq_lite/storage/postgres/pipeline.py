@@ -14,8 +14,15 @@ from typing import Any, Final, NamedTuple
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from phpmq_lite.storage.batch_sql import OPTIONAL, Step
-from phpmq_lite.storage.postgres.quorum import QUORUM_SQL, ConnectionBrokenError, Quorum, failure_of
-from phpmq_lite.storage.postgres.store import BEGIN_BATCH, SHARD, PostgresStore
+from phpmq_lite.storage.postgres.store import (
+    BEGIN_BATCH,
+    QUORUM_SQL,
+    SHARD,
+    ConnectionBrokenError,
+    PostgresStore,
+    Quorum,
+    failure_of,
+)
 from phpmq_lite.storage.statements import compiled, load, postgres_value
 
 _BYTEA_OID: Final = 17

@@ -13,9 +13,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
-from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.storage.postgres.quorum import summary
-from phpmq_lite.storage.postgres.store import disconnect
+from phpmq_lite.errors import StorageError
+from phpmq_lite.storage.postgres.store import disconnect, summary
 from phpmq_lite.storage.read.read_pool import ReadPool, Row
 from phpmq_lite.storage.statements import compiled, postgres_value
 
@@ -96,13 +95,10 @@ class PostgresReaders(ReadPool[Callable[[], str], Connection]):
             cursor = await connection.execute(statement, values, binary=True)
             return await cursor.fetchall()
         except (psycopg.Error, OSError) as error:
-            if closes != self.closes:
-                raise StorageError(f"cannot read {name}: the broker is stopping") from error
-            if isinstance(error, psycopg.errors.QueryCanceled) or loop.time() > ends_s:
-                problem = f"reading {name} took longer than {self.limit_s:g} s"
-                raise ReadTooLongError(problem) from error
+            is_late = isinstance(error, psycopg.errors.QueryCanceled) or loop.time() > ends_s
             kind = _ConnectionLostError if connection.closed else StorageError
-            raise kind(f"cannot read {name}: {summary(error)}") from error
+            text = f"cannot read {name}: {summary(error)}"
+            raise self._failure(name, kind(text), closes, is_late=is_late) from error
         finally:
             timer.cancel()
 

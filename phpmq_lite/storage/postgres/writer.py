@@ -33,13 +33,15 @@ from phpmq_lite.storage.backend import StoreWriter, essential_steps
 from phpmq_lite.storage.batch_sql import batch_statements
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.postgres.pipeline import EncodedStep, Pipeline, encode_steps, is_optional
-from phpmq_lite.storage.postgres.quorum import ConnectionBrokenError, Quorum, quorum_problem
 from phpmq_lite.storage.postgres.store import (
     SHARD,
     STUCK_S,
+    ConnectionBrokenError,
     PostgresStore,
+    Quorum,
     connect,
     disconnect_if_lost,
+    quorum_problem,
 )
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
-from phpmq_lite.errors import StorageError
+from phpmq_lite.errors import ReadTooLongError, StorageError
 from phpmq_lite.storage.statements import load
 
 
@@ -123,6 +123,16 @@ class ReadPool(ABC, Generic[D, C]):
     def _is_broken(self, connection: C) -> bool:
         """Return whether a connection has to be opened again."""
         return False
+
+    def _failure(
+        self, name: str, failure: StorageError, closes: int, *, is_late: bool
+    ) -> StorageError:
+        """Return why a read failed that began after ``closes`` calls of ``close``."""
+        if closes != self.closes:
+            return StorageError(f"cannot read {name}: the broker is stopping")
+        if is_late:
+            return ReadTooLongError(f"reading {name} took longer than {self.limit_s:g} s")
+        return failure
 
     def separate(self, *, count: int = 1, limit_s: float = READ_LIMIT_S) -> Self:
         """Return a separate pool for slow reads of the same database, closed with this one."""

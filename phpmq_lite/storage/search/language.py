@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from phpmq_lite.durations import SHORT_UNITS_S, UNITS_MS
 from phpmq_lite.envelopes.validation import REASONS
@@ -128,8 +128,7 @@ def unescape_pattern(pattern: str) -> str:
     return re.sub(r"\\(.)", r"\1", pattern, flags=re.DOTALL)
 
 
-@dataclass(slots=True, frozen=True)
-class Qualifier:
+class Qualifier(NamedTuple):
     """A search qualifier, listed in the help and in the error about an unknown qualifier."""
 
     name: str
@@ -315,21 +314,14 @@ def _member(path: str, value: str, is_negated: bool) -> SearchTerm:
 
 
 _PARSERS: Final[dict[str, Callable[[str, str, bool], SearchTerm]]] = {
-    "queue": _pattern,
-    "urn": _pattern,
-    "trace": _pattern,
-    "meta": _pattern,
+    **dict.fromkeys(("queue", "urn", "trace", "meta", "reason", "origin", "client"), _pattern),
+    **dict.fromkeys(("ttl", "age"), _time),
     "verdict": _verdict,
     "attempts": _attempts,
-    "reason": _pattern,
-    "origin": _pattern,
-    "client": _pattern,
     "state": _state,
     "id": _id,
     "deliveries": partial(_compared, units={"": 1}, allowed="a number: 3, >3, <=3"),
     "size": partial(_compared, units=_SIZES, allowed="bytes: >100k, <1m"),
-    "ttl": _time,
-    "age": _time,
 }
 
 

@@ -94,12 +94,9 @@ class SqliteReaders(ReadPool[Path, aiosqlite.Connection]):
         try:
             rows = await connection.execute_fetchall(text, parameters)
         except sqlite3.Error as error:
-            if closes != self.closes:
-                raise StorageError(f"cannot read {name}: the broker is stopping") from error
-            if error.sqlite_errorname == "SQLITE_INTERRUPT" or reader.is_over():
-                problem = f"reading {name} took longer than {self.limit_s:g} s"
-                raise ReadTooLongError(problem) from error
-            raise StorageError(f"cannot read {name}: {error}") from error
+            is_late = error.sqlite_errorname == "SQLITE_INTERRUPT" or reader.is_over()
+            failure = StorageError(f"cannot read {name}: {error}")
+            raise self._failure(name, failure, closes, is_late=is_late) from error
         finally:
             timer.cancel()
         return [tuple(row) for row in rows]

@@ -24,8 +24,7 @@ from phpmq_lite.storage.data_folder import DATABASE, locking_pid, prevent_start,
 from phpmq_lite.storage.sqlite import litestream
 from phpmq_lite.storage.sqlite.database_file import open_read_only, wal_of
 from phpmq_lite.storage.sqlite.integrity.startup import open_stopped
-from phpmq_lite.storage.sqlite.integrity.wal_check import scan_wal
-from phpmq_lite.storage.sqlite.integrity.wal_format import FRAME_HEADER_BYTES, HEADER_BYTES
+from phpmq_lite.storage.sqlite.integrity.wal_check import FRAME_HEADER_BYTES, HEADER_BYTES, scan_wal
 from phpmq_lite.storage.statements import load
 
 COUNT_LIMIT: Final = 1_000_000  # more live or settled messages are not counted

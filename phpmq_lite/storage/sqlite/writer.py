@@ -139,7 +139,9 @@ class Writer(StoreWriter):
         self._check(self.files.check_log)
         store = self._store
         is_large = _is_large(batch)
-        if steps and is_large and _suits_process(batch):
+        # For the process, large bodies would have to be copied, which takes too long.
+        is_light = batch.created_bytes <= _PROCESS_BYTES * batch.commands
+        if steps and is_large and is_light and not batch.has_special_rows:
             future = self._commit_in_process(steps, batch)
             if future is not None:
                 return future
@@ -485,12 +487,6 @@ def _is_large(batch: Batch) -> bool:
         or batch.created_bytes > _FEW_BYTES
         or _row_count(batch) > _FEW_ROWS
     )
-
-
-def _suits_process(batch: Batch) -> bool:
-    """Return whether to pass a large batch to the process: copying large bodies takes too long."""
-    is_light = batch.created_bytes <= _PROCESS_BYTES * batch.commands
-    return is_light and not batch.has_special_rows
 
 
 def _is_short(batch: Batch) -> bool:

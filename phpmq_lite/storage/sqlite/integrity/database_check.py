@@ -21,8 +21,11 @@ from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check
 from phpmq_lite.storage.migrations import naming
 from phpmq_lite.storage.sqlite.database_file import has_wal, open_read_only, wal_of
 from phpmq_lite.storage.sqlite.errors import is_damage
-from phpmq_lite.storage.sqlite.integrity.wal_check import describe_damage, scan_wal_files
-from phpmq_lite.storage.sqlite.integrity.wal_format import HEADER_BYTES
+from phpmq_lite.storage.sqlite.integrity.wal_check import (
+    HEADER_BYTES,
+    describe_damage,
+    scan_wal_files,
+)
 from phpmq_lite.storage.sqlite.litestream import has_closed_database
 from phpmq_lite.storage.sqlite.migrate import pending, schema_problems, schema_version
 from phpmq_lite.storage.statements import load

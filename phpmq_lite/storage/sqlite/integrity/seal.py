@@ -10,7 +10,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
@@ -210,13 +210,10 @@ class LiveSeal:
 
 def _open_erased(folder: Path) -> int | None:
     """Open and allocate an empty seal file; return None if that fails."""
-    try:
+    with suppress(OSError), ExitStack() as stack:
         file = open_seal(folder)
-    except OSError:
-        return None
-    try:
+        stack.callback(os.close, file)
         erase_seal(file)
-    except OSError:
-        os.close(file)
-        return None
-    return file
+        stack.pop_all()
+        return file
+    return None

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from phpmq_lite.storage.sqlite.integrity.wal_format import (
+from phpmq_lite.storage.sqlite.integrity.wal_check import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
     Checksum,
