@@ -230,12 +230,6 @@ class PipelineSummary(_DocumentModel):
 
     def queues(self) -> list[str]:
         """Return the names of all queues in the document; ``OTHER_QUEUES``, if present, is last."""
-        rows: tuple[_QueueRow, ...] = (
-            *self.last24h,
-            *self.last30d,
-            *self.urns,
-            *self.deaths,
-            *self.expiries,
-        )
-        names = {row.queue for row in rows}
+        tables = (self.last24h, self.last30d, self.urns, self.deaths, self.expiries)
+        names = {row.queue for table in tables for row in table}
         return sorted(names, key=lambda name: (name == OTHER_QUEUES, name))

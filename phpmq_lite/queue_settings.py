@@ -218,7 +218,7 @@ def home_of(name: str) -> str | None:
 
 
 def publish_target(queue: str, ttl_s: int | None, delay_s: float) -> tuple[str, int | None]:
-    """Return queue and TTL to publish with: a delay is a TTL in ``.retry``, or ``bad_delay``."""
+    """Return queue and TTL to publish with, for a delay those of ``.retry``, or refuse it."""
     if not delay_s:
         return queue, ttl_s
     target = retry_name(queue)

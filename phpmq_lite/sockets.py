@@ -47,7 +47,7 @@ class Dialer:
         self._failed_at: dict[Any, float] = {}  # address -> monotonic time of the last failure
 
     def connect(self, timeout_s: float | None) -> socket.socket:
-        """Return a blocking socket, or raise OSError; each 1 s, another address is tried, too."""
+        """Return a blocking socket, or raise OSError; addresses are tried 1 s after each other."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         addresses = self._sort(socket.getaddrinfo(*self._name, type=socket.SOCK_STREAM))
         with selectors.DefaultSelector() as selector:

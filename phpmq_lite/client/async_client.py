@@ -393,7 +393,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Delivery:
-        """Return the next message; raise ConnectionLostError if the client ended unclosed."""
+        """Return the next message; raise ConnectionLostError if the client has lost its broker."""
         window = self._window
         while window is not None:
             if window.dispatches:

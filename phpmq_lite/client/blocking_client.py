@@ -485,7 +485,7 @@ class BlockingConsumer:
         return self
 
     def __next__(self) -> Delivery:
-        """Return the next message; raise ConnectionLostError if the client ended unclosed."""
+        """Return the next message; raise ConnectionLostError if the client has lost its broker."""
         window, client = self._window, self._client
         deadline = None
         while window is not None:

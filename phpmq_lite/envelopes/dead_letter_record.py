@@ -154,7 +154,7 @@ def redrive_content(content: bytes) -> bytes:
 
 
 def with_attempts(content: bytes, attempts: int) -> bytes:
-    """Return the content of one JSON object with its integer ``attempts`` replaced."""
+    """Return an object with its ``attempts`` replaced, if an integer, or raise ValueError."""
     members = find_members(content)
     encoded = b"%d" % attempts
     is_changed = _has_other_attempts(content, members, encoded)

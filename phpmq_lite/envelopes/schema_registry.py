@@ -72,7 +72,7 @@ class SchemaRegistry:
     stamp: Stamp = field(default_factory=dict)  # state of the files just before they were read
 
     def check(self, urn: str, data: Any, *, is_on_wire: bool = False) -> EnvelopeProblem | None:
-        """Return the first violation; None without one, or without a schema (see its ``check``)."""
+        """Return the first violation, or None if there is none or no schema of the URN."""
         entry = self.entries.get(urn)
         return None if entry is None else entry.schema.check(data, is_on_wire=is_on_wire)
 

@@ -40,14 +40,7 @@ from phpmq_lite.spark.jobs.metrics import (
 )
 from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import (
-    ArchiveGap,
-    ResultsFolder,
-    archive_dates,
-    open_results,
-    read_archive,
-    read_gaps,
-)
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.session import fit_shuffles
 
 if TYPE_CHECKING:
@@ -139,7 +132,7 @@ def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) ->
     tables = MetricTables(spark, files, now_ms)
     summary: Item = {"version": 1, "finished_at": now_ms}
     if committed is not None or files.files(results_folder.ARCHIVE):
-        gaps = read_gaps(files)
+        gaps = results_folder.read_gaps(files)
         summary |= {
             "gaps": [asdict(gap) for gap in gaps[:MAX_GAPS]],
             "history_id": committed.history_id if committed else None,
@@ -159,14 +152,17 @@ def collect_summary(spark: "SparkSession", files: ResultsFolder, now_ms: int) ->
 
 
 def _archive(
-    spark: "SparkSession", files: ResultsFolder, offset: int | None, gaps: Sequence[ArchiveGap]
+    spark: "SparkSession",
+    files: ResultsFolder,
+    offset: int | None,
+    gaps: Sequence[results_folder.ArchiveGap],
 ) -> Item:
     sizes = files.files(results_folder.ARCHIVE)
     selection = json.loads(files.read(results_folder.ARCHIVE_SELECTION) or "{}")
     return {
         "offset": offset,
         "rows": read_archive(spark, files).count() if sizes else 0,
-        "dates": len(archive_dates(files)),
+        "dates": len(results_folder.archive_dates(files)),
         "bytes": sum(sizes),
         "outcomes": selection.get("outcomes", []),
         "gaps": len(gaps),

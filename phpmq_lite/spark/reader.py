@@ -94,7 +94,7 @@ def _range_request(
 def byte_cuts(
     history: HistorySource, options: HistoryOptions, offsets: OffsetRange, limit: int
 ) -> Iterator[int]:
-    """Yield the offsets after which to cut: no part has more body bytes, or it is one body."""
+    """Yield the offsets after which to cut, so that no part but a single body has more bytes."""
     size, last = 0, offsets.lo
     for lo in range(offsets.lo, offsets.hi, OFFSETS_WORTH_A_TASK):
         part = replace(offsets, lo=lo, hi=min(lo + OFFSETS_WORTH_A_TASK, offsets.hi))

@@ -3,23 +3,11 @@
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructType
 
 from phpmq_lite.errors import OptionError
 from phpmq_lite.spark import columns
-from phpmq_lite.spark.columns import (
-    add_table_options,
-    read_table_options,
-    remove_table_options,
-    table_options,
-)
 from phpmq_lite.spark.reader import (
     FilteringHistoryReader,
     HistoryReader,
@@ -49,7 +37,7 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(PhpmqSource)
 
 
-class PhpmqSource(DataSource):
+class PhpmqSource(ds.DataSource):
     """Data source for a broker's history or one of its queues; see ``source_options.py``."""
 
     options: MutableMapping[str, str]
@@ -61,10 +49,10 @@ class PhpmqSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns; Spark calls this before it decides between batch and stream."""
-        options = table_options(self.options)
+        options = columns.table_options(self.options)
         if options is None:
             return self._columns(self.options)
-        return add_table_options(self._columns(options), options)
+        return columns.add_table_options(self._columns(options), options)
 
     def _columns(self, options: Mapping[str, str]) -> StructType:
         if read_mode(options) == "queue":
@@ -73,9 +61,9 @@ class PhpmqSource(DataSource):
         history = history_options(common, SourceMode.BATCH_READ)
         return columns.history_columns(history.columns, body=history.has_body)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader for a batch; raise OptionError for the mode queue, too."""
-        values = read_table_options(schema) | dict(self.options)
+    def reader(self, schema: StructType) -> ds.DataSourceReader:
+        """Return the reader for a batch; raise OptionError for a wrong option or the mode queue."""
+        values = columns.read_table_options(schema) | dict(self.options)
         if read_mode(values) == "queue":
             raise OptionError(
                 "a batch read cannot consume a queue; use mode=queue with readStream. To view"
@@ -84,20 +72,20 @@ class PhpmqSource(DataSource):
         options = history_options(values, SourceMode.BATCH_READ)
         columns.check_read_schema(schema, columns.history_columns(body=True))
         kind = FilteringHistoryReader if options.pushes_filters else HistoryReader
-        return kind(options, remove_table_options(schema))
+        return kind(options, columns.remove_table_options(schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader for a stream."""
-        values = read_table_options(schema) | dict(self.options)
+        values = columns.read_table_options(schema) | dict(self.options)
         if read_mode(values) == "queue":
             columns.check_read_schema(schema, columns.QUEUE_COLUMNS)
-            return QueueStreamReader(queue_options(values), remove_table_options(schema))
+            return QueueStreamReader(queue_options(values), columns.remove_table_options(schema))
         columns.check_read_schema(schema, columns.history_columns(body=True))
         return HistoryStreamReader(
-            history_options(values, SourceMode.HISTORY_STREAM), remove_table_options(schema)
+            history_options(values, SourceMode.HISTORY_STREAM), columns.remove_table_options(schema)
         )
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         """Return the writer for a batch."""
         options = write_options(self.options, SourceMode.BATCH_WRITE)
         if overwrite:
@@ -107,7 +95,7 @@ class PhpmqSource(DataSource):
 
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
-    ) -> DataSourceStreamWriter:
+    ) -> ds.DataSourceStreamWriter:
         """Return the writer for a stream."""
         options = write_options(self.options, SourceMode.STREAM_WRITE)
         if overwrite:

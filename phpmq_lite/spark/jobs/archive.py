@@ -24,14 +24,7 @@ from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import StreamTarget, batch_name, write_stream
 from phpmq_lite.spark.pipeline_client import HistoryBounds
-from phpmq_lite.spark.results_folder import (
-    ArchiveGap,
-    ResultsFolder,
-    gap_text,
-    open_results,
-    read_archive,
-    store_gap,
-)
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
 from phpmq_lite.spark.source_options import DELETED, queues_text
 
 if TYPE_CHECKING:
@@ -103,7 +96,7 @@ def archive_stream(
         offset=committed.offset if committed else None,
         batches=totals.batches,
         is_stopped=totals.is_stopped,
-        notes=() if recorder is None else tuple(map(gap_text, recorder.gaps)),
+        notes=() if recorder is None else tuple(map(results_folder.gap_text, recorder.gaps)),
     )
 
 
@@ -116,7 +109,7 @@ class _GapRecorder:
         self._spark, self._files, self._options = spark, files, options
         committed = last_committed_batch(files, TARGET.checkpoint)
         self._begin = begin if committed is None or committed.offset is None else committed.offset
-        self.gaps: list[ArchiveGap] = []
+        self.gaps: list[results_folder.ArchiveGap] = []
 
     def __call__(self, number: int) -> None:
         batch = planned_batch(self._files, TARGET.checkpoint, number)
@@ -133,7 +126,7 @@ class _GapRecorder:
             at_ms=time.time_ns() // 1_000_000,
         )
         if gap is not None:
-            store_gap(self._files, gap)
+            results_folder.store_gap(self._files, gap)
             self.gaps.append(gap)
         self._begin = batch.offset
 
@@ -210,7 +203,7 @@ def find_gap(
     archived: Callable[[], int | None],
     batch: str,
     at_ms: int,
-) -> ArchiveGap | None:
+) -> results_folder.ArchiveGap | None:
     """Return the gap in the batch of offsets ``(begin, end]``, or None if no rows are missing.
 
     ``bounds`` are the bounds of the history after the batch was written.  ``archived`` returns the
@@ -223,6 +216,6 @@ def find_gap(
     rows = None if count is None else end - begin - count
     if rows == 0:  # retention removed the rows after they were read
         return None
-    return ArchiveGap(
+    return results_folder.ArchiveGap(
         at_ms=at_ms, history_id=bounds.history_id, lo=begin, hi=hi, rows=rows, batch=batch
     )
