@@ -349,9 +349,9 @@ async def test_wrong_definitions_change_nothing(site: HttpSite) -> None:
 
 
 async def test_refusals_are_audited_once(site: HttpSite) -> None:
-    await site.api("POST", "/bulk", {"token": "x", "action": "delete"})
-    rows = await site.audit()
-    assert [(row["action"], row["result"]) for row in rows] == [("bulk.start", "selection_expired")]
+    await site.api("POST", "/bulk", {"token": "x", "action": "delete", "reason": "too old"})
+    rows = [(row["action"], row["result"], row["reason"]) for row in await site.audit()]
+    assert rows == [("bulk.start", "selection_expired", "too old")]
 
 
 async def test_definitions_with_a_text_that_cannot_be_stored_change_nothing(site: HttpSite) -> None:

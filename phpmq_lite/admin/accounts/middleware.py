@@ -24,16 +24,6 @@ CSRF_HEADER: Final = "X-CSRF-Token"
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
-def _is_own_origin(origin: str, host: str, *, is_secure: bool) -> bool:
-    """Return whether an origin is our own; accept ``https`` because a proxy may hide the scheme."""
-    parts = urlsplit(origin)
-    if parts.scheme not in _DEFAULT_PORTS or (is_secure and parts.scheme != "https"):
-        return False
-    port = _DEFAULT_PORTS[parts.scheme]
-    own, other = host.lower(), parts.netloc.lower()
-    return own.removesuffix(f":{port}") == other.removesuffix(f":{port}")
-
-
 def origin_of(url: str) -> str:
     """Return a URL's origin as browsers write it, for example ``https://mq.example``."""
     parts = urlsplit(url)
@@ -65,9 +55,15 @@ def _is_ours(request: web.Request, origin: str, public_url: str) -> bool:
     try:
         if public_url and origin_of(origin) == origin_of(public_url):
             return True
-        return _is_own_origin(origin, request.host, is_secure=request.secure)
+        parts = urlsplit(origin)
     except ValueError:  # the origin is malformed, for example with empty brackets
         return False
+    if (port := _DEFAULT_PORTS.get(parts.scheme)) is None:
+        return False
+    if request.secure and parts.scheme != "https":  # otherwise, a proxy may hide the scheme
+        return False
+    own, other = request.host.lower(), parts.netloc.lower()
+    return own.removesuffix(f":{port}") == other.removesuffix(f":{port}")
 
 
 def check_media(request: web.Request, *media: str) -> None:

@@ -116,6 +116,10 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         pieces.append(f"Recorded in the audit log as {route.audit}.")
     if route.cli:
         pieces.append(f"Command-line equivalent: phpmq-lite {route.cli}.")
+    response: dict[str, Any] = {"description": "Done."}
+    if route.gives is not None:
+        schema = _schema(route.gives, schemas, "serialization")
+        response["content"] = {route.gives_media: {"schema": schema}}
     operation: dict[str, Any] = {
         "operationId": route.name.removeprefix("api-"),
         "summary": summary_of(route),
@@ -123,7 +127,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         "tags": [tag_of(route)],
         "parameters": _parameters(route, schemas),
         "responses": {
-            str(route.status): _response(route, schemas),
+            str(route.status): response,
             "default": {
                 "description": "An error.",
                 "content": {
@@ -170,13 +174,6 @@ def _parameter(
         "description": text,
         "schema": schema,
     }
-
-
-def _response(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
-    if route.gives is None:
-        return {"description": "Done."}
-    schema = _schema(route.gives, schemas, "serialization")
-    return {"description": "Done.", "content": {route.gives_media: {"schema": schema}}}
 
 
 def _schema(

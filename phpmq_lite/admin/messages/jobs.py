@@ -168,9 +168,13 @@ class BulkJobs:
     async def _run(self, job: BulkJob) -> None:
         state = BulkJobState.STOPPED
         try:
-            began_s = asyncio.get_running_loop().time()
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
             while job.handled < job.total:
-                await _keep_rate(job, began_s)
+                if job.work.rate is not None:  # wait for the next slice, or until it is cancelled
+                    due_s = began_s + job.handled / job.work.rate - loop.time()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(job.cancelled.wait(), max(0.0, due_s))
                 async with self._slicing:
                     if job.cancelled.is_set():  # the job may have been cancelled while waiting
                         break
@@ -233,16 +237,6 @@ async def _slice(job: BulkJob) -> None:
 async def _close_row(job: BulkJob, result: str) -> None:
     job.entry.result = result
     await job.act(job.entry, job.work.action, [], job.work.options)
-
-
-async def _keep_rate(job: BulkJob, began_s: float) -> None:
-    """Wait until the rate limit permits the next slice or the job is cancelled."""
-    if job.work.rate is None:
-        return
-    due_s = began_s + job.handled / job.work.rate - asyncio.get_running_loop().time()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, due_s)):
-            await job.cancelled.wait()
 
 
 class MessageStores:

@@ -46,8 +46,13 @@ class OwnedStore(Generic[T]):
         for late in [key for key, record in self._items.items() if record.expires_at <= now_ms]:
             self._drop(late)
         while self.bytes > self._limit_bytes and len(self._items) > 1:
+            sizes: Counter[str] = Counter()
+            for record in self._items.values():
+                sizes[record.owner] += record.size
+            others = [(key, record.owner) for key, record in self._items.items() if key != token]
+            largest = max((owner for _, owner in others), key=lambda owner: sizes[owner])
             self.dropped += 1
-            self._drop(self._oldest_of_largest(token))
+            self._drop(next(key for key, owner in others if owner == largest))
 
     def find(self, token: str, owner: str, now_ms: int) -> T:
         """Return the owner's item with a token; raise a 410 ``Problem`` if it has expired."""
@@ -56,15 +61,6 @@ class OwnedStore(Generic[T]):
             code, detail, says_unchanged = self._expired
             raise Problem(410, code, detail, field="token", says_unchanged=says_unchanged)
         return record
-
-    def _oldest_of_largest(self, newest: str) -> str:
-        """Return the oldest token, except ``newest``, of the user whose items are largest."""
-        sizes: Counter[str] = Counter()
-        for record in self._items.values():
-            sizes[record.owner] += record.size
-        others = [key for key in self._items if key != newest]
-        largest = max((self._items[key].owner for key in others), key=lambda owner: sizes[owner])
-        return next(key for key in others if self._items[key].owner == largest)
 
     def _drop(self, token: str) -> None:
         self.bytes -= self._items.pop(token).size
