@@ -82,9 +82,9 @@ def poison(name: str, content: bytes, pointer: str = "", detail: str = "") -> Ca
     return Case(name, content, "poison", "splice", pointer, detail)
 
 
-def no_object(name: str, content: bytes, detail: str = "") -> Case:
-    """Return a case that is not a strict JSON object, whose record is a wrapper."""
-    return Case(name, content, "poison", "wrap", detail=detail)
+def wrapped(name: str, content: bytes, detail: str = "", pointer: str = "") -> Case:
+    """Return a case of a poison body whose record is a wrapper; most are no strict JSON object."""
+    return Case(name, content, "poison", "wrap", pointer, detail)
 
 
 def other_version(name: str, content: bytes, detail: str = "") -> Case:
@@ -164,39 +164,39 @@ UNREADABLE: Final = (
     Case("257 levels", nested(257), "too_deep", "wrap", detail="256"),
     Case("100,000 brackets", b"[" * 100_000, "too_deep", "wrap"),
     Case("deep and not JSON", b"[" * 257 + b"x", "too_deep", "wrap"),
-    no_object("empty", b""),
-    no_object("white space", b" \n"),
-    no_object("a word", b"hello"),
-    no_object("byte order mark", b"\xef\xbb\xbf" + body()),
-    no_object("trailing data", body() + b"x"),
-    no_object("two objects", body() + body()),
-    no_object("NUL behind", body() + b"\x00"),
-    no_object("cut off", body()[:-1]),
-    no_object("comma too many", body()[:-1] + b",}"),
-    no_object("NaN", body(data='{"a":NaN}'), "NaN"),
-    no_object("Infinity", body(data='{"a":-Infinity}'), "Infinity"),
-    no_object("leading zero", body(attempts="01")),
-    no_object("plus sign", body(attempts="+1")),
-    no_object("point without digits", body(data='{"a":1.}')),
-    no_object("single quotes", b"{'job':'urn:a'}"),
-    no_object("comment", b"{}//"),
-    no_object("control character in a text", body(data='{"a":"\x01"}')),
-    no_object("unknown escape", body(data='{"a":"\\x41"}')),
+    wrapped("empty", b""),
+    wrapped("white space", b" \n"),
+    wrapped("a word", b"hello"),
+    wrapped("byte order mark", b"\xef\xbb\xbf" + body()),
+    wrapped("trailing data", body() + b"x"),
+    wrapped("two objects", body() + body()),
+    wrapped("NUL behind", body() + b"\x00"),
+    wrapped("cut off", body()[:-1]),
+    wrapped("comma too many", body()[:-1] + b",}"),
+    wrapped("NaN", body(data='{"a":NaN}'), "NaN"),
+    wrapped("Infinity", body(data='{"a":-Infinity}'), "Infinity"),
+    wrapped("leading zero", body(attempts="01")),
+    wrapped("plus sign", body(attempts="+1")),
+    wrapped("point without digits", body(data='{"a":1.}')),
+    wrapped("single quotes", b"{'job':'urn:a'}"),
+    wrapped("comment", b"{}//"),
+    wrapped("control character in a text", body(data='{"a":"\x01"}')),
+    wrapped("unknown escape", body(data='{"a":"\\x41"}')),
     poison("integer of 5,000 digits", ending(',"x":' + "9" * 5000), detail="digits"),
-    no_object("null", b"null", "null"),
-    no_object("a number", b"5"),
-    no_object("a text", b'"urn:a"'),
-    no_object("true", b"true"),
-    no_object("a list", b"[]"),
-    no_object("a list of one envelope", b"[" + body() + b"]"),
-    no_object("lone high surrogate", body(data='{"a":"\\ud800"}'), "surrogate"),
-    no_object("lone low surrogate", body(data='{"a":"\\uDC00"}'), "surrogate"),
-    no_object("surrogates the wrong way round", body(data='{"a":"\\ude00\\ud83d"}'), "surrogate"),
-    no_object("two high surrogates", body(data='{"a":"\\ud83d\\ud83d"}'), "surrogate"),
-    no_object("high surrogate before a text", body(data='{"a":"\\ud83dx"}'), "surrogate"),
-    no_object("lone surrogate in a name", body(data='{"\\ud800":1}'), "surrogate"),
-    no_object("halves in two texts", body(data='["\\ud83d","\\ude00"]'), "surrogate"),
-    no_object("lone surrogate in job", body(job='"\\ud800"'), "surrogate"),
+    wrapped("null", b"null", "null"),
+    wrapped("a number", b"5"),
+    wrapped("a text", b'"urn:a"'),
+    wrapped("true", b"true"),
+    wrapped("a list", b"[]"),
+    wrapped("a list of one envelope", b"[" + body() + b"]"),
+    wrapped("lone high surrogate", body(data='{"a":"\\ud800"}'), "surrogate"),
+    wrapped("lone low surrogate", body(data='{"a":"\\uDC00"}'), "surrogate"),
+    wrapped("surrogates the wrong way round", body(data='{"a":"\\ude00\\ud83d"}'), "surrogate"),
+    wrapped("two high surrogates", body(data='{"a":"\\ud83d\\ud83d"}'), "surrogate"),
+    wrapped("high surrogate before a text", body(data='{"a":"\\ud83dx"}'), "surrogate"),
+    wrapped("lone surrogate in a name", body(data='{"\\ud800":1}'), "surrogate"),
+    wrapped("halves in two texts", body(data='["\\ud83d","\\ude00"]'), "surrogate"),
+    wrapped("lone surrogate in job", body(job='"\\ud800"'), "surrogate"),
 )
 
 POISON: Final = (
@@ -237,20 +237,14 @@ POISON: Final = (
     poison("attempts -2^63-1", body(attempts="-9223372036854775809"), "/attempts"),
     poison("attempts infinite", body(attempts="1e400"), "/attempts"),
     poison("attempts of two, one a text", ending(',"attempts":"3"'), "/attempts"),
-    Case("dead_letter a text", body(dead_letter='"x"'), "poison", "wrap", "/dead_letter"),
-    Case(
+    wrapped("dead_letter a text", body(dead_letter='"x"'), pointer="/dead_letter"),
+    wrapped(
         "dead_letter.attempts a text",
         body(dead_letter='{"attempts":"3"}'),
-        "poison",
-        "wrap",
-        "/dead_letter/attempts",
+        pointer="/dead_letter/attempts",
     ),
-    Case(
-        "dead_letter.lang an object",
-        body(dead_letter='{"lang":{}}'),
-        "poison",
-        "wrap",
-        "/dead_letter/lang",
+    wrapped(
+        "dead_letter.lang an object", body(dead_letter='{"lang":{}}'), pointer="/dead_letter/lang"
     ),
     Case("like a wrapper", b'{"raw":"x"}', "poison", "wrap", detail="missing_urn"),
     Case("like a wrapper of base64", b'{"raw":"/w==","raw_encoding":"base64"}', "poison", "wrap"),
