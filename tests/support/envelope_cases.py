@@ -251,6 +251,7 @@ POISON: Final = (
     poison("two things wrong: type first", body(job=None, attempts='"3"'), "/attempts"),
 )
 
+NO_TRACE_ID: Final[tuple[str, Shape, str]] = ("missing_trace_id", "splice", "/trace_id")
 CONTRACT: Final = (
     Case("meta missing", body(meta=None), "missing_meta", pointer="/meta", detail="missing"),
     Case("meta null", body(meta="null"), "missing_meta", pointer="/meta", detail="null"),
@@ -262,15 +263,9 @@ CONTRACT: Final = (
     other_version("version 2 with a block", body(meta='{"schema_version":2}', dead_letter=BLOCK)),
     Case("data missing", body(data=None), "invalid_data", pointer="/data"),
     Case("data null", body(data="null"), "invalid_data", pointer="/data"),
-    Case("trace_id missing", body(trace_id=None), "missing_trace_id", pointer="/trace_id"),
-    Case("trace_id null", body(trace_id="null"), "missing_trace_id", pointer="/trace_id"),
-    Case(
-        "trace_id blank",
-        body(trace_id='" \\r"'),
-        "missing_trace_id",
-        pointer="/trace_id",
-        detail="blank",
-    ),
+    Case("trace_id missing", body(trace_id=None), *NO_TRACE_ID),
+    Case("trace_id null", body(trace_id="null"), *NO_TRACE_ID),
+    Case("trace_id blank", body(trace_id='" \\r"'), *NO_TRACE_ID, "blank"),
     Case("attempts missing", body(attempts=None), "invalid_attempts", pointer="/attempts"),
     Case("attempts null", body(attempts="null"), "invalid_attempts", pointer="/attempts"),
     Case(
@@ -283,12 +278,7 @@ CONTRACT: Final = (
     Case("all missing but job", b'{"job":"urn:a"}', "missing_meta", pointer="/meta"),
     other_version("version before data", body(meta="{}", data="null")),
     Case("data before trace_id", body(data="null", trace_id='""'), "invalid_data", pointer="/data"),
-    Case(
-        "trace_id before attempts",
-        body(trace_id="null", attempts=None),
-        "missing_trace_id",
-        pointer="/trace_id",
-    ),
+    Case("trace_id before attempts", body(trace_id="null", attempts=None), *NO_TRACE_ID),
 )
 
 CASES: Final = (*VALID, *UNREADABLE, *POISON, *CONTRACT)
