@@ -160,8 +160,11 @@ def test_rules_on_waiting_messages_exclude_dead_letter_queues() -> None:
         assert "unless on (instance, queue) phpmq_queue_for_dead_letters" in expression
 
 
+LABELS = "instance queue state reason dispatched file le route job"
+
+
 def test_labels_used_are_those_of_the_metrics() -> None:
-    known = {"instance", "queue", "state", "reason", "dispatched", "file", "le", "route", "job"}
+    known = set(LABELS.split())
     for expression in expressions():
         for name, label in labels_in(expression):
             assert label in known, (name, label)

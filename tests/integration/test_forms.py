@@ -29,14 +29,18 @@ VALUE: Final = re.compile(
 SAVES: Final = {"queue-settings", "user-rights", "client-label"}
 # Forms with a prefilled field that do something other than save it.
 ACTIONS: Final = {
-    "publish-send": "publishes a message", "message-edit": "publishes a message",
-    "schemas-check": "compares and stores nothing", "view-save": "creates a view",
-    "users": "a search", "user-add": "creates a user, with the least role",
-    "token-add": "creates a token, with the least role", "selection-apply": "acts on messages",
-    "message-requeue": "acts on a message", "message-move": "acts on a message",
-    "message-redrive": "acts on a message", "message-restore": "acts on a message",
-    "queue-move": "acts on messages", "queue-redrive": "acts on messages",
-}  # fmt: skip
+    name: effect
+    for effect, names in {
+        "publishes a message": "publish-send message-edit",
+        "compares and stores nothing": "schemas-check",
+        "creates a view": "view-save",
+        "a search": "users",
+        "creates a user or a token, with the least role": "user-add token-add",
+        "acts on messages": "selection-apply queue-move queue-redrive",
+        "acts on a message": "message-requeue message-move message-redrive message-restore",
+    }.items()
+    for name in names.split()
+}
 # Forms that would end the session or the broker, and with it the test.
 ENDING: Final = {"logout", "system-drain", "session-end", "account-end", "account-password"}
 ODD_NOTE: Final = "\n  Runbook:\n\tstep 1 \u202e\u200b é \\n\n"

@@ -253,11 +253,12 @@ def _callers(
     ]
 
 
-QUERIES = (
-    "format=json", f"q=queue:{FOREIGN}", f"queue={FOREIGN}", "q=canary-body", f"target={FOREIGN}",
-    "subscription=canary-subscription", "tab=claims&format=json", "template=canary-template",
-    f"topic=queue:{FOREIGN}", "subscription=canary-subscription&lo=0&hi=9", "process=1",
-)  # fmt: skip
+QUERY_TEXTS = f"""
+format=json q=queue:{FOREIGN} queue={FOREIGN} q=canary-body target={FOREIGN} topic=queue:{FOREIGN}
+subscription=canary-subscription tab=claims&format=json template=canary-template
+subscription=canary-subscription&lo=0&hi=9 process=1
+"""
+QUERIES = QUERY_TEXTS.split()
 
 
 async def _shown(scene: Scene, roles: Collection[Role]) -> set[tuple[str, str, str, str]]:

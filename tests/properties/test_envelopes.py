@@ -31,10 +31,11 @@ CONTENTS = {
     "large and bad": body(data=None, x='"%s"' % ("x" * BACKGROUND_BYTES)),
 }
 GOOD = frozenset({"good", "old block", "large"})
-CAUSES = frozenset({
-    "poison", "missing_meta", "missing_trace_id", "unsupported_schema_version", "invalid_data",
-    "client", "worker", "max_deliveries", "expired",
-})  # fmt: skip
+REASONS = """
+poison missing_meta missing_trace_id unsupported_schema_version invalid_data client worker
+max_deliveries expired
+"""
+CAUSES = frozenset(REASONS.split())
 
 
 class Envelopes(RuleBasedStateMachine):

@@ -21,10 +21,11 @@ FAIL_STOP_S: Final = 20.0  # for the next sync and the exit after EIO
 RESUME_S: Final = 10.0  # for publishing to resume once space is free
 MARGIN_S: Final = 2.0  # for a loaded machine and for the interval of our publishes
 FLOOD: Final = 200  # connections
-PAGES: Final = (
-    "/", "/queues", "/clients", "/system", "/dead", "/insights", "/api/v1/queues",
-    "/api/v1/messages?q=state:ready", "/api/v1/history", "/metrics",
-)  # fmt: skip
+PATHS: Final = """
+/ /queues /clients /system /dead /insights /api/v1/queues /api/v1/messages?q=state:ready
+/api/v1/history /metrics
+"""
+PAGES: Final = PATHS.split()
 
 
 class Nemesis:
