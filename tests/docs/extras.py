@@ -70,7 +70,6 @@ def installed(walk: Walk) -> None:
 
 
 def check_emails(walk: Walk, said: Said) -> None:
-    """Check the envelopes that PHP produced."""
     written = said.of("EnvelopeCodec::make").split()
     with connect_blocking(walk.broker.phpmq[0]) as client, client.consume("emails", 9, 10) as got:
         envelopes = [decode(next(got).body) for _ in range(4)]

@@ -71,7 +71,6 @@ def commands_of(block: Block, reason: str | None = None) -> list[str]:
 
 
 def _reason(page: str, line: str) -> str | None:
-    """Return why a line is skipped, or None."""
     reasons = NOT_RUN.get(page, {})
     return next((reason for part, reason in reasons.items() if part in line), None)
 
@@ -142,7 +141,6 @@ class Walk:
         return said
 
     def ours(self, page: str, text: str) -> str:
-        """Replace the texts of ``INSTEAD`` and the ports."""
         for written, ours in INSTEAD.get(page, {}).items():
             text = text.replace(written, ours)
         return self._moved(text)

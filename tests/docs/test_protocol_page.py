@@ -40,7 +40,6 @@ rows = partial(pages.rows, NAME)
 
 
 def quoted(cells: list[list[str]]) -> set[str]:
-    """Return the texts in backticks in the first cells."""
     return set(chain.from_iterable(re.findall(r"`([^`]+)`", row[0]) for row in cells))
 
 

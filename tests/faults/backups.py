@@ -155,7 +155,6 @@ def _check(database: Path, confirmed: set[bytes], took_s: float) -> Taken:
 
 
 def drilled(taken: Taken) -> list[str]:
-    """Restore a backup in a drill; return the problems."""
     return drill(taken.database.parent, migrations_folder()).problems
 
 

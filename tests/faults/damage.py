@@ -131,7 +131,6 @@ def _end(
 
 
 def _dead_letters(data: Path) -> list[bytes]:
-    """Return dead-lettered contents in the order of their records."""
     with copied(data) as connection:
         found = connection.execute(
             "SELECT content FROM message JOIN queue USING (queue_id) JOIN body USING (seq) "
@@ -158,7 +157,6 @@ def flips(filled: Filled, name: str, rng: random.Random) -> Iterator[Case]:
 
 
 def cuts(filled: Filled, name: str, rng: random.Random) -> Iterator[Case]:
-    """Yield cases without end that truncate a file."""
     size = (filled.folder / name).stat().st_size
     while True:
         left = rng.randrange(size)
@@ -351,7 +349,6 @@ def copied(data: Path) -> Iterator[sqlite3.Connection]:
 
 
 def files_of(data: Path) -> dict[str, str]:
-    """Return checksums of the files that must not change."""
     names = (DATABASE, WAL, "meta.json")
     return {
         name: sha256((data / name).read_bytes()).hexdigest()

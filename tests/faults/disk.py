@@ -79,7 +79,6 @@ class _File:
         return sum(not change.is_synced for change in self.pending)
 
     def image(self, chosen: Callable[[list[_Change]], Iterator[_Change]]) -> bytes:
-        """Return the content after the chosen pending changes."""
         if not self.pending:
             return bytes(self.synced)
         image = bytearray(self.synced)

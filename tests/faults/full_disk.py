@@ -167,7 +167,6 @@ class Story:
             self.stored += some
 
     def wait_until_resumed(self, peer: SocketClient) -> None:
-        """Publish repeatedly until a receipt comes."""
         peer.socket.settimeout(RESUME_S)
         began = time.monotonic()
         with suppress(TimeoutError):

@@ -42,7 +42,6 @@ class Figures:
 
 
 def rows(broker: BrokerProcess, sql: str) -> list[tuple[int, ...]]:
-    """Return committed rows."""
     with read_only(broker.data) as database:
         return database.execute(sql).fetchall()
 

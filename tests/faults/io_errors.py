@@ -165,7 +165,6 @@ class Trial:
         return None
 
     def _end_fault(self) -> None:
-        """End the fault some time after the first failure."""
         while not self._is_over.wait(0.05):
             if self.shim.failed:
                 if not self._is_over.wait(FAULT_S):
@@ -262,7 +261,6 @@ def _misbehaviour(outcome: Outcome) -> Iterator[str]:
 
 
 def _documented(outcome: Outcome) -> set[int]:
-    """Return the documented exit codes for a failure."""
     case = outcome.case
     if not outcome.failed:
         return {0}

@@ -153,7 +153,6 @@ def processes_of(logs: Iterable[Path], kind: Kind = Kind.SYNC_ENDED) -> Counter[
 
 
 def records_of(logs: Iterable[Path]) -> Iterator[Record]:
-    """Return the records of all lives in order."""
     return chain.from_iterable(map(read_log, logs))
 
 
@@ -175,7 +174,6 @@ class Tally:
     ended: int = 0
 
     def add(self, policy: Policy, findings: Iterable[Finding], where: str) -> None:
-        """Count a disk, and the kinds of its findings."""
         self.disks[policy] += 1
         findings = list(findings)
         self.found[policy].update({finding.kind for finding in findings})

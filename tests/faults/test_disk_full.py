@@ -53,7 +53,6 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 def assert_degraded(story: Story, silent: SocketClient, code: str, setting: str) -> None:
-    """Check the admin and the replies to other clients."""
     admin = story.admin
     with urlopen(f"{admin.url}/readyz") as answer:
         assert answer.read().startswith(b"degraded\n")

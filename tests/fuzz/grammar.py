@@ -79,7 +79,6 @@ class _Reader:
         return self.data[self.at - size : self.at]
 
     def frame(self, shapes: dict[bytes, tuple[set[bytes], _Made]]) -> Frame:
-        """Read a frame that begins here."""
         head = self.take(8)
         if head[:3] != b"H01" or head[3:] not in shapes:
             raise _WrongError

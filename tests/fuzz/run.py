@@ -42,7 +42,6 @@ class Found:
         return self
 
     def note(self, outcome: str, data: bytes) -> bool:
-        """Count an outcome; return whether it is new."""
         self.outcomes[outcome] += 1
         self._note_first(outcome, data)
         return self.outcomes[outcome] == 1

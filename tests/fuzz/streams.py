@@ -107,7 +107,6 @@ def check_guard(data: bytes, without: Reading) -> None:
 
 
 def check_parser(data: bytes) -> str:
-    """Check what clients send."""
     whole = check_reading(
         data, lambda: ServerSide(LIMITS, http_guard=False), grammar.FROM_CLIENT, None
     )
@@ -131,7 +130,6 @@ def check_parser(data: bytes) -> str:
 
 
 def check_answers(data: bytes) -> str:
-    """Check what the broker sends, as clients read it."""
     whole = check_reading(data, lambda: ClientSide(LIMITS), grammar.FROM_BROKER, None)
     for revision in ("ttl", "legacy"):
         server = ServerSide(WireLimits(), revision=revision, http_guard=False)

@@ -63,7 +63,6 @@ class Ledger:
             self.execute(f"{insert} VALUES (?, ?, ?, ?, ?, ?, 0, 0, 1, 0, 0, 0)", given)
 
     def settle(self, queue_id: int, outcome: int) -> int:
-        """Settle one message; return its offset."""
         found = self.execute(
             f"{INSERT} SELECT n, n, ?, n, ?, n, 0, 1, 0, 0, 0 FROM (SELECT 1 + coalesce("
             '(SELECT max("offset") FROM history), 0) AS n)',

@@ -30,7 +30,6 @@ def attention_of(page: str) -> str:
 
 
 async def put_summary(site: HttpSite, **changes: Any) -> None:
-    """Store a summary, by default of this broker's history."""
     history = (await site.ok("GET", "/pipeline/history/bounds"))["history_id"]
     made = summary(changes.pop("at_ms", now_ms()), changes.pop("history_id", history), **changes)
     for figures in ("last24h", "last30d"):

@@ -88,7 +88,6 @@ async def listening(
 
 
 async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Send a word, return the echo, and close."""
     try:
         writer.write(b"hello")
         return await reader.readexactly(5)

@@ -302,7 +302,6 @@ HOSTILE = "<script>alert(1)</script>\u202e"
 
 
 async def rows_until(stream: EventStream, *kinds: str) -> list[dict[str, Any]]:
-    """Read rows until each of these kinds has come."""
     rows: list[dict[str, Any]] = []
     async with asyncio.timeout(SOON_S):
         while not set(kinds) <= {row["kind"] for row in rows}:

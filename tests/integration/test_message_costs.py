@@ -133,7 +133,6 @@ class Meter:
         return await self._run([], self._acknowledgements())
 
     def _publishes(self, messages: int) -> list[bytes]:
-        """Return confirmed publishes for the queues in turn."""
         publish, queues = self._producer.side.publish, self._queues
         return [
             publish(queues[number % len(queues)], b"%0100d" % number, 0, b"%032x" % number)

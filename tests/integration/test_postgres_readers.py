@@ -283,7 +283,6 @@ async def test_reader_returns_the_same(
 def searches(
     both: tuple[Readers, Readers], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Search, Search]:
-    """Search in slices much smaller than the database."""
     monkeypatch.setattr(search_module, "_FIRST_WIDTH", 7)
     ours, theirs = (Search(readers, now_ms=lambda: NOW_MS) for readers in both)
     return ours, theirs

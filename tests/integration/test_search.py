@@ -387,7 +387,6 @@ def store(database: Database, messages: Story, first: int = FIRST) -> None:
 
 
 def settle_all(database: Database) -> None:
-    """Settle all live messages, the newest first."""
     names = "seq, token, queue_id, position, published_at, deliveries, charged, size, crc"
     database.connection.execute(
         f'INSERT INTO history ("offset", outcome, settled_at, {names}) '

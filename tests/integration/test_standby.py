@@ -55,7 +55,6 @@ def is_replicated(data: Path) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a stopped broker's data folder with a standby."""
     (tmp_path / "driver").mkdir()
     with closing(driver_with_history(tmp_path / "driver")) as driver:
         driver.store.execute("UPDATE meta SET value = ? WHERE name = 'history_id'", (HISTORY,))

@@ -115,7 +115,6 @@ class Model:
     # -- a turn, in the order in which the core does it
 
     def take(self, turn: Cycle) -> None:
-        """Follow one turn that has been committed."""
         self.now_ms = turn.now.steady_ms
         self.queue_names = dict(self.rows("SELECT queue_id, name FROM queue"))
         self.acts.follow(turn)

@@ -166,7 +166,6 @@ def values(draw: st.DrawFn, schema: Any) -> Any:
 
 
 def right_values(data: st.DataObject, schema: Document) -> list[Any]:
-    """Draw some values and keep those that are right."""
     drawn = data.draw(st.lists(values(schema), min_size=4, max_size=8))
     return [value for value in drawn if read_schema(schema).check(value) is None]
 

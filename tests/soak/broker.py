@@ -80,7 +80,6 @@ class SoakBroker:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["SoakBroker"]:
-        """Start the broker; kill it on exit."""
         timeout = aiohttp.ClientTimeout(total=30)
         async with aiohttp.ClientSession(timeout=timeout) as self.http:
             await self.link.start()

@@ -62,7 +62,6 @@ class SoakLedger:
         self._flags[number] |= CONFIRMED
 
     def refuse(self, number: int, reason: str) -> None:
-        """Record a receipt with a reason."""
         self._flags[number] |= REFUSED
         self.refusals[reason] += 1
 

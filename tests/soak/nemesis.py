@@ -144,7 +144,6 @@ class Nemesis:
         self.broker.link.release()
 
     async def delay(self) -> None:
-        """Delay all traffic for some seconds."""
         self.broker.link.delay_s = self.rng.uniform(0.02, 0.2)
         await self._wait(3, 12)
         self.broker.link.delay_s = 0.0

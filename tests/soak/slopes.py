@@ -35,7 +35,6 @@ class Filling:
     seconds: float
 
     def at(self, seconds: float) -> float:
-        """Return the amount after some seconds."""
         return self.amount * min(seconds / self.seconds, 1.0)
 
 

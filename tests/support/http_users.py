@@ -39,7 +39,6 @@ class HttpReply(NamedTuple):
         raise AssertionError(f"no form posts to {action}")
 
     def undo(self) -> str:
-        """Return the address that the Undo button posts to."""
         found = re.search(r'action="(/undo/[\w-]+)"', self.text)
         assert found is not None, "no Undo on this page"
         return found[1]
@@ -74,7 +73,6 @@ class HttpUser:
 
     @property
     def origin(self) -> str:
-        """The Origin header that a browser sends."""
         return self.headers.get("Origin", self.base)
 
     async def request(self, method: str, path: str, headers: Any = None, **more: Any) -> HttpReply:
@@ -149,7 +147,6 @@ class BrokerFixture:
             return await response.json()
 
     async def add_user(self, name: str, role: str = "admin", *queues: str) -> None:
-        """Create a user with the password ``PASSWORD``."""
         user = {"name": name, "password": PASSWORD, "role": role, "queues": list(queues)}
         await self.control("POST", "/users", user)
 

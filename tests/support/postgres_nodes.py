@@ -104,7 +104,6 @@ class ReplicatedPostgres(TemporaryServers):
             return cursor.fetchall() if cursor.description else []
 
     def create_database(self, name: str) -> None:
-        """Create an empty database of the broker's role."""
         self.query(f"CREATE DATABASE {name} OWNER {DATABASE}")
 
     @property

@@ -186,7 +186,6 @@ def spellings(text: str) -> list[bytes]:
 
 
 def term_matches(term: SearchTerm, row: ReferenceRow) -> bool:
-    """Return whether a term matches, ignoring its negation."""
     match term.kind:
         case "queue":
             return is_like(QUEUES[row.queue_id], term.value)

@@ -233,7 +233,6 @@ class AdminApi:
         self.post(f"/api/v1/queues/{quote(name, safe='')}/resume", {"side": side})
 
     def metrics(self) -> dict[str, float]:
-        """Return all samples of ``/metrics`` by name with labels."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=WAIT_S) as answer:
             text = answer.read().decode()
         return {name: float(value) for name, value in re.findall(r"^(\w.*) (\S+)$", text, re.M)}

@@ -107,7 +107,6 @@ def test_peer_is_quiet_after_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recent(monkeypatch: pytest.MonkeyPatch) -> logs.RecentLogLines:
-    """Return the buffer of kept lines of this test."""
     made = logs.RecentLogLines(lines=5, size=4_000)
     monkeypatch.setattr(logs, "recent", made)
     return made

@@ -113,7 +113,6 @@ class FakeEngine:
         return replace(self.now, queues=wanted)
 
     def summary(self) -> BrokerStatus:
-        """Return the status without queues."""
         return replace(self.now, queues=())
 
     def queue_slices(self, size: int = 500) -> Iterator[list[QueueStatus]]:

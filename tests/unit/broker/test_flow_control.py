@@ -48,7 +48,6 @@ def rig() -> FlowRig:
 
 
 def publish(rig: CoreRig, publisher: Connection, count: int) -> None:
-    """Publish in the open batch."""
     for number in range(count):
         commands.publish(rig.core, publisher, "orders", b"%d" % number, 0, None)
 

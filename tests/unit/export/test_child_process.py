@@ -26,7 +26,6 @@ class CollectedOutput(FrameWriter):
 
     @property
     def frames(self) -> list[tuple[bytes, bytes]]:
-        """Parse the output as the broker does."""
         found, left = [], self.bytes
         while left:
             kind, size = child_process.PREFIX.unpack_from(left)

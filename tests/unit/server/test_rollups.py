@@ -27,7 +27,6 @@ def publish(queue: Queue, count: int) -> None:
 
 
 def settle(queue: Queue, count: int, wait_ms: int = 5, hold_ms: int = 3) -> None:
-    """Count messages as dispatched and acknowledged."""
     queue.counters.dispatched += count
     queue.counters.acked += count
     queue.row.live_count -= count
@@ -61,7 +60,6 @@ class Rig:
             self.writes += writes
 
     def rows(self, span_s: int, queue_id: int) -> list[Point]:
-        """Return the rows that the table would have."""
         kept = {}
         for write in self.writes:
             if isinstance(write, PutRollup) and (write.span_s, write.queue_id) == (

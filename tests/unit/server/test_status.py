@@ -29,7 +29,6 @@ def core() -> Broker:
 
 @pytest.fixture
 def queue(core: Broker) -> Queue:
-    """Return the queue orders, in an open batch."""
     batches.begin(core, NOW)
     made = core.registry.get_or_create("orders")
     assert made is not None
@@ -45,7 +44,6 @@ def handle(core: Broker) -> BrokerHandle:
 
 @pytest.fixture
 def client(core: Broker) -> Connection:
-    """Return a connection, in an open batch."""
     batches.begin(core, NOW)
     return core.connect(FakePeer(), "tcp", "192.0.2.1:1234")
 

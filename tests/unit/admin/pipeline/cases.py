@@ -58,7 +58,6 @@ PATH = [
 
 
 def summary(now_ms: int, history_id: str | None = HISTORY, **changes: Any) -> dict[str, Any]:
-    """Return a summary computed now; ``changes`` replace its members."""
     made: dict[str, Any] = {
         "version": 1,
         "finished_at": now_ms,
