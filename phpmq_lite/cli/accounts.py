@@ -9,9 +9,8 @@ from typing import Final
 
 import click
 
-from phpmq_lite.admin.formats import format_time
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, admin_output_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import (
     SPARE,
@@ -19,14 +18,14 @@ from phpmq_lite.cli.output import (
     Row,
     columns,
     confirm,
+    format_utc,
     is_terminal,
     output_format,
-    output_option,
     print_message,
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration, option
+from phpmq_lite.cli.parameters import FILE_OR_STDIN, duration, option, repeatable
 from phpmq_lite.roles import ROLES, TOKEN_ROLES
 from phpmq_lite.text_files import NotUtf8Error, TextFileError, decode_secret
 
@@ -40,8 +39,7 @@ def write_accounts(
     if output_format(style) == "table":
         accounts = [{**row, "queues": ", ".join(row["queues"]) or "all"} for row in rows]
         for account, key in product(accounts, _TIMES):
-            if (ms := account.get(key)) is not None:
-                account[key] = format_time(ms, ms).title.partition(".")[0]
+            account[key] = format_utc(account.get(key))
         rows = accounts
     write_rows(rows, columns, style, empty)
 
@@ -58,7 +56,7 @@ FIRST_USER: Final = (
 )
 
 _name = click.argument("name")
-_queues = option("--queues", "Allowed queues. Repeatable.", multiple=True, metavar="GLOB")
+_queues = repeatable("--queues", "Allowed queues. Repeatable.", metavar="GLOB")
 _password_file = option(
     "--password-file",
     "File that contains the password, or - for standard input.  [default: prompt]",
@@ -72,8 +70,7 @@ def user() -> None:
 
 
 @user.command("list")
-@admin_client_options
-@output_option
+@admin_output_options
 def list_users(admin: AdminClient, output: str | None) -> None:
     """List users."""
     empty = "no users exist; local access requires no login"
@@ -179,8 +176,7 @@ def token() -> None:
 
 
 @token.command("list")
-@admin_client_options
-@output_option
+@admin_output_options
 def list_tokens(admin: AdminClient, output: str | None) -> None:
     """List tokens without their secrets."""
     write_accounts(admin.list("/tokens"), TOKEN_COLUMNS, output, "no tokens")

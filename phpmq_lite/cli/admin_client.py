@@ -17,7 +17,7 @@ from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.cli import contexts
 from phpmq_lite.cli.contexts import BrokerContext
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, TIMED_OUT, CommandError
-from phpmq_lite.cli.output import Command, add_options, print_message
+from phpmq_lite.cli.output import Command, add_options, output_option, print_message
 from phpmq_lite.cli.parameters import (
     EXISTING_FILE,
     SettingsArguments,
@@ -255,6 +255,11 @@ def admin_client_options(command: Callable[..., None]) -> Callable[..., None]:
         command(admin=find_admin_client(settings_args, url, *files), **others)
 
     return url_options(add_options(config_option(run), data_option))
+
+
+def admin_output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of ``admin_client_options``, and ``--output``."""
+    return admin_client_options(add_options(command, output_option))
 
 
 def url_options(command: Command, description: str = "Admin address, http://HOST:9101") -> Command:

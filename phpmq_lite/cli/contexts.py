@@ -18,6 +18,7 @@ from phpmq_lite.cli.parameters import (
     cert_options,
     is_phpmq_url,
     option,
+    repeatable,
 )
 from phpmq_lite.text_files import TextFileError, read_text
 
@@ -112,11 +113,10 @@ def context() -> None:
 
 @context.command()
 @click.argument("name")
-@option(
+@repeatable(
     ("--url", "urls"),
     "Admin address, http://HOST:9101, or a PHPMQ listener, phpmq://HOST:9100. Repeatable.",
     broker_url,
-    multiple=True,
     metavar="URL",
 )
 @option("--data", "The broker's data folder.", FOLDER)

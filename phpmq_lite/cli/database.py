@@ -5,14 +5,13 @@ import sys
 import time
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.admin_client import AdminClient, admin_output_options
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import (
-    Column,
     columns,
     number_columns,
     output_option,
@@ -164,8 +163,7 @@ _SCRUB_COLUMNS: Final = number_columns(
 @database.command()
 @flag(("--status", "is_status"), "Print the last result without starting a scrub.")
 @flag(("--stop", "is_stop"), "Stop the scrub in progress.")
-@admin_client_options
-@output_option
+@admin_output_options
 def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None) -> None:
     """Check message bodies and database structure while the broker runs.
 
@@ -176,7 +174,13 @@ def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None
     if is_stop:
         admin.call("DELETE", "/scrub", {})
         return
-    state = admin.get("/scrub") if is_status else _scrub(admin)
+    state = admin.get("/scrub") if is_status else admin.post("/scrub")
+    before = state["last"]
+    while not is_status and (state["is_running"] or state["last"] == before):
+        time.sleep(_POLL_S)
+        state = admin.get("/scrub")
+        if not state["is_running"] and state["now"] is None and state["last"] == before:
+            raise CommandError("the scrub was stopped; see the broker's log for the reason")
     last = state["last"] or {}
     row = {
         **{name: last.get(name, 0) for name in ("bodies", "bytes", "bad_alive", "bad_settled")},
@@ -189,19 +193,8 @@ def scrub(admin: AdminClient, is_status: bool, is_stop: bool, output: str | None
         raise CommandError("the database is damaged", DAMAGED)
 
 
-def _scrub(admin: AdminClient) -> dict[str, Any]:
-    state: dict[str, Any] = admin.post("/scrub")
-    before = state["last"]
-    while state["is_running"] or state["last"] == before:
-        time.sleep(_POLL_S)
-        state = admin.get("/scrub")
-        if not state["is_running"] and state["now"] is None and state["last"] == before:
-            raise CommandError("the scrub was stopped; see the broker's log for the reason")
-    return state
-
-
 _FIGURES: Final = ("rows", "bytes", "seconds", "replaced", "shortened")
-_COPY_COLUMNS: Final = (Column("table", "TABLE"), *number_columns(*_FIGURES))
+_COPY_COLUMNS: Final = (*columns("table"), *number_columns(*_FIGURES))
 
 
 @click.group()

@@ -23,7 +23,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration, flag, option
+from phpmq_lite.cli.parameters import EXISTING_FILE, FILE, duration, flag, option, repeatable
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import in_batches
 from phpmq_lite.client.blocking_client import BlockingClient, NoReplyError, publish_each
@@ -217,17 +217,13 @@ def import_() -> None:
 
 @import_.command("beanstalkd")
 @click.argument("source", type=beanstalkd_address, metavar="HOST[:PORT]")
-@option(
-    ("--tube", "tubes"),
-    "Import only this tube. Repeatable.  [default: all]",
-    multiple=True,
-    metavar="NAME",
+@repeatable(
+    ("--tube", "tubes"), "Import only this tube. Repeatable.  [default: all]", metavar="NAME"
 )
-@option(
+@repeatable(
     ("--map", "names"),
     "Publish jobs from TUBE to QUEUE. Repeatable.  [default: the name of the tube]",
     tube_mapping,
-    multiple=True,
     metavar="TUBE=QUEUE",
 )
 @flag("--move", "Delete each job from beanstalkd once it is stored.")
@@ -367,12 +363,11 @@ def column_mapping(value: str) -> tuple[str, str]:
 @option("--table", "Table with the jobs.", default="jobs")
 @option("--failed-table", "Table with the failed jobs.  [default: TABLE_failed]")
 @flag("--no-failed", "Skip failed jobs.")
-@option(
+@repeatable(
     ("--column", "columns"),
     "Read from another column, as in payload=body; failed.payload=body applies only to the "
     "table of failed jobs. Repeatable.",
     column_mapping,
-    multiple=True,
     metavar="NAME=COLUMN",
 )
 @option(
@@ -416,6 +411,10 @@ def initphp_command(
         {name: column for name, column in columns if not name.startswith("failed.")},
         {name[7:]: column for name, column in columns if name.startswith("failed.")},
     )
+
+    def size_of(item: ImportItem) -> int:
+        return 0 if item.message is None else len(item.message.content)
+
     kinds: tuple[Kind, ...] = ("jobs",) if no_failed else ("jobs", "failed")
     try:
         with open_counts(_INITPHP_HEADS, journal_path, output, NOT_VALID) as tally:
@@ -431,7 +430,7 @@ def initphp_command(
                 )
                 connection = nullcontext() if dry_run else client()
                 with connection as broker, progress_bar("import", None) as advance:
-                    for batch in in_batches(items, _size_of, _BATCH, _INITPHP_BATCH_BYTES):
+                    for batch in in_batches(items, size_of, _BATCH, _INITPHP_BATCH_BYTES):
                         if broker is None:
                             deque(map(tally.count, batch), maxlen=0)
                         else:
@@ -448,7 +447,3 @@ def _item(planned: PlannedMessage, layout: TableMapping) -> ImportItem:
     group = (layout.table(row.kind), row.queue, target)
     name = f"{row.kind} row {row.row_id} for {row.queue}"
     return ImportItem(group, name, message, planned.problem)
-
-
-def _size_of(item: ImportItem) -> int:
-    return 0 if item.message is None else len(item.message.content)

@@ -18,7 +18,7 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import duration, flag, number_option, option
+from phpmq_lite.cli.parameters import duration, flag, number_option, option, repeatable
 from phpmq_lite.storage.search.language import queue_search
 
 _POLL_S: Final = 1.0  # seconds between polls while no stream is available
@@ -27,7 +27,7 @@ _POLLS: Final = 30  # number of polls before another request for a stream
 
 @click.command()
 @click.argument("queue")
-@option("--kind", "Only these events: publish, dispatch, ack, ….  Repeatable.", multiple=True)
+@repeatable("--kind", "Only these events: publish, dispatch, ack, ….  Repeatable.")
 @number_option(("-n", "--limit"), "Stop after N events.")
 @admin_client_options
 def tail(admin: AdminClient, queue: str, kind: tuple[str, ...], limit: int | None) -> None:

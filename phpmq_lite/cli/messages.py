@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from phpmq_lite.admin.urls import encode_name
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, admin_output_options
 from phpmq_lite.cli.errors import NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.live_events import wait
 from phpmq_lite.cli.output import (
@@ -23,7 +23,6 @@ from phpmq_lite.cli.output import (
     format_message_count,
     number_columns,
     output_format,
-    output_option,
     print_message,
     write_record,
     write_rows,
@@ -194,8 +193,7 @@ def message() -> None:
 @message.command()
 @click.argument("query", default="")
 @_limit
-@admin_client_options
-@output_option
+@admin_output_options
 def search(admin: AdminClient, query: str, limit: int, output: str | None) -> None:
     """Search live and settled messages, newest first.
 
@@ -226,8 +224,7 @@ def _explain_nothing(admin: AdminClient, query: str) -> None:
 @click.command()
 @click.argument("trace_id")
 @_limit
-@admin_client_options
-@output_option
+@admin_output_options
 def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> None:
     """Show a trace's messages from all queues, newest first.
 
@@ -243,8 +240,7 @@ def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> 
 @click.argument("queue")
 @option("--state", "State to list.", click.Choice(["ready", "dispatched"]))
 @_limit
-@admin_client_options
-@output_option
+@admin_output_options
 def list_(
     admin: AdminClient, queue: str, state: str | None, limit: int, output: str | None
 ) -> None:
@@ -256,8 +252,7 @@ def list_(
 @message.command()
 @click.argument("id", metavar="ID")
 @flag("--body", "Print only the body, byte for byte.")
-@admin_client_options
-@output_option
+@admin_output_options
 def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
     """Show a message by its id or its number, or print its body."""
     if not body:
@@ -339,8 +334,7 @@ def dead_letter() -> None:
 
 @dead_letter.command(name="list")
 @flag("--by-cause", "Also count by URN and cause, ignoring numbers and ids in reasons.")
-@admin_client_options
-@output_option
+@admin_output_options
 def list_dead_letters(admin: AdminClient, by_cause: bool, output: str | None) -> None:
     """Count dead letters by queue, origin and reason."""
     page = admin.get("/dead/groups", deep="true")
@@ -367,8 +361,7 @@ def list_dead_letters(admin: AdminClient, by_cause: bool, output: str | None) ->
 @option("--rate", "Maximum rate, such as 20/s.", messages_per_second, metavar="N/s")
 @option(("--query", "q"), "Only matching dead letters.", default="", metavar="QUERY")
 @flag("--dry-run", "Print the plan without publishing.")
-@admin_client_options
-@output_option
+@admin_output_options
 def redrive(
     admin: AdminClient,
     queue: str,

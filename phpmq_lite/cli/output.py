@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -239,6 +240,13 @@ def format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     return escape(str(value))
+
+
+def format_utc(at_ms: float | None) -> str | None:
+    """Format a time in Unix milliseconds as UTC, to the second."""
+    if not at_ms:
+        return None
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def escape_content(body: bytes) -> bytes:

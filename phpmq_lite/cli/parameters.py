@@ -46,6 +46,7 @@ def option(
 
 
 flag: Final = partial(option, is_flag=True)
+repeatable: Final = partial(option, multiple=True)
 number_option: Final = partial(option, type=click.IntRange(min=1), metavar="N")
 _TRUSTED: Final = "PEM file with the CA certificate to trust instead of the system's."
 ca_option: Final = option("--tls-ca", _TRUSTED, EXISTING_FILE)
@@ -196,11 +197,10 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     return add_options(config_option(command), set_option)
 
 
-set_option: Final = option(  # for a command that already has ``--config``
+set_option: Final = repeatable(  # for a command that already has ``--config``
     ("--set", "assignments"),
     "Set a setting; `phpmq-lite config show` lists all settings. Repeatable.",
     assignment,
-    multiple=True,
     metavar="SECTION.NAME=VALUE",
 )
 

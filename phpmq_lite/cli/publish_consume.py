@@ -21,7 +21,7 @@ from phpmq_lite.cli.output import escape_content, format_message_count, is_termi
 from phpmq_lite.cli.parameters import duration, flag, number_option, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.client.blocking_client import STOP_S, BlockingClient, BlockingConsumer
+from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
 from phpmq_lite.client.session import Delivery
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import publish_target, retry_warning
@@ -189,7 +189,10 @@ def consume(
     ):
         schedule = AckSchedule(broker, queue, credit, limit)
         try:
-            for delivery in _take_deliveries(deliveries, limit, stop):
+            while not stop.is_requested and (limit is None or schedule.consumed < limit):
+                delivery = stop.interruptible(partial(next, deliveries, None))
+                if delivery is None:
+                    break
                 schedule.settle(delivery, is_done=handler(delivery), is_acked=is_acked)
         finally:
             if stop.is_requested:
@@ -202,19 +205,6 @@ def consume(
         raise CommandError(f"--exec failed: {format_message_count(schedule.failed)} requeued")
     if limit is not None and schedule.consumed < limit:
         raise CommandError(f"only {schedule.consumed:,} of {limit:,} messages arrived", TIMED_OUT)
-
-
-def _take_deliveries(
-    deliveries: BlockingConsumer, limit: int | None, stop: StopRequest
-) -> Iterator[Delivery]:
-    """Yield up to ``limit`` messages; do not wait for another message after the last one."""
-    count = 0
-    while not stop.is_requested and (limit is None or count < limit):
-        delivery = stop.interruptible(partial(next, deliveries, None))
-        if delivery is None:
-            return
-        count += 1
-        yield delivery
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from phpmq_lite.cli.admin_client import (
     BrokerUnavailableError,
     ConnectionEndedError,
     admin_client_options,
+    admin_output_options,
 )
 from phpmq_lite.cli.errors import REFUSED, CommandError
 from phpmq_lite.cli.live_events import tail
@@ -27,7 +28,6 @@ from phpmq_lite.cli.output import (
     is_terminal,
     make_table,
     number_columns,
-    output_option,
     print_message,
     write_record,
     write_rows,
@@ -67,8 +67,7 @@ def queue() -> None:
 
 @queue.command(name="list")
 @click.argument("pattern", default="", metavar="[GLOB]")
-@admin_client_options
-@output_option
+@admin_output_options
 def list_(admin: AdminClient, pattern: str, output: str | None) -> None:
     """List all queues, or those that match GLOB."""
     empty = f"no queue matches {pattern!r}" if pattern else "no queues yet"
@@ -77,8 +76,7 @@ def list_(admin: AdminClient, pattern: str, output: str | None) -> None:
 
 @queue.command()
 @_name
-@admin_client_options
-@output_option
+@admin_output_options
 def show(admin: AdminClient, name: str, output: str | None) -> None:
     """Show a queue's figures and settings."""
     write_record(admin.get(queue_path(name)), output)

@@ -11,14 +11,18 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.checks import CHECKS, Bounds, Check
-from phpmq_lite.cli.admin_client import AdminClient, BrokerUnavailableError, admin_client_options
+from phpmq_lite.cli.admin_client import (
+    AdminClient,
+    BrokerUnavailableError,
+    admin_client_options,
+    admin_output_options,
+)
 from phpmq_lite.cli.errors import ERROR, CommandError, explain_usage
 from phpmq_lite.cli.output import (
     Command,
     confirm,
     number_columns,
     output_format,
-    output_option,
     write_record,
     write_rows,
     yes_option,
@@ -29,8 +33,7 @@ from phpmq_lite.logs import escape
 
 
 @click.command()
-@admin_client_options
-@output_option
+@admin_output_options
 def status(admin: AdminClient, output: str | None) -> None:
     """Show the broker's key figures and whether it accepts messages.
 
@@ -83,8 +86,7 @@ def clock() -> None:
 
 
 @clock.command()
-@admin_client_options
-@output_option
+@admin_output_options
 def show(admin: AdminClient, output: str | None) -> None:
     """Show clock jumps and whether any of them requires a decision."""
     write_rows([admin.get("/clock")], COLUMNS, output, "")
@@ -94,8 +96,7 @@ def show(admin: AdminClient, output: str | None) -> None:
 @click.argument("decision", type=click.Choice(["expire", "keep"]))
 @option("--reason", "Reason to record in the audit log.", default="")
 @yes_option
-@admin_client_options
-@output_option
+@admin_output_options
 def decide(admin: AdminClient, decision: str, reason: str, yes: bool, output: str | None) -> None:
     """Decide how to treat a clock jump.
 
@@ -114,9 +115,9 @@ WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 _CLOCKS_DIFFER_S: Final = 60.0  # maximum difference between this machine's clock and the broker's
 
-_ages = {"type": duration, "metavar": "DURATION"}
-_counts: dict[str, Any] = {"type": click.IntRange(min=0), "metavar": "N"}
-_percentages = {"type": click.FloatRange(0, 100)}
+_ages: dict[str, Any] = {"type": duration, "show_default": True}
+_counts: dict[str, Any] = _ages | {"type": click.IntRange(min=0), "metavar": "N"}
+_percentages: dict[str, Any] = _ages | {"type": click.FloatRange(0, 100)}
 
 
 def format_seconds(seconds: float) -> str:
@@ -133,15 +134,9 @@ def threshold_options(
 
     def add(command: Command) -> Command:
         for short, name, bound in (("-c", "critical", bounds.bad), ("-w", "warning", bounds.warn)):
-            command = click.option(
-                short,
-                f"--{name}",
-                name,
-                default=format_bound(bound or 0),
-                show_default=True,
-                help=f"{name.capitalize()} {where}.",
-                **kind,
-            )(command)
+            names, default = (short, f"--{name}", name), format_bound(bound or 0)
+            add_option = option(names, f"{name.capitalize()} {where}.", default=default, **kind)
+            command = add_option(command)
         return command
 
     return add

@@ -139,17 +139,12 @@ class ExportProcesses:
         self.ends: Counter[str] = Counter()  # number of ended exports by outcome, for metrics
         self._idle_s = idle_s
         self._pacer = ExportPacer(passed)
-        self._running = 0
+        self.running = 0  # number of running exports, at most ``EXPORT_LIMIT``
         self._idle: list[_ExportProcess] = []
         self._processes: set[_ExportProcess] = set()
         self._end_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-
-    @property
-    def running(self) -> int:
-        """The number of running exports, at most ``EXPORT_LIMIT``."""
-        return self._running
 
     @property
     def pids(self) -> list[int]:
@@ -167,9 +162,9 @@ class ExportProcesses:
         """
         if self._is_closed:
             raise RefusedError("draining", "the broker is stopping")
-        if self._running >= EXPORT_LIMIT:
+        if self.running >= EXPORT_LIMIT:
             raise RefusedError("busy", f"{EXPORT_LIMIT} exports are already running; retry later")
-        self._running += 1
+        self.running += 1
         process: _ExportProcess | None = None
         try:
             process = await self._acquire()
@@ -183,7 +178,7 @@ class ExportProcesses:
                 header = await process.ask(request)
             yield RunningExport(process, header, self._pacer)
         finally:
-            self._running -= 1
+            self.running -= 1
             if process is not None:
                 self._release(process)
 

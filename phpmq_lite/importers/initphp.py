@@ -188,21 +188,14 @@ def plan_row(
     if row.kind == "failed":
         record = KeyedMessage(dead_letter_name(row.queue), _record(row), 0, key)
         return PlannedMessage(row, record, problem)
-    if not _was_released(row, now_ms):
+    # A new job is available from its creation time, a released one later.
+    start_ms = row.created_ms if row.created_ms is not None else min(row.available_ms or 0, now_ms)
+    if row.available_ms is None or row.available_ms == start_ms:
         return PlannedMessage(row, KeyedMessage(row.queue, row.payload, 0, key), problem)
     left_ms = max(0, (row.available_ms or 0) - now_ms)
     delay_s = max(1, -(-left_ms // 1_000))
     delayed = KeyedMessage(retry_name(row.queue), row.payload, delay_s, key)
     return PlannedMessage(row, delayed, problem)
-
-
-def _was_released(row: InitphpRow, now_ms: int) -> bool:
-    """Return whether a job has been released; a new job is available from its creation time."""
-    if row.available_ms is None:
-        return False
-    if row.created_ms is None:
-        return row.available_ms > now_ms
-    return row.available_ms != row.created_ms
 
 
 def _key(row: InitphpRow, identity: str) -> bytes:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from phpmq_lite.admin.formats import format_duration
-from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
+from phpmq_lite.cli.admin_client import AdminClient, admin_client_options, admin_output_options
 from phpmq_lite.cli.errors import NOT_FOUND, CommandError
 from phpmq_lite.cli.output import (
-    Column,
     add_options,
     columns,
+    format_utc,
     number_columns,
     output_format,
     output_option,
@@ -30,6 +30,7 @@ from phpmq_lite.cli.parameters import (
     messages_per_second,
     number_option,
     option,
+    repeatable,
     time_ms,
 )
 from phpmq_lite.cli.pipeline.doctor import doctor
@@ -112,18 +113,16 @@ def _archive_options(command: Any) -> Any:
             metavar="OFFSET",
         ),
         option("--queue-pattern", "Only queues whose name matches.", metavar="GLOB"),
-        option(
+        repeatable(
             ("--queue", "queues"),
             "Only this queue. Repeatable; the first run fixes the selection.",
-            multiple=True,
             metavar="NAME",
         ),
-        option(
+        repeatable(
             ("--outcome", "outcomes"),
             "Only messages with this outcome. Repeatable; without deleted, the"
             " removal of deleted messages is not a gap.",
             click.Choice(list(OUTCOMES)),
-            multiple=True,
         ),
         flag("--bodies", "Also archive bodies, which replay requires."),
     )
@@ -163,11 +162,10 @@ def utc_date(value: str) -> date:
 
 
 @pipeline.command()
-@option(
+@repeatable(
     ("--date", "dates"),
     "Always recompute this day (UTC). Repeatable.",
     utc_date,
-    multiple=True,
     metavar="YYYY-MM-DD",
 )
 @_job_options
@@ -239,19 +237,18 @@ _SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "
 
 
 @pipeline.command()
-@option(("--queue", "queues"), "Only this queue. Repeatable.", multiple=True, metavar="NAME")
+@repeatable(("--queue", "queues"), "Only this queue. Repeatable.", metavar="NAME")
 @option("--queue-pattern", "Only queues whose name matches.", metavar="GLOB")
 @option(("--since", "since_ms"), "Settled since this time.", time_ms, metavar="TIME")
 @option(("--until", "until_ms"), "Settled before this time.", time_ms, metavar="TIME")
-@option(
+@repeatable(
     ("--outcome", "outcomes"),
     "Only this outcome. Repeatable.  [default: all]",
     click.Choice(list(OUTCOMES)),
-    multiple=True,
 )
-@option(("--reason", "reasons"), "Only this reason. Repeatable.", multiple=True, metavar="TEXT")
-@option(("--urn", "urns"), "Only this URN. Repeatable.", multiple=True, metavar="URN")
-@option(("--trace", "traces"), "Only this trace id. Repeatable.", multiple=True, metavar="ID")
+@repeatable(("--reason", "reasons"), "Only this reason. Repeatable.", metavar="TEXT")
+@repeatable(("--urn", "urns"), "Only this URN. Repeatable.", metavar="URN")
+@repeatable(("--trace", "traces"), "Only this trace id. Repeatable.", metavar="ID")
 @option(
     "--where",
     "Only rows matching a Spark SQL expression, such as \"size > 1000 AND reason = 'failed'\".",
@@ -340,7 +337,7 @@ def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]
 JOB_COLUMNS: Final = (
     *columns(name="JOB", state="STATE", finished="FINISHED (UTC)"),
     *number_columns("offset", "behind"),
-    Column("error", "ERROR"),
+    *columns("error"),
 )
 
 GAP_COLUMNS: Final = (
@@ -390,7 +387,7 @@ def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, 
     gaps = summary.get("gaps", [])
     if folder is not None and folder.is_dir():
         gaps = [asdict(gap) for gap in read_gaps(LocalResultsFolder(folder))]
-    return [{**gap, "first": gap["lo"] + 1, "accepted": time_text(gap["at_ms"])} for gap in gaps]
+    return [{**gap, "first": gap["lo"] + 1, "accepted": format_utc(gap["at_ms"])} for gap in gaps]
 
 
 def read_summary(target: PipelineTarget) -> dict[str, Any] | None:
@@ -417,7 +414,7 @@ def job_rows(summary: dict[str, Any], bounds: dict[str, Any] | None) -> list[dic
     return [
         {
             **job,
-            "finished": time_text(job.get("finished_at")),
+            "finished": format_utc(job.get("finished_at")),
             "behind": None
             if end is None or job.get("offset") is None
             else max(end - job["offset"], 0),
@@ -432,7 +429,7 @@ def status_notes(
     """Return notes on the last run's age, the archive and its gaps, and a change of history."""
     finished_at = summary.get("finished_at") or 0
     age = format_duration(int(now_ms - finished_at))
-    notes = [f"last run: {time_text(finished_at)} UTC, {age} ago"]
+    notes = [f"last run: {format_utc(finished_at)} UTC, {age} ago"]
     archive = summary.get("archive") or {}
     if archive.get("rows") is not None:
         notes.append(
@@ -457,31 +454,23 @@ def status_notes(
     return notes
 
 
-def time_text(at_ms: float | None) -> str | None:
-    """Format a time in Unix milliseconds as UTC, to the second."""
-    if not at_ms:
-        return None
-    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"
-
-
 APP_ID_COLUMNS: Final = (
     *columns("app_id", "owner"),
-    Column("version", "VERSION", is_number=True),
-    Column("at", "PUBLISHED (UTC)"),
-    Column("rows", "ROWS", is_number=True),
+    *number_columns("version"),
+    *columns(at="PUBLISHED (UTC)"),
+    *number_columns("rows"),
 )
 
 
 @pipeline.command(name="app-ids")
-@admin_client_options
-@output_option
+@admin_output_options
 def app_ids(admin: AdminClient, output: str | None) -> None:
     """List exactly-once write keys and their owners.
 
     A key is the query id of a stream, or its txnAppId. A key without an owner belongs to the next
     user who publishes with it.
     """
-    rows = [{**row, "at": time_text(row["at_ms"])} for row in admin.list("/pipeline/app-ids")]
+    rows = [{**row, "at": format_utc(row["at_ms"])} for row in admin.list("/pipeline/app-ids")]
     write_rows(rows, APP_ID_COLUMNS, output, "no keys")
 
 

@@ -29,6 +29,7 @@ from phpmq_lite.cli.parameters import (
     config_option,
     data_option,
     option,
+    repeatable,
 )
 from phpmq_lite.spark.results_folder import local_folder_of
 from phpmq_lite.spark.source_options import is_local
@@ -74,18 +75,14 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(
-        url: str | None,
-        token_file: Path | None,
-        tls_ca: Path | None,
-        path: Path | None,
-        location: str | None,
         master: str,
         conf: tuple[tuple[str, str], ...],
         log: Path | None,
         settings_args: SettingsArguments,
         **others: Any,
     ) -> None:
-        source = _resolve(url, token_file, tls_ca, path, location, settings_args)
+        names = ("url", "token_file", "tls_ca", "path", "location")
+        source = _resolve(settings_args, *(others.pop(name) for name in names))
         *_, database, results = source
         if database and not is_local(master):
             raise click.UsageError(
@@ -101,11 +98,10 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
     run = add_options(
         run,
         option("--log", "Spark's log file.  [default: OUT/logs/spark.log]", FILE),
-        option(
+        repeatable(
             "--conf",
             "Spark setting, such as spark.driver.memory=4g. Repeatable.",
             assignment,
-            multiple=True,
             metavar="KEY=VALUE",
         ),
         option("--master", "Spark master: local[N] or spark://HOST:PORT.", default=LOCAL_MASTER),
@@ -124,12 +120,12 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _resolve(
+    settings_args: SettingsArguments,
     url: str | None,
     token_file: Path | None,
     tls_ca: Path | None,
     path: Path | None,
     location: str | None,
-    settings_args: SettingsArguments,
 ) -> tuple[str | None, str | None, Path | None, str]:
     """Return the address, token and database file of the history, and the results folder."""
     if url and path:
