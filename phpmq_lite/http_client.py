@@ -3,7 +3,7 @@
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -28,56 +28,44 @@ class NotConnectedError(OSError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class RetryRule:
-    """When a failed attempt is repeated; by default, never.
+class Attempts:
+    """When a failed attempt of a call is repeated; by default, never.
 
     ``delays_s`` are the pauses between attempts. While the broker responds with 503 and a number of
     seconds, the client waits as long as it says, up to ``busy_s`` in total.
     """
 
-    delays_s: tuple[float, ...] = ()
-    busy_s: float = 0.0
-    sleep: Callable[[float], None] = time.sleep
-
-    def attempts(self) -> "Attempts":
-        """Return the state of a call that may be repeated."""
-        return Attempts(self)
-
-
-class Attempts:
-    """The attempts of a call that are left."""
-
-    def __init__(self, rule: RetryRule) -> None:
-        self._rule = rule
-        self._waited_s = 0.0
+    def __init__(
+        self,
+        delays_s: Iterable[float] = (),
+        busy_s: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._delays_s = tuple(delays_s)
+        self._left_s = busy_s
+        self._sleep = sleep
         self.reset()
 
     def reset(self) -> None:
         """Allow all attempts again, because the last one made progress."""
-        self._delays_s: Iterator[float] = iter(self._rule.delays_s)
+        self._next_delays_s = iter(self._delays_s)
 
     def pause(self) -> bool:
         """Wait before the next attempt, and return True; return False if none is left."""
-        delay_s = next(self._delays_s, None)
+        delay_s = next(self._next_delays_s, None)
         if delay_s is not None:
-            self._rule.sleep(delay_s)
+            self._sleep(delay_s)
         return delay_s is not None
 
     def pause_if_busy(self, response: HTTPResponse) -> bool:
         """Wait as long as a busy broker says; return False if it is not, or for too long."""
         retry_after = response.getheader("Retry-After", "")
-        if response.status != 503 or not retry_after.isdigit():
+        wait_s = min(max(float(retry_after), 0.1), _WAIT_MAX_S) if retry_after.isdigit() else 0.0
+        if response.status != 503 or not 0 < wait_s <= self._left_s:
             return False
-        wait_s = min(max(float(retry_after), 0.1), _WAIT_MAX_S)
-        if self._waited_s + wait_s > self._rule.busy_s:
-            return False
-        self._waited_s += wait_s
-        self._rule.sleep(wait_s)
+        self._left_s -= wait_s
+        self._sleep(wait_s)
         return True
-
-
-ONCE: Final = RetryRule()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +95,7 @@ class HttpClient:
         path: Path | None = None,
         tls: ssl.SSLContext | None = None,
         timeout_s: float | None = None,
-        rule: RetryRule = ONCE,
+        attempts: Callable[[], Attempts] = Attempts,
     ) -> None:
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
@@ -118,7 +106,7 @@ class HttpClient:
         self._path = path
         self._headers = {"Accept": "*/*", **headers}
         self._timeout_s = timeout_s
-        self.rule = rule
+        self.attempts = attempts
 
     def send(self, request: HttpRequest) -> HTTPResponse:
         """Return the response once its head has arrived; the caller has to close it.
@@ -127,7 +115,7 @@ class HttpClient:
             NotConnectedError: the last attempt found no broker.
             OSError, HTTPException: the broker did not respond to it.
         """
-        attempts = self.rule.attempts()
+        attempts = self.attempts()
         while True:
             try:
                 response = self._send_once(request)

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from http.client import HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any, Final
@@ -20,10 +21,10 @@ from phpmq_lite.errors import (
 from phpmq_lite.http_client import (
     BUSY_TIMEOUT_S,
     RETRY_DELAYS_S,
+    Attempts,
     HttpClient,
     HttpRequest,
     NotConnectedError,
-    RetryRule,
 )
 from phpmq_lite.spark.source_options import Remedy, SourceConnection
 
@@ -92,9 +93,9 @@ class PipelineClient:
         if connection.url is None:
             raise OptionError(f"this operation requires a broker; {Remedy.SET_OPTION_URL}")
         headers = {"Authorization": f"Bearer {connection.token}"} if connection.token else {}
-        rule = RetryRule(RETRY_DELAYS_S, BUSY_TIMEOUT_S, sleep)
+        attempts = partial(Attempts, RETRY_DELAYS_S, BUSY_TIMEOUT_S, sleep)
         self._url = connection.url
-        self._http = HttpClient(connection.url, headers, timeout_s=TIMEOUT_S, rule=rule)
+        self._http = HttpClient(connection.url, headers, timeout_s=TIMEOUT_S, attempts=attempts)
 
     # -- history
 
@@ -247,7 +248,7 @@ class PipelineClient:
         return answer
 
     def _text(self, request: HttpRequest) -> bytes:
-        attempts = self._http.rule.attempts()
+        attempts = self._http.attempts()
         while True:
             with self._send(request) as response:
                 try:
@@ -294,7 +295,7 @@ class PipelineClient:
         check: Callable[[HTTPResponse], None] = lambda _: None,
     ) -> Iterator["pa.RecordBatch"]:
         """Yield the rows after ``lo`` in ``query``, in the order of the column ``number``."""
-        is_begun, attempts = False, self._http.rule.attempts()
+        is_begun, attempts = False, self._http.attempts()
         while True:
             request = HttpRequest("GET", path, query, headers={"Accept": ARROW})
             try:

@@ -4,11 +4,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.client import RemoteDisconnected
 
 import pytest
 
-from phpmq_lite.http_client import HttpClient, HttpRequest, NotConnectedError, RetryRule
+from phpmq_lite.http_client import Attempts, HttpClient, HttpRequest, NotConnectedError
 
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
 DONE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
@@ -38,7 +39,7 @@ def listener(*replies: bytes) -> Iterator[str]:
 def test_busy_broker_and_a_lost_connection_are_waited_for() -> None:
     waits: list[float] = []
     with listener(BUSY, b"", b"", DONE) as url:
-        client = HttpClient(url, {}, rule=RetryRule((1, 2, 4), 10, waits.append))
+        client = HttpClient(url, {}, attempts=partial(Attempts, (1, 2, 4), 10, waits.append))
         with client.send(HttpRequest("GET", "/path")) as response:
             assert response.read() == b"done"
     assert waits == [7, 1, 2]
@@ -46,13 +47,13 @@ def test_busy_broker_and_a_lost_connection_are_waited_for() -> None:
 
 def test_request_that_may_have_been_received_is_repeated_only_if_it_can_be() -> None:
     waits: list[float] = []
-    rule = RetryRule((1, 2), 0, waits.append)
+    attempts = partial(Attempts, (1, 2), 0, waits.append)
     request = HttpRequest("POST", "/", content=b"x", is_repeatable=False)
     with listener(b"") as url, pytest.raises(RemoteDisconnected):
-        HttpClient(url, {}, rule=rule).send(request)
+        HttpClient(url, {}, attempts=attempts).send(request)
     assert waits == []
     with pytest.raises(NotConnectedError):
-        HttpClient(url, {}, rule=rule).send(request)
+        HttpClient(url, {}, attempts=attempts).send(request)
     assert waits == [1, 2]
 
 
