@@ -147,7 +147,10 @@ class AdminClient(NamedTuple):
             response = client.send(HttpRequest(method, API + path, pairs, content))
         except (OSError, HTTPException, ValueError) as error:
             self._raise_for(error, timeout_s)
-        self._check_scheme(response)
+        # A listener with TLS, or a proxy, answers in text to a client without TLS.
+        is_text = response.status == 400 and response.headers.get_content_maintype() == "text"
+        if is_text and base.startswith("http:") and b"https" in response.read().lower():
+            raise CommandError(f"{base} uses TLS, and http:// does not; use https{base[4:]}")
         return response
 
     def read(self, response: HTTPResponse) -> Any:
@@ -197,13 +200,6 @@ class AdminClient(NamedTuple):
             f"{address} does not appear to be a broker's admin address ({text}); "
             "for PHPMQ, use phpmq://HOST:9100"
         ) from None
-
-    def _check_scheme(self, response: HTTPResponse) -> None:
-        """Raise CommandError for the answer of a listener with TLS, or of a proxy, to HTTP."""
-        url = self.url.rstrip("/")
-        is_text = response.status == 400 and response.headers.get_content_maintype() == "text"
-        if is_text and url.startswith("http:") and b"https" in response.read().lower():
-            raise CommandError(f"{url} uses TLS, and http:// does not; use https{url[4:]}")
 
 
 _REASONS: Final[tuple[tuple[type[Exception], type[CommandError], str], ...]] = (

@@ -81,7 +81,19 @@ def create(admin: AdminClient, copy_to: Path | None, output: str | None) -> None
     if copy_to is not None and admin.settings is None:
         raise click.UsageError("--copy-to requires the data folder; use --data instead of --url")
     settings = admin.settings
-    row = _request(admin) if settings is None or _is_running(settings) else _make(settings)
+    if settings is None or _is_running(settings):
+        row = _request(admin)
+    else:
+        to, reserve = settings.backups_folder, settings.storage.free_bytes
+        is_allowed = settings.storage.allow_network_fs
+        with closing(DataFolder.open(settings.data, allow_network_fs=is_allowed)) as folder:
+            check_wal(folder)
+            maker = backups.BackupMaker(
+                folder.database, to, __version__, reserve=reserve, is_open=False
+            )
+            created = maker.run()
+        backups.remove_old(to, settings.backups.keep, created.manifest.id)
+        row = _row(created)
     if copy_to is not None:
         row = _row(_copy(Path(row["path"]), copy_to))
     write_rows([row], _COLUMNS, output, "")
@@ -124,19 +136,6 @@ def _request(admin: AdminClient) -> Row:
         if row["id"] == state["made"]:
             return row
     raise CommandError(f"the backup {state['made']} no longer exists", NOT_FOUND)
-
-
-def _make(settings: Settings) -> Row:
-    data, to, reserve = settings.data, settings.backups_folder, settings.storage.free_bytes
-    folder = DataFolder.open(data, allow_network_fs=settings.storage.allow_network_fs)
-    with closing(folder):
-        check_wal(folder)
-        maker = backups.BackupMaker(
-            folder.database, to, __version__, reserve=reserve, is_open=False
-        )
-        backup = maker.run()
-    backups.remove_old(to, settings.backups.keep, backup.manifest.id)
-    return _row(backup)
 
 
 def _copy(source: Path, to: Path) -> backups.Backup:

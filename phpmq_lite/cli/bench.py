@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from phpmq_lite.bench.machine import Machine
 from phpmq_lite.bench.processes import unwind_on_signals
 from phpmq_lite.bench.report import BenchReport, Throughput
-from phpmq_lite.bench.traffic import CONTENTS, PLAIN, UNCONFIRMED, Address
+from phpmq_lite.bench.traffic import CONTENTS, UNCONFIRMED, Address
 from phpmq_lite.bench.workloads import (
     FLOW,
     FLOW_PLAIN,
@@ -34,7 +34,7 @@ from phpmq_lite.cli.output import (
     print_message,
     write_rows,
 )
-from phpmq_lite.cli.parameters import option
+from phpmq_lite.cli.parameters import choice, option
 from phpmq_lite.client.core import parse_address
 from phpmq_lite.storage.data_folder import file_system
 
@@ -191,12 +191,7 @@ def listener_address(value: str) -> Address:
 @click.command()
 @option("--seconds", "Publishing time per workload, in seconds.", click.FloatRange(0.1, 600), 5.0)
 @option("--size", "Message body size in bytes.", click.IntRange(1, _MAX_SIZE), 256)
-@option(
-    "--content",
-    "Message content; envelopes are also indexed by the broker.",
-    click.Choice(CONTENTS),
-    PLAIN,
-)
+@choice("--content", "Message content; envelopes are also indexed by the broker.", *CONTENTS)
 @option(
     "--window",
     "Maximum number of unacknowledged messages that the consumer holds.",
@@ -221,11 +216,12 @@ def listener_address(value: str) -> Address:
     listener_address,
     metavar="phpmq://HOST:PORT",
 )
-@option(
+@choice(
     ("-o", "--output"),
     "Output format; use markdown to paste the report into an issue.",
-    click.Choice(["table", "markdown", "json"]),
     "table",
+    "markdown",
+    "json",
 )
 def bench(
     seconds: float,

@@ -87,15 +87,11 @@ def init(target: str, force: bool, settings_args: SettingsArguments) -> None:
             file.write(text)
     except FileExistsError:
         raise CommandError(f"{path} already exists; use --force to overwrite it", REFUSED) from None
-    _print_next_steps(path)
-
-
-def _print_next_steps(path: Path) -> None:
     is_found = path.absolute() in (settings.FOLDER_FILE.absolute(), settings.SYSTEM_FILE)
-    flag = "" if is_found else f" --config {shlex.quote(str(path))}"
+    flags = "" if is_found else f" --config {shlex.quote(str(path))}"
     print_message(f"wrote {path}; next steps:")
-    print_message(f"  phpmq-lite doctor{flag}")
-    print_message(f"  phpmq-lite serve{flag}")
+    print_message(f"  phpmq-lite doctor{flags}")
+    print_message(f"  phpmq-lite serve{flags}")
     loaded = settings.load(config=path).settings
     try:
         check_exposed_listeners(loaded, lambda: has_admin(loaded))

@@ -22,6 +22,7 @@ from phpmq_lite.cli.parameters import (
     EXISTING_FOLDER,
     EXISTING_PATH,
     FILE_OR_STDIN,
+    choice,
     flag,
     option,
     read_input,
@@ -194,11 +195,8 @@ _schemas = option(
     "Check the payload against this schema folder, which contains registry.json.",
     EXISTING_FOLDER,
 )
-_empty_list_data = option(
-    "--empty-list-data",
-    "When to interpret data: [] as {}.",
-    click.Choice(["php", "never", "always"]),
-    "php",
+_empty_list_data = choice(
+    "--empty-list-data", "When to interpret data: [] as {}.", "php", "never", "always"
 )
 
 

@@ -8,7 +8,7 @@ import click
 
 from phpmq_lite.cli.errors import ERROR, CommandError
 from phpmq_lite.cli.output import output_format, output_option, write_record
-from phpmq_lite.cli.parameters import FILE_OR_STDIN, option, read_input
+from phpmq_lite.cli.parameters import FILE_OR_STDIN, choice, read_input
 
 
 @click.group()
@@ -18,11 +18,13 @@ def frame() -> None:
 
 @frame.command()
 @click.argument("path", metavar="FILE|-", default="-", type=FILE_OR_STDIN)
-@option(
+@choice(
     ("--as", "encoding"),
     "Input encoding; auto treats input that starts with H01 as raw.",
-    click.Choice(["auto", "raw", "hex", "base64"]),
     "auto",
+    "raw",
+    "hex",
+    "base64",
 )
 @output_option
 @click.pass_context

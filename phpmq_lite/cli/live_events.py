@@ -18,7 +18,7 @@ from phpmq_lite.cli.admin_client import (
 )
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import print_message
-from phpmq_lite.cli.parameters import duration, flag, number_option, option, repeatable
+from phpmq_lite.cli.parameters import choice, duration, flag, number_option, option, repeatable
 from phpmq_lite.storage.search.language import queue_search
 
 _POLL_S: Final = 1.0  # seconds between polls while no stream is available
@@ -138,7 +138,7 @@ _REQUEST_S: Final = 60  # maximum number of seconds that a single request waits
 @click.command()
 @click.argument("queue")
 @click.argument("query", default="")
-@option("--until", "The event to wait for.", click.Choice(["published", "settled"]), "published")
+@choice("--until", "The event to wait for.", "published", "settled")
 @option("--after", "Count events after this --cursor output.", metavar="CURSOR")
 @option(
     ("--timeout", "timeout_s"),

@@ -203,21 +203,13 @@ def search(admin: AdminClient, query: str, limit: int, output: str | None) -> No
     """
     rows = list(admin.list("/messages", limit, q=query))
     write_rows(rows, MESSAGE_COLUMNS, output, "")
-    if not rows:
-        _explain_nothing(admin, query)
-
-
-def _explain_nothing(admin: AdminClient, query: str) -> None:
-    """Print that nothing matches; for a plain word, add how to search for queues with that name."""
-    word = query.strip()
-    hint = ""
+    if rows:
+        return
+    word, hint = query.strip(), ""
     if word and not any(sign in word for sign in ':" '):
-        is_queue = admin.find(f"/queues/{encode_name(word)}") is not None
-        hint = (
-            f"; to list the messages of that queue: queue:{word}"
-            if is_queue
-            else f"; a plain word searches bodies, queue:{word}* searches queue names"
-        )
+        hint = f"; a plain word searches bodies, queue:{word}* searches queue names"
+        if admin.find(f"/queues/{encode_name(word)}") is not None:
+            hint = f"; to list the messages of that queue: queue:{word}"
     print_message(f"nothing matches{hint}")
 
 

@@ -45,6 +45,11 @@ def option(
     return click.option(*declarations, help=help, type=type, **attributes)
 
 
+def choice(names: str | tuple[str, ...], help: str, *values: str) -> Callable[[Any], Any]:
+    """Return an option with one of these values, by default the first."""
+    return option(names, help, click.Choice(values), values[0])
+
+
 flag: Final = partial(option, is_flag=True)
 repeatable: Final = partial(option, multiple=True)
 number_option: Final = partial(option, type=click.IntRange(min=1), metavar="N")

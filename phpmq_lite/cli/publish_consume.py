@@ -18,7 +18,7 @@ import click
 from phpmq_lite.cli.admin_client import ClientFactory, client_options
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import escape_content, format_message_count, is_terminal, print_message
-from phpmq_lite.cli.parameters import duration, flag, number_option, option
+from phpmq_lite.cli.parameters import choice, duration, flag, number_option, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
@@ -152,12 +152,13 @@ Handler = Callable[[Delivery], bool]  # returns whether the message was handled
     click.FloatRange(min=0),
     metavar="SECONDS",
 )
-@option(
+@choice(
     ("--format", "style"),
     "raw: the content and a line feed; bytes: only the content, even on a terminal; "
     "json: one line with id, ttl_s and content.",
-    click.Choice(["raw", "bytes", "json"]),
     "raw",
+    "bytes",
+    "json",
 )
 @flag("--create", "Create the queue if it does not exist.")
 @client_options

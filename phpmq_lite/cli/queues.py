@@ -33,7 +33,7 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import flag, number_option, option
+from phpmq_lite.cli.parameters import choice, flag, number_option, option
 from phpmq_lite.queue_settings import DEFINITIONS
 
 QUEUE_COLUMNS: Final = (
@@ -47,11 +47,11 @@ QUEUE_COLUMNS: Final = (
 _DIGITS: Final = 20  # maximum number of digits in a number; SQLite integers have at most 19
 
 _name = click.argument("name", metavar="QUEUE")
-_side = option(
+_side = choice(
     "--side",
     "What to pause or resume: delivery to consumers, or publishing.",
-    click.Choice(["delivery", "publishing"]),
     "delivery",
+    "publishing",
 )
 
 

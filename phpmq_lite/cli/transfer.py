@@ -16,7 +16,7 @@ import click
 from phpmq_lite.cli.admin_client import AdminClient, admin_client_options
 from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
-from phpmq_lite.cli.parameters import flag, option
+from phpmq_lite.cli.parameters import choice, flag, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.text_files import has_mark
 
@@ -29,12 +29,7 @@ NumberedLine = tuple[int, bytes]  # the number of a line in the file, and the en
 
 @click.command()
 @click.argument("query", default="")
-@option(
-    ("--format", "style"),
-    "jsonl includes bodies and can be imported.",
-    click.Choice(["jsonl", "csv"]),
-    "jsonl",
-)
+@choice(("--format", "style"), "jsonl includes bodies and can be imported.", "jsonl", "csv")
 @admin_client_options
 def export(admin: AdminClient, query: str, style: str) -> None:
     """Write all messages that match QUERY to standard output.

@@ -167,7 +167,12 @@ class ExportProcesses:
         self.running += 1
         process: _ExportProcess | None = None
         try:
-            process = await self._acquire()
+            while self._idle and process is None:
+                process = self._idle.pop()
+                if process.process.returncode is not None:
+                    self._end_process(process)
+                    process = None
+            process = process or await self._start()
             try:
                 header = await process.ask(request)
             except _LostError:
@@ -191,14 +196,6 @@ class ExportProcesses:
         await asyncio.gather(*self._end_tasks)
 
     # -- processes
-
-    async def _acquire(self) -> "_ExportProcess":
-        while self._idle:
-            process = self._idle.pop()
-            if process.process.returncode is None:
-                return process
-            self._end_process(process)
-        return await self._start()
 
     async def _start(self) -> "_ExportProcess":
         try:

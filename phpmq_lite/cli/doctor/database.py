@@ -42,24 +42,20 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
     """Check the broker if it is running; otherwise, check its database files."""
     path = settings.data
     if pid is not None:
-        yield _running_broker(settings, pid)
+        admin = AdminClient(DataFolder.open_unlocked(path).control_socket)
+        try:
+            yield running_finding(admin.call("GET", "/stats", timeout_s=_TIMEOUT_S), pid, settings)
+        except CommandError as error:
+            if isinstance(error, BrokerUnavailableError) and error.code == REFUSED:
+                turn = "; a standby waits for its turn" if settings.store.url else ""
+                hint = f"if it is starting, run doctor again soon{turn}"
+                yield warn("broker", f"pid {pid} is not ready: {error}", hint)
+            else:
+                yield bad("broker", f"pid {pid} does not answer: {error}", "see the broker's log")
     elif path.is_dir() and not settings.store.url:
         yield stopped_database_finding(read_stopped(path), settings.storage.max_bytes)
     if path.is_dir():
         yield from leftover_findings(path)
-
-
-def _running_broker(settings: Settings, pid: str) -> Finding:
-    admin = AdminClient(DataFolder.open_unlocked(settings.data).control_socket)
-    try:
-        stats = admin.call("GET", "/stats", timeout_s=_TIMEOUT_S)
-    except CommandError as error:
-        if isinstance(error, BrokerUnavailableError) and error.code == REFUSED:
-            turn = "; a standby waits for its turn" if settings.store.url else ""
-            hint = f"if it is starting, run doctor again soon{turn}"
-            return warn("broker", f"pid {pid} is not ready: {error}", hint)
-        return bad("broker", f"pid {pid} does not answer: {error}", "see the broker's log")
-    return running_finding(stats, pid, settings)
 
 
 def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Finding:

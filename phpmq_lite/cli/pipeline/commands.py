@@ -25,6 +25,7 @@ from phpmq_lite.cli.output import (
     write_rows,
 )
 from phpmq_lite.cli.parameters import (
+    choice,
     duration,
     flag,
     messages_per_second,
@@ -257,11 +258,11 @@ _SELECTORS: Final = ("queues", "queue_pattern", "outcomes", "reasons", "urns", "
 @option(("--to", "to_queue"), "Target queue.  [default: each message's queue]", metavar="QUEUE")
 @option(("--ttl", "ttl_s"), "Time to live.  [default: the queue's]", duration)
 @option("--rate", "Maximum rate, such as 20/s.", messages_per_second, metavar="N/s")
-@option(
+@choice(
     "--source",
     "Read the Parquet archive, or the history that the broker keeps.",
-    click.Choice(["archive", "history"]),
     "archive",
+    "history",
 )
 @option(
     "--name",

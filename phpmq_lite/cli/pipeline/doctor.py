@@ -8,7 +8,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
-from packaging.requirements import Requirement
 
 from phpmq_lite.cli.doctor.findings import (
     BAD,
@@ -37,6 +36,13 @@ from phpmq_lite.errors import PhpmqError, os_reason
 _WITHOUT: Final = "exports use Python, which reaches 20 to 50 % of the rows/s"
 OPTIONAL: Final = ("adbc-driver-manager", "adbc-driver-sqlite")
 BROKER_TIMEOUT_S: Final = 10.0
+_NO_BROKER: Final = (
+    "start it with `phpmq-lite serve`, or pass the admin address (not port 9100) with --url"
+)
+_BROKER_HINTS: Final = {
+    REFUSED: "create a token with `phpmq-lite token create NAME --role operator`; use --token-file",
+    NOT_FOUND: "the broker has no pipeline API; upgrade it",
+}
 
 
 @click.command()
@@ -63,7 +69,13 @@ def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
 
     yield check_python()
     for requirement in requirements("spark"):
-        yield _package(requirement)
+        version = installed_version(requirement.name)
+        hint = reinstall_command("spark", flags="--upgrade")
+        if version is None and requirement.name in OPTIONAL:
+            hint = f"{reinstall_command('spark')}; without it, {_WITHOUT}"
+            yield warn(requirement.name, "not installed", hint)
+        else:
+            yield package_finding(requirement, version, hint)
     try:
         runtime = find_java()
         yield ok("Java", f"{runtime.version} {runtime.home} ({runtime.origin})")
@@ -78,14 +90,6 @@ def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
     else:
         yield from _broker(target)
     yield _results(target)
-
-
-def _package(requirement: Requirement) -> Finding:
-    version = installed_version(requirement.name)
-    if version is None and requirement.name in OPTIONAL:
-        hint = f"{reinstall_command('spark')}; without it, {_WITHOUT}"
-        return warn(requirement.name, "not installed", hint)
-    return package_finding(requirement, version, reinstall_command("spark", flags="--upgrade"))
 
 
 def _master(master: str) -> Finding:
@@ -111,7 +115,7 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
         bounds = ask("history/bounds")
     except CommandError as error:
         problem = str(error) if str(target.url) in str(error) else f"{target.url}: {error}"
-        yield bad("broker", problem, _broker_hint(error))
+        yield bad("broker", problem, _BROKER_HINTS.get(error.code, _NO_BROKER))
         return
     history = f"history {bounds['history_id']}, offsets {bounds['lo']} to {bounds['hi']}"
     yield ok("broker", f"{target.url}: {history}")
@@ -133,16 +137,6 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
             yield warn("role", f"unknown: {error}", "")
             return
     yield ok("role", "operator")
-
-
-def _broker_hint(error: CommandError) -> str:
-    if error.code == REFUSED:
-        return (
-            "create a token with `phpmq-lite token create NAME --role operator`; use --token-file"
-        )
-    if error.code == NOT_FOUND:
-        return "the broker has no pipeline API; upgrade it"
-    return "start it with `phpmq-lite serve`, or pass the admin address (not port 9100) with --url"
 
 
 def _results(target: PipelineTarget) -> Finding:
