@@ -223,7 +223,9 @@ def publish_target(queue: str, ttl_s: int | None, delay_s: float) -> tuple[str, 
         return queue, ttl_s
     target = retry_name(queue)
     if ttl_s is not None:
-        problem = f"the delay ({delay_s} s) excludes a time to live ({ttl_s} s); omit one of them"
+        problem = (
+            f"the delay ({delay_s:.15g} s) excludes a time to live ({ttl_s} s); omit one of them"
+        )
     elif (home := home_of(queue)) is not None:
         problem = f"{queue!r} holds delayed messages; publish to {home!r} with the delay"
     elif fault := name_problem(target):
