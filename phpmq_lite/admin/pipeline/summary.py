@@ -90,7 +90,11 @@ def visible_to(
         return part.queue != OTHER_QUEUES and allow(part.queue)
 
     def is_walked(path: TracePath) -> bool:
-        return all((name := _queue_of(step, names)) and allow(name) for step in path.path)
+        queues = (
+            next((name for name in names if f"{step}:".startswith(f"{name}:")), "")
+            for step in path.path
+        )
+        return all(queue and allow(queue) for queue in queues)
 
     return summary.model_copy(
         update={
@@ -103,11 +107,6 @@ def visible_to(
             "jobs": tuple(job.model_copy(update={"error": None}) for job in summary.jobs),
         }
     )
-
-
-def _queue_of(step: str, names: Iterable[str]) -> str | None:
-    """Return the queue that a step in a path belongs to; ``names`` must begin with the longest."""
-    return next((name for name in names if step == name or step.startswith(f"{name}:")), None)
 
 
 FOLDER: Final = "pipeline"

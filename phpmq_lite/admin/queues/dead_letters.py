@@ -1,6 +1,6 @@
 """Dead letters grouped by cause, and the redrive API call."""
 
-from typing import Final, Self
+from typing import Final
 
 from aiohttp import web
 from pydantic import BaseModel, Field
@@ -30,7 +30,6 @@ from phpmq_lite.storage.read.dead_letter_groups import (
     DEEP_LIMIT_S,
     LIMIT_S,
     SPANS,
-    DeadLetterGroup,
     DeadLetterGroups,
     DeadLetterPage,
 )
@@ -78,11 +77,6 @@ class DeadLetterGroupView(ResponseModel):
     sample_id: str = Field(description="message id of the newest record")
     q: str = Field(description="search that finds these records")
 
-    @classmethod
-    def of_group(cls, group: DeadLetterGroup) -> Self:
-        """Return the view of a group, with the search that finds its records."""
-        return cls.of(group, q=str(group_search(group)))
-
 
 class DeadLetterGroupsView(ListPage[DeadLetterGroupView]):
     """All groups, newest first; their counts include only the records that were read."""
@@ -106,7 +100,7 @@ async def find_groups(call: Call, query: DeadLettersPageQuery) -> DeadLetterPage
 async def list_groups(call: Call, query: DeadLetterGroupsQuery) -> DeadLetterGroupsView:
     """Group dead-letter records by queue, URN, reason and cause, newest group first."""
     page = await find_groups(call, query)
-    items = [DeadLetterGroupView.of_group(group) for group in page.groups]
+    items = [DeadLetterGroupView.of(group, q=str(group_search(group))) for group in page.groups]
     return DeadLetterGroupsView(items=items, looked=page.scanned, total=page.total)
 
 

@@ -20,7 +20,7 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.roles import Role
 from phpmq_lite.server.maintenance import Maintenance, ScrubRunner
 from phpmq_lite.storage.backend import StoreStatus
-from phpmq_lite.storage.sqlite.backups import Backup, is_id, read_backup
+from phpmq_lite.storage.sqlite.backups import is_id, read_backup
 from phpmq_lite.storage.sqlite.integrity.scrub import ScrubRound
 
 endpoints: Final = Endpoints()
@@ -134,16 +134,18 @@ async def _begin_backup(call: Call) -> Maintenance:
 async def _backups_view(maintenance: Maintenance) -> BackupsView:
     backups = maintenance.backups
     return BackupsView(
-        items=[_backup_view(backup) for backup in await backups.all()],
+        items=[
+            BackupView(
+                schema_version=backup.manifest.schema,
+                path=str(backup.folder),
+                **asdict(backup.manifest),
+            )
+            for backup in await backups.all()
+        ],
         is_running=backups.is_running,
         made=backups.last_id,
         error=backups.error,
     )
-
-
-def _backup_view(backup: Backup) -> BackupView:
-    manifest = asdict(backup.manifest)
-    return BackupView(schema_version=manifest.pop("schema"), path=str(backup.folder), **manifest)
 
 
 # -- the scrub

@@ -125,8 +125,7 @@ _Measured = dict[str, tuple[int, int | None, int | None]]  # bound, used and rea
 def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
     """Return all limits with their current usage."""
     settings = context.settings
-    measured = _of_connections(settings, status) | _of_messages(settings, status)
-    measured |= _of_memory(settings, status) | _of_admin(context)
+    measured = _of_clients(settings, status) | _of_memory(settings, status) | _of_admin(context)
     return [
         LimitUsage(key, name, bound, then, used, reached, setting, unit)
         for key, name, then, setting, unit in _LIMITS
@@ -134,7 +133,7 @@ def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
     ]
 
 
-def _of_connections(settings: Settings, status: BrokerStatus) -> _Measured:
+def _of_clients(settings: Settings, status: BrokerStatus) -> _Measured:
     limits, closed, admission = settings.limits, status.counters.closed, status.admission
     refused = admission.refused
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
@@ -142,6 +141,9 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> _Measured:
     per_address = max(limits.connections_per_address, limits.connections_per_loopback_address)
     capacity = admission.capacity or limits.connections
     count = max(admission.connections, len(status.clients))
+    too_large = status.counters.protocol_errors["too-large"]
+    too_many_queues = status.refused.get("too many queues", 0)
+    held = [held for client in status.clients for _, held in client.queues.values()]
     not_read = closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0)
     return {
         "connections": (capacity, count, refused.get(TOO_MANY, 0)),
@@ -149,14 +151,6 @@ def _of_connections(settings: Settings, status: BrokerStatus) -> _Measured:
         "silent": (IDLE_S, None, closed.get(SILENT, 0)),
         "frame_timeout": (limits.frame_timeout_s, None, closed.get(TOO_SLOW, 0)),
         "write_timeout": (limits.write_timeout_s, None, not_read),
-    }
-
-
-def _of_messages(settings: Settings, status: BrokerStatus) -> _Measured:
-    limits, too_large = settings.limits, status.counters.protocol_errors["too-large"]
-    too_many_queues = status.refused.get("too many queues", 0)
-    held = [held for client in status.clients for _, held in client.queues.values()]
-    return {
         "max_content": (limits.max_content, None, too_large),
         "max_queues": (limits.max_queues, status.queue_count, too_many_queues),
         "receipts": (settings.receipts.limit, status.publish_keys, status.evicted_keys),

@@ -85,12 +85,7 @@ class QueueSeries:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.counts: _Counts = Counter()  # since startup
-        self.wait: Sequence[int] = ()  # histogram of all wait times since startup
-        self.hold: Sequence[int] = ()
-        self.gauges: Counter[str] = Counter()
-        self.oldest_ready_at: int | None = None  # in Unix ms
-        self.is_alive = False  # whether a queue has this label at this scrape
+        self.begin()
         self._last: _Counts = Counter()  # sums at the previous scrape
         self._base: _Counts = Counter()  # compensates for removed or reset queues
         self._wait, self._hold = _Span(), _Span()  # the same for the histograms
@@ -98,9 +93,12 @@ class QueueSeries:
 
     def begin(self) -> None:
         """Discard the values of the previous scrape."""
-        self.counts, self.gauges = Counter(), Counter()
-        self.wait = self.hold = ()
-        self.oldest_ready_at, self.is_alive = None, False
+        self.counts: _Counts = Counter()  # since startup
+        self.wait: Sequence[int] = ()  # histogram of all wait times since startup
+        self.hold: Sequence[int] = ()
+        self.gauges: Counter[str] = Counter()
+        self.oldest_ready_at: int | None = None  # in Unix ms
+        self.is_alive = False  # whether a queue has this label at this scrape
 
     def add(self, queue: QueueStatus) -> None:
         """Add a queue's counts and gauges to the sums."""

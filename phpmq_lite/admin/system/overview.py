@@ -23,7 +23,7 @@ from phpmq_lite.admin.queues.list import (
 from phpmq_lite.admin.queues.view import overview_tiles, read_oldest_ready_at, sum_totals
 from phpmq_lite.admin.system.attention import read_notices
 from phpmq_lite.admin.system.system import read_restart_report
-from phpmq_lite.admin.trends import SPANS, TrendBucket
+from phpmq_lite.admin.trends import SPANS
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import ALL, COUNTS, DEAD_LETTERS
@@ -209,7 +209,13 @@ async def get_stats_history(call: Call, query: StatsHistoryQuery) -> StatsHistor
     span = SPANS[query.span]
     trend = await trends.read_trend(call.context, queue_id, span, with_times=True)
     points = [
-        _point(bucket, (trend.start_s + at * span.step_s) * 1_000)
+        PointView.of(
+            bucket,
+            at=(trend.start_s + at * span.step_s) * 1_000,
+            dispatched=bucket.held,
+            bytes=bucket.live_bytes,
+            **{f"{name}_per_s": round(getattr(bucket, name), 4) for name in COUNTS},
+        )
         for at, bucket in enumerate(trend.buckets)
         if bucket is not None
     ]
@@ -221,8 +227,3 @@ async def get_stats_history(call: Call, query: StatsHistoryQuery) -> StatsHistor
         end_at=trend.end_s * 1_000,
         points=points,
     )
-
-
-def _point(bucket: TrendBucket, at_ms: int) -> PointView:
-    rates: dict[str, Any] = {f"{name}_per_s": round(getattr(bucket, name), 4) for name in COUNTS}
-    return PointView.of(bucket, at=at_ms, dispatched=bucket.held, bytes=bucket.live_bytes, **rates)
