@@ -175,7 +175,6 @@ def common_prefixes(names: Sequence[str]) -> dict[str, str]:
 
 
 async def find_queues(call: Call, query: QueueQuery) -> QueuePage:
-    """Return the queues that match a query."""
     return make_queue_page(call.queues, await read_oldest_ready_at(call, call.queues), query)
 
 

@@ -115,7 +115,6 @@ def _consumers(call: Call, queue: QueueStatus) -> list[tuple[ClientStatus, int, 
 
 
 async def _part(call: Call, query: QueuePageQuery, queue: QueueStatus) -> dict[str, Any]:
-    """Read the data that the selected tab shows."""
     if query.tab == "consumers":
         claims = [row for row in await read_claims(call) if row.queue == queue.name]
         return {"consuming": await _consuming(call, queue), "subscriptions": claims}
@@ -205,7 +204,6 @@ def _forecast(call: Call, queue: QueueStatus) -> str:
 
 
 async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values for the header of a queue's page."""
     queue = call.queue(argument)
     cells = await _cells(call, queue) | {"forecast": _forecast(call, queue)}
     texts = {f"{queue.queue_id}.{key}": value for key, value in cells.items()}
@@ -293,7 +291,6 @@ def _with_etag(view: object, settings: dict[str, Any]) -> web.Response:
 
 
 def settings_etag(settings: dict[str, Any]) -> str:
-    """Return the ETag for a set of settings."""
     return f'"{sha256(dumps(settings, sort_keys=True).encode()).hexdigest()[:16]}"'
 
 

@@ -75,7 +75,6 @@ class SettingField:
 
     @property
     def name(self) -> str:
-        """The name of the setting and of the field."""
         return self.setting.name
 
 
@@ -232,7 +231,6 @@ class SettingsInput(_ChangedSettings):  # type: ignore[misc]  # made of DEFINITI
     """Settings to change; null resets to the broker's default, and omitted ones are unchanged."""
 
     def changes(self) -> dict[str, Any]:
-        """Return the settings that the request contains."""
         return cast(dict[str, Any], self.model_dump(exclude_unset=True))
 
 

@@ -44,7 +44,6 @@ class QueueView(ResponseModel):
 
     @classmethod
     def of_status(cls, queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) -> Self:
-        """Return the API view of a queue's status."""
         age_ms = None if oldest_ready_at is None else max(0, now_ms - oldest_ready_at)
         return cls.of(
             queue,

@@ -314,7 +314,6 @@ def _duration(ms: int) -> str:
 
 
 async def read_notices(call: Call, oldest_ready_at: dict[int, int]) -> list[Notice]:
-    """Read the facts that are not in the status, and return the notices."""
     context, status, now_ms = call.context, call.status, call.now_ms
     activity, since_ms = RecentActivity(context.readers), now_ms - RECENT_MS
     disk = await measure_disk(context.database)

@@ -124,7 +124,6 @@ async def make_backup(call: Call) -> web.Response:
 
 
 async def _begin_backup(call: Call) -> Maintenance:
-    """Start a backup and write its audit row."""
     call.check_all_queues("create a backup")
     maintenance = maintenance_of(call.context)
     await maintenance.backups.start_after(_audit_writer(call, "backup"))

@@ -97,7 +97,6 @@ async def read_closed_page(
 
 
 async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return the live values for the list of open connections."""
     query = read_query(call.request, ClientsPageQuery)
     clients, listed = list_consuming(call, query.queue), frozenset(ids)
     texts = {
@@ -199,7 +198,6 @@ def _frames(call: Call, recorder: FrameRecorder | None, after: int = 0) -> list[
 
 
 async def live_client(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
-    """Return live values and new frames for a connection's page."""
     number = parse_client_number(argument)
     snapshot = await connections.take_snapshot(call, number, is_watching=True)
     status, is_open = find_client_status(call, number), snapshot.is_open

@@ -127,7 +127,6 @@ def format_cells(client: ClientStatus) -> dict[str, str]:
 
 
 def describe_protocol(framing: str | None, packet_header: int | None, revision: str | None) -> str:
-    """Describe a connection's framing and protocol revision."""
     if framing is None:
         return "nothing yet"
     words = [framing, str(packet_header or ""), revision or ""]
@@ -195,7 +194,6 @@ def _unix_pid(connection: Any) -> int | None:
 
 
 def is_local(address: str, kind: str) -> bool:
-    """Return whether the peer of a connection is on this machine."""
     place = processes.split_address(address)
     return kind == "unix" or (place is not None and place[0].is_loopback)
 

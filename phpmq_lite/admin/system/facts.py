@@ -60,12 +60,10 @@ class LimitUsage:
 
     @property
     def shown(self) -> str:
-        """The current usage, formatted for display."""
         return formats.DASH if self.used is None else self._format_value(self.used)
 
     @property
     def shown_bound(self) -> str:
-        """The limit, formatted for display."""
         return self._format_value(self.bound)
 
     def _format_value(self, value: int) -> str:
@@ -123,7 +121,6 @@ _Measured = dict[str, tuple[int, int | None, int | None]]  # bound, used and rea
 
 
 def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
-    """Return all limits with their current usage."""
     settings = context.settings
     measured = _of_clients(settings, status) | _of_memory(settings, status) | _of_admin(context)
     return [
@@ -231,7 +228,6 @@ class RestartReport:
 
 
 def describe_restart(start: Start) -> RestartReport:
-    """Convert a startup report into the form shown to users."""
     title = "First startup"
     if not start.is_first:
         away = formats.format_duration(start.down_ms)
@@ -247,7 +243,6 @@ def describe_restart(start: Start) -> RestartReport:
 
 
 def _found_at_start(start: Start) -> list[SystemFact]:
-    """Return the duration of a startup and the facts that apply to it."""
     report = start.report
     facts = []
     if report.last_error:
@@ -292,7 +287,6 @@ def _level(check: Check, value: float) -> str:
 
 
 def process_facts(status: BrokerStatus) -> list[SystemFact]:
-    """Return facts about the broker's process."""
     number, batch_s, commits = formats.format_number, status.oldest_batch_s, status.commits
     return [
         SystemFact("Started", "", at_ms=status.started_at),
@@ -325,7 +319,6 @@ def process_facts(status: BrokerStatus) -> list[SystemFact]:
 
 
 def version_facts(own: str, store: StoreStatus) -> list[SystemFact]:
-    """Return the versions of the broker, its libraries and the operating system."""
     sqlite_note = installation.sqlite_note(sqlite3.sqlite_version_info)
     server = store.server.version if store.server else "unknown"
     is_uvloop = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
@@ -349,7 +342,6 @@ def _installed(package: str) -> str:
 
 
 def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]:
-    """Return each listener and who can connect to it."""
     tcp, admin = settings.tcp, settings.admin
     peers = ", ".join(map(str, tcp.allow)) if tcp.allow else "anyone who can reach it"
     how = {
@@ -368,7 +360,6 @@ def listener_facts(settings: Settings, status: BrokerStatus) -> list[SystemFact]
 def storage_facts(
     settings: Settings, disk: DiskUsage | None, stored: DatabaseSize | None, folder: Path
 ) -> list[SystemFact]:
-    """Return the data folder's path, file sizes and free space."""
     size = formats.format_size
     facts = [SystemFact("Folder", str(folder.absolute()))]
     if disk is not None:
@@ -391,7 +382,6 @@ def storage_facts(
 
 
 def retention_facts(settings: Settings, stored: DatabaseSize | None) -> list[SystemFact]:
-    """Return the size and limits of the history."""
     if stored is None:
         return []
     history, audit = settings.history, settings.audit
@@ -434,7 +424,6 @@ def waiting_facts(status: BrokerStatus, usages: Iterable[LimitUsage] = ()) -> li
 
 
 def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
-    """Return the number of refusals since startup for each reason."""
     groups: Mapping[str, Mapping[str, int]] = {
         "Publish requests refused": status.refused,
         "Commands ignored": status.acks_ignored,
@@ -448,7 +437,6 @@ def refusal_facts(status: BrokerStatus) -> list[SystemFact]:
 
 
 def server_facts(store: StoreStatus) -> Iterator[SystemFact]:
-    """Yield the facts about a PostgreSQL database for the System page."""
     number, size = formats.format_number, formats.format_size
     yield SystemFact("Database", store.place)
     yield SystemFact("Role", "active", f"epoch {number(store.epoch)}")

@@ -48,7 +48,6 @@ class HealthCheck:
 
 
 def start_percent(step: str) -> int:
-    """Return how much of the startup is complete, in percent."""
     return _STEPS.get(step, 80)
 
 

@@ -92,7 +92,6 @@ class QueueSeries:
         self._is_rest = label == OTHER
 
     def begin(self) -> None:
-        """Discard the values of the previous scrape."""
         self.counts: _Counts = Counter()  # since startup
         self.wait: Sequence[int] = ()  # histogram of all wait times since startup
         self.hold: Sequence[int] = ()
@@ -172,7 +171,6 @@ class MetricLabels:
         self._highest = 0
 
     def begin(self) -> None:
-        """Begin a scrape."""
         self._scraped = self._highest
         for group in (*self._named.values(), self._other):
             group.begin()
@@ -367,7 +365,6 @@ def _of_server(value: Callable[[StoreStatus], _Values]) -> _OfBroker:
 
 
 def _of_limits(value: Callable[[LimitUsage], int | None]) -> _OfBroker:
-    """Return the values of all limits for which they are known."""
     return lambda r: {
         usage.key: figure for usage in r.limits if (figure := value(usage)) is not None
     }
@@ -379,7 +376,6 @@ def _published(queue: QueueSeries, _now_ms: int) -> _Values:
 
 
 def _split(total: str, name: str, part: str, part_name: str) -> _OfQueue:
-    """Return a part of a count, and the remainder, with these labels."""
     return lambda q, _: {name: q.counts[total] - q.counts[part], part_name: q.counts[part]}
 
 
