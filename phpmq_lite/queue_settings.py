@@ -17,6 +17,7 @@ from phpmq_lite.errors import BadSettingError, RefusedError
 DEAD_LETTER_SUFFIX: Final = ".dlq"  # of the queue for dead letters; see ``dead_letter_name``
 RETRY_SUFFIX: Final = ".retry"  # of the queue for delayed messages; see ``retry_name``
 NAME_BYTES: Final = 255
+KEY_BYTES: Final = 64  # maximum length of a publish key
 LONGEST_NAME: Final = NAME_BYTES + len(DEAD_LETTER_SUFFIX)  # limit for a .dlq queue's name
 NAME_RULE: Final = (
     f"1 to {NAME_BYTES} bytes of UTF-8 (up to {LONGEST_NAME} with suffix {DEAD_LETTER_SUFFIX}), "

@@ -8,6 +8,7 @@ from itertools import count, groupby, islice, pairwise, takewhile
 from typing import Any, Final
 
 from phpmq_lite.model import KeyRun
+from phpmq_lite.queue_settings import KEY_BYTES
 
 _TIME_BITS: Final = 44  # enough for 500 years in milliseconds
 _TIME: Final = (1 << _TIME_BITS) - 1
@@ -16,7 +17,6 @@ _SIZE_BITS: Final = 24  # a batch has fewer keys
 _SIZE: Final = (1 << _SIZE_BITS) - 1
 
 STORED_FACTOR: Final = 4  # maximum ratio of the keys in the table to those that are remembered
-KEY_BYTES: Final = 64
 _LAST: Final = b":last"  # appended to a key padded to 64 bytes, so it cannot equal a client's key
 
 

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.async_client import connect as connect_aio
@@ -19,8 +19,7 @@ from phpmq_lite.client.publishes import storing_once, to_target
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.indexed_fields import is_blank
 from phpmq_lite.errors import EnvelopeError
-
-KEY_BYTES: Final = 64  # maximum length of a publish key
+from phpmq_lite.queue_settings import KEY_BYTES
 
 
 class EnvelopeSource(Protocol):

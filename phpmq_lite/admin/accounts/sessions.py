@@ -14,7 +14,7 @@ from phpmq_lite.admin.accounts.users import add_user
 from phpmq_lite.admin.http.browser_sessions import LOGIN, cookie_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
-from phpmq_lite.admin.http.input import Form
+from phpmq_lite.admin.http.input import Form, parse_number
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.admin.http.source import address_of
@@ -187,9 +187,7 @@ async def _redirect_in_new_session(call: Call, user: User, page: str, text: str)
 
 
 def _find_session(call: Call) -> LoginSession:
-    text = call.path("n")
-    is_number = text.isascii() and text.isdecimal() and len(text) < 19  # 63 bits
-    return accounts_of(call).session_numbered(int(text) if is_number else 0)
+    return accounts_of(call).session_numbered(parse_number(call.path("n")) or 0)
 
 
 Session = Annotated[LoginSession, From(_find_session)]

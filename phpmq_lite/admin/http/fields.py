@@ -8,7 +8,6 @@ from phpmq_lite.admin.http.input import REASON_MAX, Duration, Untrimmed
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 
 LIMIT_MAX: Final = 200
-PUBLISH_MAX: Final = 1_000  # maximum number of messages in one request
 
 OutputFormat = Annotated[
     Literal["html", "json", "jsonl", "csv"],

@@ -72,6 +72,11 @@ def check_text(text: str, field: str) -> None:
         raise invalid(f"The {field} name is not valid UTF-8.", field, "UTF-8") from None
 
 
+def parse_number(text: str) -> int | None:
+    """Return a whole number of at most 18 digits, which fits into 63 bits; None for other texts."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
 def parse_time(text: str, field: str) -> int | None:
     """Parse Unix ms, or ISO 8601 in UTC by default; raise a 422 ``Problem`` if it is neither."""
     if not text:
@@ -140,9 +145,9 @@ class Form:
         value = self.text(name, 40).replace(",", "")
         if not value:
             return None
-        if not (value.isascii() and value.isdecimal() and low <= int(value) <= high):
+        if (number := parse_number(value)) is None or not low <= number <= high:
             raise _invalid(name, "is not an integer in the allowed range", f"{low:,} to {high:,}")
-        return int(value)
+        return number
 
     def ttl_s(self) -> int | None:
         """Return the time to live in seconds: None for the default, 0 for no expiry.

@@ -16,7 +16,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From, check_typed_text, texts_to_type
 from phpmq_lite.admin.http.fields import ActionInput, EmptyInput, RedriveTarget, UndoToken
-from phpmq_lite.admin.http.input import Duration, Untrimmed
+from phpmq_lite.admin.http.input import Duration, Untrimmed, parse_number
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.actions import describe_result, describe_skipped, options_of
@@ -34,7 +34,6 @@ from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
 TARGET_MAX: Final = 1_000  # maximum length, in characters, of a search in the audit log
 RATE_MAX: Final = 100_000
 UNDO: Final = "undo"  # action in the audit log
-NUMBER_DIGITS: Final = 18
 endpoints: Final = Endpoints()
 
 
@@ -300,12 +299,12 @@ async def _find(call: Call) -> BulkJob | AuditRow:
     """Return the job in the path, or its audit row if the broker has since restarted."""
     text = call.path("job")
     unknown = Problem(404, "unknown_job", f"There is no bulk job {text}.")
-    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS):
+    if (number := parse_number(text)) is None:
         raise unknown
-    job = find_job(call, int(text))
+    job = find_job(call, number)
     if job is not None:
         return job
-    row = await BulkJobLog(call.context.readers).row(int(text))
+    row = await BulkJobLog(call.context.readers).row(number)
     if row is None or not _may_see(call, row.actor):
         raise unknown
     if row.action != UNDO and job_total(row) is None:  # the audit row of something else
@@ -441,7 +440,8 @@ async def get_job(call: Call) -> BulkJobView:
 
 async def live_bulk(call: Call, argument: str, _ids: object) -> dict[str, Any]:
     """Return the live values for a bulk job's page."""
-    job = find_job(call, int(argument)) if argument.isdecimal() else None
+    number = parse_number(argument)
+    job = None if number is None else find_job(call, number)
     if job is None:
         return {"shown": {}, "points": {}, "new": 0, "says": ""}
     left_s = job_time_left_s(call, job)

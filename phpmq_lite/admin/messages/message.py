@@ -17,6 +17,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import EnvelopeUrn, OutputFormat, QueryModel, TraceId
 from phpmq_lite.admin.http.headers import download_headers
+from phpmq_lite.admin.http.input import parse_number
 from phpmq_lite.admin.http.output import ListPage, respond
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.source import host_name
@@ -51,10 +52,9 @@ async def find_message(call: Call) -> MessageRow:
             retention removed it, or the second half of the id is wrong.
     """
     reader, message_id = call.context.reader, call.path("id")
-    number = message_id.removeprefix("#")
-    if number.isascii() and number.isdigit() and len(number) < 19:  # 63 bits
-        rows = await reader.rows([int(number)])
-        message_id = rows[0].message_id if rows else wire_id(int(number), 0)
+    if (number := parse_number(message_id.removeprefix("#"))) is not None:
+        rows = await reader.rows([number])
+        message_id = rows[0].message_id if rows else wire_id(number, 0)
     if not is_message_id(message_id):
         detail = f"{message_id!r} is not a valid message id."
         bound = "32 lowercase hex digits, or the number that pages show"

@@ -16,7 +16,6 @@ from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, QueueName
 from phpmq_lite.admin.http.fields import (
-    PUBLISH_MAX,
     AuditReason,
     QueryModel,
     StrictInput,
@@ -33,11 +32,12 @@ from phpmq_lite.admin.messages.owned_stores import make_publish_undo
 from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.broker.operator import publishing
-from phpmq_lite.broker.operator.publishing import Published
+from phpmq_lite.broker.operator.publishing import PUBLISH_MAX, Published
 from phpmq_lite.envelopes.payload_schema import REASON as MISMATCH
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import (
     FORWARD,
+    KEY_BYTES,
     LONGEST_NAME,
     LONGEST_TTL_S,
     publish_target,
@@ -48,7 +48,6 @@ from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.read.messages import MessageRow, seq_of
 
-KEY_BYTES: Final = 64
 TOTAL_MAX: Final = 64 << 20  # maximum total size of all copies, in bytes
 JUDGED_MAX: Final = 100  # number of copies that are checked before publishing
 EDIT_MAX: Final = 1 << 20  # maximum size of a body to edit in the form, in bytes

@@ -18,7 +18,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import AppIdParameter, QueryModel, StrictInput
-from phpmq_lite.admin.http.input import check_queue_name, check_text, read_query
+from phpmq_lite.admin.http.input import check_queue_name, check_text, parse_number, read_query
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.arrow_export import MEDIA, need_arrow
@@ -202,8 +202,6 @@ def _bad(text: str, field: str | None = None, bound: str | None = None) -> Probl
     return Problem(422, "bad_arrow", text, field=field, bound=bound)
 
 
-STAGE_BYTES: Final = 64 << 20  # maximum size of the upload for a token, in bytes
-TOKENS_MAX: Final = 10_000  # maximum number of tokens per call
 TOKENS_BYTES: Final = 4 << 20  # maximum body size of a call with tokens
 ROW_COUNT: Final = "X-Row-Count"
 _SLOT_S: Final = 30.0  # maximum time to wait for an upload slot
@@ -234,7 +232,7 @@ class PublishStagedInput(StrictInput):
     version: int = Field(
         ge=0, le=(1 << 63) - 1, description="each version of an app_id is published only once"
     )
-    tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
+    tokens: list[str] = Field(max_length=staging.TOKENS, description="tokens of staged rows")
     single_use: bool = Field(False, description="whether this app_id is used only once")
     in_parts: bool = Field(
         False, description="publish in parts; repeat the call until remaining is 0"
@@ -289,7 +287,7 @@ class TransferInput(StrictInput):
 class UnstageInput(StrictInput):
     """The tokens to drop, together with their rows; unknown tokens are ignored."""
 
-    tokens: list[str] = Field(max_length=TOKENS_MAX, description="tokens of staged rows")
+    tokens: list[str] = Field(max_length=staging.TOKENS, description="tokens of staged rows")
 
 
 class UnstageView(BaseModel):
@@ -309,7 +307,7 @@ StageToken = Annotated[StageQuery, From(lambda call: read_query(call.request, St
     query=StageQuery,
     takes=bytes,
     media=MEDIA,
-    body=STAGE_BYTES,
+    body=staging.TOKEN_BYTES,
 )
 async def stage_rows(call: Call, query: StageToken) -> StageView:
     """Stage an Arrow IPC stream (columns body, queue and optionally ttl_s) under a token.
@@ -336,10 +334,10 @@ def _row_count(call: Call) -> int | None:
     text = call.request.headers.get(ROW_COUNT)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+    if (number := parse_number(text)) is None:
         detail = f"{ROW_COUNT} is {text[:50]!r}; it must be a number."
         raise Problem(422, "invalid", detail, field=ROW_COUNT, bound="0 or more")
-    return int(text)
+    return number
 
 
 @asynccontextmanager
@@ -380,7 +378,7 @@ async def _store(context: Context, entry: AuditEntry, token: str, upload: Upload
     Role.OPERATOR,
     "pipeline.publish",
     body=TOKENS_BYTES,
-    values=2 * TOKENS_MAX,
+    values=2 * staging.TOKENS,
 )
 async def publish_staged(call: Call, body: PublishStagedInput) -> PublishStagedView:
     """Publish the rows staged under the tokens in one transaction, once per app_id and version."""
@@ -403,7 +401,7 @@ async def publish_staged(call: Call, body: PublishStagedInput) -> PublishStagedV
     Role.OPERATOR,
     "pipeline.unstage",
     body=TOKENS_BYTES,
-    values=2 * TOKENS_MAX,
+    values=2 * staging.TOKENS,
 )
 async def drop_staged(call: Call, body: UnstageInput) -> UnstageView:
     """Drop unpublished tokens together with the rows staged under them."""

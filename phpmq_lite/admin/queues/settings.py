@@ -12,6 +12,7 @@ from phpmq_lite.admin.http.call import Call, ignore_reply
 from phpmq_lite.admin.http.context import Reply
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import StrictInput
+from phpmq_lite.admin.http.input import parse_number
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import saved_items
 from phpmq_lite.broker.broker import Broker
@@ -189,9 +190,9 @@ def _value(setting: SettingDefinition, read: Callable[[str], str]) -> Any:
         digits = text.strip().replace(",", "")
         if not digits:
             return None
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        if (number := parse_number(digits)) is None:
             raise BadSettingError(setting.name, "enter an integer of 0 or more")
-        return int(digits)
+        return number
     if setting.name == "on_expire":
         return FORWARD + read("forward_to") if text == _FORWARD_CHOICE else text
     return text if kind == "choice" else text.replace("\r\n", "\n").strip()

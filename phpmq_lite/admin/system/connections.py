@@ -17,6 +17,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import QueryModel
+from phpmq_lite.admin.http.input import parse_number
 from phpmq_lite.admin.http.problems import not_found
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.server import frame_explanation, processes
@@ -200,9 +201,9 @@ def is_local(address: str, kind: str) -> bool:
 
 def parse_client_number(text: str) -> int:
     """Parse a connection number; raise a 404 ``Problem`` if it is not a number."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+    if (number := parse_number(text)) is None:
         raise not_found("client", text)
-    return int(text)
+    return number
 
 
 async def find_client(call: Call) -> ClientRow:

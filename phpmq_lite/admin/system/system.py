@@ -13,7 +13,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Confirmation, Done, Endpoints
 from phpmq_lite.admin.http.fields import JsonFormatQuery, QueryModel, StrictInput
-from phpmq_lite.admin.http.input import Form
+from phpmq_lite.admin.http.input import Form, parse_number
 from phpmq_lite.admin.http.output import ListPage
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.system import facts
@@ -234,14 +234,14 @@ def _visible_report(call: Call, report: facts.RestartReport) -> facts.RestartRep
 @endpoints.action("/restart/dismiss", "restart-dismiss", Role.OPERATOR, "restart.dismiss")
 async def submit_dismissal(call: Call, form: Form) -> Done[None]:
     """Dismiss the report on a start, so that the overview no longer shows the report."""
-    number = form.raw("start")
-    if not number.isascii() or not number.isdecimal() or len(number) > 15:
-        raise Problem(422, "invalid", f"start is {number[:20]!r}, not a number.", field="start")
+    text = form.raw("start")
+    if (number := parse_number(text)) is None:
+        raise Problem(422, "invalid", f"start is {text[:20]!r}, not a number.", field="start")
     starts = await StoredStarts(call.context.readers).newest(50)
-    if all(start.start_id != int(number) for start in starts):
+    if all(start.start_id != number for start in starts):
         raise Problem(404, "unknown_start", f"There is no record of start {number}.", field="start")
-    rows = [DismissStartReport(call.actor, int(number))]
-    await call.run(queue_operations.write, rows, target=number)
+    rows = [DismissStartReport(call.actor, number)]
+    await call.run(queue_operations.write, rows, target=str(number))
     return Done(None, to=call.back(call.url("overview")))
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from phpmq_lite.broker import reasons, transitions, validation
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.publish_keys import KEY_BYTES, last_key
+from phpmq_lite.broker.publish_keys import last_key
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
@@ -18,6 +18,7 @@ from phpmq_lite.model import (
     ValidatedPublish,
     checksum,
 )
+from phpmq_lite.queue_settings import KEY_BYTES
 from phpmq_lite.writes import LinkMessages
 
 NewMessage = tuple[bytes, int | None]  # body and ttl_s (None: queue's default; 0: no expiry)
