@@ -151,6 +151,9 @@ class AdminClient(NamedTuple):
         is_text = response.status == 400 and response.headers.get_content_maintype() == "text"
         if is_text and base.startswith("http:") and b"https" in response.read().lower():
             raise CommandError(f"{base} uses TLS, and http:// does not; use https{base[4:]}")
+        if 300 <= response.status < 400 and (target := response.headers.get("Location")):
+            response.close()
+            raise CommandError(f"{base} redirects to {target}; give its address with --url")
         return response
 
     def read(self, response: HTTPResponse) -> Any:

@@ -9,6 +9,8 @@ from http.client import RemoteDisconnected
 
 import pytest
 
+from phpmq_lite.cli.admin_client import AdminClient
+from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.http_client import Attempts, HttpClient, HttpRequest, NotConnectedError
 
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"
@@ -62,3 +64,10 @@ def test_refusal_of_a_large_request_is_read() -> None:
         request = HttpRequest("POST", "/", content=bytes(8 << 20))
         with HttpClient(url, {}, timeout_s=30).send(request) as response:
             assert response.status == 413
+
+
+def test_redirect_names_the_address_to_use() -> None:
+    moved = b"HTTP/1.1 301 Moved\r\nLocation: https://queues.example/\r\nContent-Length: 0\r\n\r\n"
+    expected = r"/prefix redirects to https://queues.example/; give its address with --url$"
+    with listener(moved) as url, pytest.raises(CommandError, match=expected):
+        AdminClient(None, url).get("/queues")
