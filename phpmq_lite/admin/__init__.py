@@ -8,18 +8,20 @@ says which part imports which.
 **A field of an object of the API.** Add it to the model, such as ``QueueView`` in
 ``queues/view.py`` or ``TokenView`` in ``accounts/tokens.py``, with its description.
 ``ResponseModel.of`` copies the attribute of the same name from a row of ``storage/read/`` or from
-``server/status.py``; pages, JSON and CSV share models.  Each time is Unix ms, is named ``*_at``,
-and says so in its description.
+``server/status.py``; ``of(row, name=value)`` adds a value that the row does not have.  Pages, JSON
+and CSV share models.  Each time is Unix ms, is named ``at`` or ``*_at``, and says so in its
+description.
 
 **An action with button, confirmation, API call and audit entry.** Copy ``remove_queue`` in
 ``queues/actions.py``: ``ask=`` returns the ``Confirmation``, of which ``title``, ``text``,
-``button``, ``url`` and ``back`` are required; ``api="POST"`` adds the call with the same path and,
-unless ``status=`` is given, 200. The form is the route ``NAME``, its page ``NAME-form`` and the
-call ``api-NAME`` (``http/endpoint.py``). A button links to ``url("NAME-form")``; those of a queue
-are in the macro ``queue_actions`` in ``templates/_partials/actions.html``. The role says who may;
-``call.check_all_queues("view backups")`` refuses callers who are limited to some queues.  The
-change is an operation in ``broker/operator/``, which ``call.run`` calls with the audit entry; the
-action of an entry has no other list.
+``button``, ``url`` and ``back`` are required, and which gets what the handler gets from the path;
+``api="POST"`` adds the call with the same path and, unless ``status=`` is given, 200. The form is
+the route ``NAME``, its page ``NAME-form`` and the call ``api-NAME`` (``http/endpoint.py``). A
+button links to ``url("NAME-form")``; those of a queue are in the macro ``queue_actions`` in
+``templates/_partials/actions.html``. The role says who may; ``call.check_all_queues("view
+backups")`` refuses callers who are limited to some queues.  The change is an operation in
+``broker/operator/``, which ``call.run`` calls with the audit entry, or, for users, tokens and
+sessions, a method of ``accounts_of(call)``; the action of an entry has no other list.
 
 **A list with pages, JSON and CSV.** Copy ``accounts/audit.py``, which reads a page of the database
 (``queues/list.py`` divides what is in memory): a ``ListQuery``, ``api(…)`` that returns a
