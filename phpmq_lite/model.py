@@ -394,6 +394,7 @@ class CopiedRows(NamedTuple):
     counts: dict[int, int]  # queue_id -> number of messages; leftover seqs are never used
 
 
+DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 ACKED_KEY: Final = (int(State.ACKED), None)  # of acknowledged messages in ``Batch.settled``
 
 

@@ -35,6 +35,7 @@ from phpmq_lite.broker.state_table import DISPATCHED, READY_AGAIN
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import (
+    DUE_AT_ONCE,
     AuditEntry,
     Batch,
     ClockReading,
@@ -52,7 +53,7 @@ from phpmq_lite.writes import AUDIT_BYTES, AdvanceAudit, InsertAudit, bounded_te
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
-PENDING_MAX: Final = 1_000  # as many as can expire in one batch; see storage/store.py
+PENDING_MAX: Final = DUE_AT_ONCE
 PENDING_BYTES_MAX: Final = 32 << 20
 _TOKENS_AT_ONCE: Final = 512
 
@@ -249,8 +250,8 @@ class Broker:
 
     def _draw_tokens(self, number: int) -> None:
         """Draw at least ``number`` tokens with a single system call."""
-        count = max(_TOKENS_AT_ONCE, number)
-        drawn = unpack(f">{count}Q", urandom(8 * count))
+        size = max(_TOKENS_AT_ONCE, number)
+        drawn = unpack(f">{size}Q", urandom(8 * size))
         self._tokens += [token >> 1 for token in drawn]
 
     def take_client_number(self) -> int:
@@ -601,14 +602,14 @@ class Broker:
                 redelivered += 1
             held[message.message_id] = message
             total += message.size
-        count = len(messages)
+        dispatched = len(messages)
         connection.batch_bytes += total
         consumer.held_bytes += total
-        self.held += count
+        self.held += dispatched
         self.held_bytes += total
-        queue.held += count
+        queue.held += dispatched
         queue.held_bytes += total
-        queue.counters.dispatched += count
+        queue.counters.dispatched += dispatched
         queue.counters.redelivered += redelivered
         sends = self.batch.sends
         entry = sends.get(connection)
@@ -637,19 +638,14 @@ class Broker:
         if source.queue_id is not None:
             self.queues_by_id[record.queue_id].count_record(source.queue_id, 1)
 
+    # -- counts
+
     def add_counts(self, queue: Queue, count: int, size: int) -> None:
         """Add messages, ``size`` bytes in total, to a queue's live counts."""
         row = queue.row
         row.live_count += count
         row.live_bytes += size
         self.batch.queue_rows[queue.queue_id] = row
-
-    def refuse(self, queue: Queue | None, refusal: Refusal, detail: str) -> NoReturn:
-        """Count a refused publish, and raise RefusedError with the refusal's code."""
-        if queue is not None:
-            queue.counters.refused += 1
-        self.refused[refusal.reason] += 1
-        raise RefusedError(refusal.code, detail)
 
     def subtract_counts(self, queue: Queue, count: int, size: int) -> None:
         """Subtract messages, ``size`` bytes in total, from a queue's live counts."""
@@ -659,3 +655,10 @@ class Broker:
         self.batch.queue_rows[queue.queue_id] = row
         if queue.parked:
             self.registry.wake_publishers(queue)
+
+    def refuse(self, queue: Queue | None, refusal: Refusal, detail: str) -> NoReturn:
+        """Count a refused publish, and raise RefusedError with the refusal's code."""
+        if queue is not None:
+            queue.counters.refused += 1
+        self.refused[refusal.reason] += 1
+        raise RefusedError(refusal.code, detail)

@@ -203,7 +203,7 @@ def _refuse(
         connection.parked = queue
         queue.parked.add(connection)
         return CommandResult.PARK
-    core.refused[reason] += 1
+    core.refused[reason] += 1  # as Broker.refuse, but the reason goes into a receipt
     if queue is not None:
         queue.counters.refused += 1
     if key is None:
@@ -320,6 +320,7 @@ def acknowledge_held(
         messages.pop(seq, None)
         seqs.append(seq)
         size += message.size
+        # As Queue.count_record and Broker.record_hold_time, without a call for each message.
         if records and (source_id := message.source.queue_id) is not None:
             records[source_id] = records.get(source_id, 0) - 1
         ms = wall_ms - (message.last_dispatched_at or wall_ms)
@@ -342,7 +343,7 @@ def _count_released(core: Broker, consumer: Consumer, count: int, size: int) -> 
     core.held_bytes -= size
     queue.held -= count
     queue.held_bytes -= size
-    if not consumer.is_waiting:
+    if not consumer.is_waiting:  # as in Broker.wake_consumer, without a call
         consumer.is_waiting = True
         queue.waiting_consumers.append(consumer)
     core.needs_dispatch[queue.queue_id] = queue

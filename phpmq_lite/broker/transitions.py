@@ -1,8 +1,9 @@
-"""Message transitions: one function for each row of the table in ``state_table.py``.
+"""Message transitions: what happens to a message for each event of the table in ``state_table.py``.
 
 Each function changes the message, the counters and the windows, and records what the transaction
-has to store.  The caller has checked that the transition is allowed.  The transitions to a dead
-letter are in ``dead_letters.py``.
+has to store.  The caller has checked that the transition is allowed.  Dispatching is in
+``batches.py`` and ``Broker.dispatch_in_turn``, acknowledging many messages at once in
+``commands.acknowledge_held``, and the transitions to a dead letter are in ``dead_letters.py``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -119,9 +120,14 @@ def return_message(core: Broker, message: Message, cause: str | None, *, is_char
     if cause is not None:
         core.record_event(message, StateEvent.RETURN, cause)
     if is_charged:
-        message.charged += 1
-        core.batch.changed[message.seq] = message  # in case it is settled in this batch
+        _charge(core, message)
     _give_back(core, message, queue)
+
+
+def _charge(core: Broker, message: Message) -> None:
+    """Count a failed delivery."""
+    message.charged += 1
+    core.batch.changed[message.seq] = message  # in case it is settled in this batch
 
 
 def _give_back(core: Broker, message: Message, queue: Queue) -> None:
@@ -170,8 +176,7 @@ def requeue(core: Broker, message: Message, ttl_s: int) -> None:
     queue.counters.requeued += 1
     core.record_event(message, StateEvent.REQUEUE)
     if was_held:
-        message.charged += 1
-        core.batch.changed[message.seq] = message  # in case it is settled in this batch
+        _charge(core, message)
     if queue.is_used_up(message):
         dead_letter(core, message, reasons.MAX_DELIVERIES)
         return

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 from phpmq_lite.errors import StorageFullError
 from phpmq_lite.model import (
+    DUE_AT_ONCE,
     RECORD_REFERENCE,
     Batch,
     ClockReading,
@@ -38,7 +39,6 @@ _PAGES: Final = {
     PageKind.READY: "ready_page",
     PageKind.CLAIMED: "claimed_page",
 }
-DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 _RECEIPTS_AT_ONCE: Final = 1_000  # number of rows read per statement at startup
 _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
 _RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch

@@ -8,7 +8,7 @@ from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator.message_actions import ActionOptions
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Limits, State
+from phpmq_lite.model import DUE_AT_ONCE, Limits, State
 from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage import store as stores
@@ -318,7 +318,7 @@ def test_body_larger_than_every_bound_is_delivered(make: MakeDriver) -> None:
 @pytest.mark.parametrize("on_expire", ["history", "dead_letter", "forward:late"])
 def test_all_expire_however_many_are_due_at_once(make: MakeDriver, on_expire: str) -> None:
     driver = make(defaults=QueueSettings(on_expire=on_expire))
-    count = 2 * stores.DUE_AT_ONCE + 3
+    count = 2 * DUE_AT_ONCE + 3
     driver.publish(*[b"x"] * count, ttl_s=1)
     driver.clock.advance(1)
     driver.step()
