@@ -1,10 +1,10 @@
 """Base classes of the models of requests, and the field types that several of them share."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.http.input import REASON_MAX, Duration, Untrimmed
+from phpmq_lite.admin.http.input import REASON_MAX, TimeToLive, Untrimmed
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 
 LIMIT_MAX: Final = 200
@@ -45,13 +45,13 @@ TtlSeconds = Annotated[
     int | None,
     Field(ge=0, le=LONGEST_TTL_S, description="seconds to live (0: forever; null: queue default)"),
 ]
-Ttl = Annotated[TtlSeconds, Duration()]
+Ttl = Annotated[TtlSeconds, TimeToLive()]
 NewTtl = Annotated[
     int | None,
     Field(
         ge=0, le=LONGEST_TTL_S, description="seconds to live; 0 for no limit, null for no change"
     ),
-    Duration(),
+    TimeToLive(),
 ]
 UndoToken = Annotated[
     str | None,
@@ -88,6 +88,13 @@ class StrictInput(BaseModel):
     """Base class of models for JSON bodies, which refuse unknown members."""
 
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_options: Any) -> None:
+        """Raise TypeError for a time to live that is not ``ttl_s``, the only one of a form."""
+        for name, field in cls.model_fields.items():
+            if name != "ttl_s" and any(isinstance(mark, TimeToLive) for mark in field.metadata):
+                raise TypeError(f"{cls.__name__}.{name} is a TimeToLive but is not named ttl_s")
 
 
 class EmptyInput(StrictInput):

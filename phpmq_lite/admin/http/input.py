@@ -94,7 +94,6 @@ def parse_time(text: str, field: str) -> int | None:
         raise invalid(detail, field, bound) from None
 
 
-M = TypeVar("M", bound=BaseModel)
 REASON_MAX: Final = 500
 VALUES_MAX: Final = 200  # maximum number of values of a repeated field
 _UNITS: Final = {unit: UNITS_MS[unit] // 1_000 for unit in FORM_UNITS}
@@ -197,8 +196,8 @@ class Lines:
 
 
 @dataclass(slots=True, frozen=True)
-class Duration:
-    """Marks seconds that a form has as a number and a unit."""
+class TimeToLive:
+    """Marks the field ``ttl_s``, which a form has as a number and a unit."""
 
 
 def split_lines(text: str) -> list[str]:
@@ -206,7 +205,7 @@ def split_lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def read_form_model(form: Form, model: type[M]) -> M:
+def read_form_model(form: Form, model: type[Model]) -> Model:
     """Read a form into a model; empty fields count as absent.
 
     Raises:
@@ -216,7 +215,7 @@ def read_form_model(form: Form, model: type[M]) -> M:
     values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         marks = {type(mark) for mark in field.metadata}
-        if Duration in marks:
+        if TimeToLive in marks:
             values[name] = form.ttl_s()
         elif Lines in marks:
             if form.texts(name, 1):

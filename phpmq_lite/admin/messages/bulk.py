@@ -16,7 +16,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From, check_typed_text, texts_to_type
 from phpmq_lite.admin.http.fields import ActionInput, EmptyInput, RedriveTarget, UndoToken
-from phpmq_lite.admin.http.input import Duration, Untrimmed, parse_number
+from phpmq_lite.admin.http.input import TimeToLive, Untrimmed, parse_number
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.actions import describe_result, describe_skipped, options_of
@@ -40,7 +40,7 @@ endpoints: Final = Endpoints()
 class BulkOptions(ActionInput):
     """How to perform an action on many messages."""
 
-    ttl_s: Annotated[int | None, Duration()] = Field(
+    ttl_s: Annotated[int | None, TimeToLive()] = Field(
         None,
         ge=0,
         le=LONGEST_TTL_S,

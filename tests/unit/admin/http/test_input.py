@@ -2,6 +2,7 @@
 
 import pytest
 
+from phpmq_lite.admin.http.fields import NewTtl, StrictInput
 from phpmq_lite.admin.http.input import Form
 from phpmq_lite.admin.http.problems import Problem
 
@@ -84,3 +85,10 @@ def test_line_breaks_of_names_are_normalized() -> None:
 def test_name_that_is_invalid_on_the_wire_is_refused(name: str) -> None:
     with pytest.raises(Problem, match="The queue name"):
         Form([("queue", name)]).queue("queue")
+
+
+def test_only_ttl_s_can_be_a_time_to_live() -> None:
+    with pytest.raises(TypeError, match=r"\.delay_s is a TimeToLive but is not named ttl_s"):
+
+        class _DelayInput(StrictInput):
+            delay_s: NewTtl = None
