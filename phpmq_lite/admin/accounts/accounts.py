@@ -13,6 +13,7 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
+from phpmq_lite.roles import Role
 from phpmq_lite.server.status import OperationRunner
 from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User, globs_text, read_all
 from phpmq_lite.storage.read.read_pool import Readers
@@ -165,7 +166,7 @@ class Accounts:
         async with self._changing:
             self._check_there(user)
             rights = (role or user.role, user.queues if queues is None else queues)
-            if rights[0] != "admin":
+            if rights[0] != Role.ADMIN:
                 self._check_admin_left(user)
 
             def apply() -> None:
@@ -217,7 +218,7 @@ class Accounts:
 
     def _check_admin_left(self, user: User) -> None:
         others = (other for other in self.users.values() if other is not user)
-        if user.role == "admin" and not any(other.role == "admin" for other in others):
+        if user.role == Role.ADMIN and not any(other.role == Role.ADMIN for other in others):
             detail = f"{user.name!r} is the only admin, and one must remain. Make another user "
             detail += "admin first: `phpmq-lite user set-role NAME admin`."
             raise Problem(409, "last_admin", detail)

@@ -81,7 +81,7 @@ async def add_user(
         Problem: 409 if the name is taken or, with ``is_first``, if any user exists; 422.
     """
     services, queues = services_of(call), check_globs(globs)
-    if not services.accounts.users and (role != "admin" or queues):
+    if not services.accounts.users and (role != Role.ADMIN or queues):
         detail = "The first user must be an admin for all queues, because login becomes mandatory."
         raise invalid(detail, "role", "admin")
     detail = json.dumps({"role": role, "queues": queues})

@@ -16,7 +16,6 @@ from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.consumers import StoredPipeline, SubscriptionRow
 
-CLAIM_MAX: Final = 100_000  # maximum number of messages per call
 CLAIM_BYTES: Final = 1 << 30
 NUMBER_MAX: Final = (1 << 63) - 1
 endpoints: Final = Endpoints()
@@ -30,7 +29,9 @@ class ClaimInput(_ClaimsInput):
     """The messages to claim; open claims numbered above ``after`` are returned before new ones."""
 
     queue: str = Field(min_length=1, max_length=LONGEST_NAME, description="queue name")
-    max_messages: int = Field(10_000, ge=1, le=CLAIM_MAX, description="maximum number of messages")
+    max_messages: int = Field(
+        10_000, ge=1, le=claims.CLAIM_MAX, description="maximum number of messages"
+    )
     max_bytes: int = Field(64 << 20, ge=1, le=CLAIM_BYTES, description="maximum total body size")
     after: int | None = Field(
         None,

@@ -212,7 +212,7 @@ class StageQuery(QueryModel):
     """The token that identifies the staged rows."""
 
     token: str = Field(
-        pattern="^[!-~]{1,128}$",
+        pattern=f"^{staging.TOKEN.pattern}$",
         description="random token that identifies these rows, 1 to 128 characters; use each "
         "token only once",
     )

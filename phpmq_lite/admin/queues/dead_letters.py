@@ -129,7 +129,9 @@ class RedriveInput(StrictInput):
     limit: int | None = Field(
         None, ge=1, le=1 << 50, description="number of oldest records to redrive; null means all"
     )
-    rate: int | None = Field(None, ge=1, le=100_000, description="messages/s; null means no limit")
+    rate: int | None = Field(
+        None, ge=1, le=bulk.RATE_MAX, description="messages/s; null means no limit"
+    )
     q: str = Field("", max_length=1_000, description="search; empty matches all records")
     dry_run: bool = Field(False, description="whether to only report what would be done")
 

@@ -15,9 +15,10 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.live_feeds import STREAMS, WAITS
-from phpmq_lite.admin.messages import owned_stores as selections
+from phpmq_lite.admin.messages import owned_stores
 from phpmq_lite.admin.messages.jobs import STORES
 from phpmq_lite.admin.slow_clients import LIMITS
+from phpmq_lite.broker import reasons
 from phpmq_lite.checks import CHECKS, Check, Level
 from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
 from phpmq_lite.server.backpressure import IDLE_S, NOT_READ, NOT_TAKEN, SILENT, TOO_SLOW
@@ -139,7 +140,7 @@ def _of_clients(settings: Settings, status: BrokerStatus) -> _Measured:
     capacity = admission.capacity or limits.connections
     count = max(admission.connections, len(status.clients))
     too_large = status.counters.protocol_errors["too-large"]
-    too_many_queues = status.refused.get("too many queues", 0)
+    too_many_queues = status.refused.get(reasons.TOO_MANY_QUEUES, 0)
     held = [held for client in status.clients for _, held in client.queues.values()]
     not_read = closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0)
     return {
@@ -187,7 +188,7 @@ def _of_admin(context: Context) -> _Measured:
         "http_slow": (head_s, None, connections.ended.total()),
         "streams": (STREAMS, live.streams, live.streams_refused),
         "waits": (WAITS, len(live.waits), live.waits_refused),
-        "selections": (selections.BYTES_MAX, selected.bytes, selected.dropped),
+        "selections": (owned_stores.BYTES_MAX, selected.bytes, selected.dropped),
     }
 
 

@@ -275,8 +275,20 @@ _REFUSALS: Final = {  # label values that are not the core's reason for a refusa
     DATABASE_FULL[1]: DATABASE_FULL[0],
 }
 # Exported even if 0, because Prometheus does not see the first value of a series as an increase.
-_KNOWN_DEATHS: Final = ("client", "crc", "expired", "max_deliveries", "not_forwarded")
-_KNOWN_REFUSALS: Final = ("database_full", "disk_full", "draining", "paused", "too_large")
+_KNOWN_DEATHS: Final = (
+    reasons.BY_CLIENT,
+    reasons.EXPIRED,
+    reasons.MAX_DELIVERIES,
+    reasons.NOT_FORWARDED,
+    reasons.DAMAGED,
+)
+_KNOWN_REFUSALS: Final = (
+    DATABASE_FULL[0],
+    DISK_FULL[0],
+    "draining",
+    reasons.PAUSED.code,
+    "too_large",
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -381,8 +393,8 @@ def _split(total: str, name: str, part: str, part_name: str) -> _OfQueue:
 
 def _deaths(queue: QueueSeries, _now_ms: int) -> _Values:
     died = (key.reason for key in queue.counts if isinstance(key, DeathCount))
-    reasons = dict.fromkeys((*_KNOWN_DEATHS, *died))  # a set would change their order at each start
-    return {reason: queue.counts[DeathCount(reason)] for reason in reasons}
+    labels = dict.fromkeys((*_KNOWN_DEATHS, *died))  # a set would change their order at each start
+    return {reason: queue.counts[DeathCount(reason)] for reason in labels}
 
 
 def _spans(counts: Sequence[int]) -> _Values:
@@ -461,8 +473,9 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            _split("expired", "yes", "expired_never", "never"), "dispatched"),
         _Q("counter", "messages_forwarded", "Messages forwarded when they expired", "forwarded"),
         _Q("counter", "messages_dead",
-           "Dead-lettered messages; the reasons client, expired, max_deliveries, not_forwarded and "
-           "crc (damaged body) are always exported, other reasons after their first message",
+           f"Dead-lettered messages; the reasons {', '.join(_KNOWN_DEATHS[:-1])} and "
+           f"{_KNOWN_DEATHS[-1]} (damaged body) are always exported, other reasons after their "
+           "first message",
            _deaths, "reason"),
         _Q("counter", "messages_quarantined",
            "Messages dead-lettered for their envelope's verdict, such as poison or missing_meta",

@@ -46,7 +46,7 @@ PUBLISH_BYTES: Final = 256 << 20
 PUBLISH_BAD: Final = 1_000  # maximum number of invalid rows, which are dead-lettered
 PUBLISH_BAD_BYTES: Final = 16 << 20  # total size of invalid bodies, which pass through the core
 
-_TOKEN: Final = re.compile(r"[!-~]{1,128}")
+TOKEN: Final = re.compile(r"[!-~]{1,128}")
 ANY_WRITER: Final = StageWriter()
 
 StagedRow = tuple[str, bytes, int | None]  # queue, body, ttl_s (None: default; 0: no expiry)
@@ -129,7 +129,7 @@ def _check_stage(
     core.check_not_draining()
     if (shut := core.registry.publishing_stop) is not None:
         raise RefusedError(shut.code, shut.detail)
-    if not _TOKEN.fullmatch(token):
+    if not TOKEN.fullmatch(token):
         raise RefusedError(
             "bad_token", f"{token[:50]!r}: a token must have 1 to 128 printable ASCII characters"
         )

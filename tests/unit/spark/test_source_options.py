@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.admin.messages.arrow_export import NAMES
-from phpmq_lite.admin.pipeline.claims import CLAIM_BYTES, CLAIM_MAX
+from phpmq_lite.admin.pipeline.claims import CLAIM_BYTES
+from phpmq_lite.broker.pipeline.claims import CLAIM_MAX
 from phpmq_lite.errors import OptionError
 from phpmq_lite.spark.history import NAMES_MAX
 from phpmq_lite.spark.source_options import (
