@@ -226,7 +226,7 @@ class _RetentionStep:
     ) -> bool:
         """Remove the next rows of one kind, ordinary or deleted, while they exceed a bound.
 
-        ``total`` and ``most`` are rows and bytes.  Returns whether the total still exceeds the
+        ``total`` and ``bound`` are rows and bytes.  Returns whether the total still exceeds the
         bound when no more rows can be removed.
         """
         pick = "next_deleted" if name == "deleted" else "next_settled"

@@ -63,9 +63,9 @@ SearchOrder = Literal["seq", "position", "offset"]
 class SearchPlan:
     """A plan for executing a query.
 
-    ``order`` says in which order messages are read.  ``low``
-    and ``high`` (exclusive) bound the search if the query names ids.  ``skip_statement`` finds the
-    next message in the queues of the query; if it is empty, nothing is skipped.
+    ``order`` says in which order messages are read.  ``low`` and ``high`` (exclusive) bound the
+    search if the query names ids.  ``skip_statement`` finds the next message in the queues of the
+    query; if it is empty, nothing is skipped.
     """
 
     order: SearchOrder

@@ -249,7 +249,8 @@ def read_backup(folder: Path) -> Backup | None:
 def remove_old(folder: Path, keep: int, newest_id: str) -> list[str]:
     """Remove all but the ``keep`` newest backups and return the ids of those removed.
 
-    ``made`` always counts as the newest, because others may have been made with a wrong clock.
+    ``newest_id`` always counts as the newest, because others may have been created with a wrong
+    clock.
     """
     removed = []
     others = [backup for backup in list_backups(folder) if backup.manifest.id != newest_id]
