@@ -18,6 +18,19 @@ from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.start_report import StartRecorder
 from phpmq_lite.storage.store import Store, note_clock
 
+if TYPE_CHECKING:
+    from phpmq_lite.model import BatchStore
+else:
+    BatchStore = ABC  # mypyc: no class of an interpreted module inherits from a compiled protocol
+
+_log = get_logger(__name__)
+T = TypeVar("T")
+RETENTION_EVERY_MS: Final = 1_000
+# The pause doubles up to this while nothing is found.  The 25 statements take 40 ms beside a busy
+# event loop, for whose GIL each of them waits; once a second, that was the p99 of publishing.
+_RETENTION_MOST_MS: Final = 10_000
+_CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
+
 
 @dataclass(slots=True, frozen=True)
 class Replica:
@@ -91,20 +104,6 @@ class StoreStatus:
             if self.server is None
             else sum(replica.is_ready for replica in self.server.replicas)
         )
-
-
-if TYPE_CHECKING:
-    from phpmq_lite.model import BatchStore
-else:
-    BatchStore = ABC  # mypyc: no class of an interpreted module inherits from a compiled protocol
-
-_log = get_logger(__name__)
-T = TypeVar("T")
-RETENTION_EVERY_MS: Final = 1_000
-# The pause doubles up to this while nothing is found.  The 25 statements take 40 ms beside a busy
-# event loop, for whose GIL each of them waits; once a second, that was the p99 of publishing.
-_RETENTION_MOST_MS: Final = 10_000
-_CLOCK_EVERY_MS: Final = 60_000  # maximum time between two stored clock states
 
 
 class StoreWriter(BatchStore):

@@ -25,6 +25,38 @@ from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, Write
 
+# The name of a statement in ``batch.sql`` and its values.  For a multi-row statement, these are a
+# flat list of all rows' values, and the values before the rows; for any other, the latter are None.
+Step = tuple[str, Any, tuple[Any, ...] | None]
+
+# Steps that a batch can do without if the database refuses it: rows about what was done.
+OPTIONAL: Final = frozenset({"insert_event", "link_messages", "insert_audit", "advance_audit"})
+
+# These writes execute several statements, listed here in order.
+_SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
+    EraseBody: ("overwrite_body", "delete_body"),
+    DropStage: ("drop_stage", "drop_stage_queues"),
+    CopyStagedRows: ("copy_staged_messages", "copy_staged_bodies"),
+}
+
+_NO_ENVELOPE: Final = (None,) * 7
+MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
+# Values of a new message to which nothing but a dispatch has happened.
+_SHARED: Final = attrgetter(
+    "ttl_s",
+    "deadline_ms",
+    "published_at",
+    "last_dispatched_at",
+    "publisher",
+    "consumer",
+    "indexed",
+    "source",
+)
+_PLAIN: Final = (NOT_INDEXED, NO_SOURCE)
+_seq_of: Final = attrgetter("seq")
+_position_of: Final = attrgetter("position")
+_DISPATCH: Final = attrgetter("consumer", "last_dispatched_at")
+
 
 def message_of(row: tuple[Any, ...]) -> Message:
     """Return a message built from the 23 columns of the table ``message``."""
@@ -33,9 +65,6 @@ def message_of(row: tuple[Any, ...]) -> Message:
         message.indexed = row[16:20]
         message.source = MessageSource(*row[20:])
     return message
-
-
-_NO_ENVELOPE: Final = (None,) * 7
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
@@ -73,22 +102,6 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
             row.stored = counts
             flat += (row.queue_id, *counts)
     return flat
-
-
-# The name of a statement in ``batch.sql`` and its values.  For a multi-row statement, these are a
-# flat list of all rows' values, and the values before the rows; for any other, the latter are None.
-Step = tuple[str, Any, tuple[Any, ...] | None]
-
-# Steps that a batch can do without if the database refuses it: rows about what was done.
-OPTIONAL: Final = frozenset({"insert_event", "link_messages", "insert_audit", "advance_audit"})
-
-
-# These writes execute several statements, listed here in order.
-_SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
-    EraseBody: ("overwrite_body", "delete_body"),
-    DropStage: ("drop_stage", "drop_stage_queues"),
-    CopyStagedRows: ("copy_staged_messages", "copy_staged_bodies"),
-}
 
 
 def write_statements(kind: type[Any]) -> tuple[str, ...]:
@@ -187,23 +200,6 @@ def _insert_messages(batch: Batch) -> list[Step]:
     return steps
 
 
-MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
-# Values of a new message to which nothing but a dispatch has happened.
-_SHARED: Final = attrgetter(
-    "ttl_s",
-    "deadline_ms",
-    "published_at",
-    "last_dispatched_at",
-    "publisher",
-    "consumer",
-    "indexed",
-    "source",
-)
-_PLAIN: Final = (NOT_INDEXED, NO_SOURCE)
-_seq_of: Final = attrgetter("seq")
-_position_of: Final = attrgetter("position")
-
-
 def _is_consecutive(run: Sequence[Message]) -> bool:
     """Return whether messages have consecutive numbers and are at their original positions."""
     first = run[0].seq
@@ -292,9 +288,6 @@ def _settle_dispatched(before: tuple[Any, ...], messages: list[Message]) -> list
         flat = [value for m in messages for value in (m.seq, m.consumer, m.last_dispatched_at)]
         return [("settle_dispatched", flat, before)]
     return [("settle_dispatched_run", (*key, *before, *run), None) for key, *run in runs]
-
-
-_DISPATCH: Final = attrgetter("consumer", "last_dispatched_at")
 
 
 def _own_values(row: QueueRow) -> tuple[Any, ...]:

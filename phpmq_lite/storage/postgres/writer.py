@@ -87,6 +87,7 @@ class PostgresWriter(StoreWriter):
         self._failed: BaseException | None = None
         self._store: PostgresStore  # set by ``open``
         self._pipeline: Pipeline
+        self._loop: asyncio.AbstractEventLoop
         self._is_open = False
         self._thread = ThreadPoolExecutor(1, "phpmq-writer")
         self._waiting: deque[_Work] = deque()

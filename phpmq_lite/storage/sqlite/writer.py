@@ -69,6 +69,8 @@ class Writer(StoreWriter):
       not have to wait for a removal: the process stores it afterwards.
     """
 
+    is_exclusive = True  # the data folder is locked
+
     def __init__(
         self,
         path: Path,
@@ -115,8 +117,6 @@ class Writer(StoreWriter):
             if may_checkpoint:
                 await self.run(lambda store: store.checkpoint("TRUNCATE"))
         self.files.note_log()
-
-    is_exclusive = True  # the data folder is locked
 
     @property
     def needs_maintenance(self) -> bool:
