@@ -138,7 +138,7 @@ OURS: Final[dict[str, set[str]]] = {
     "bench": {
         "broker_process",
         "protocol",
-        "storage.data_folder",
+        "storage.mounts",
         "storage.sqlite.store",
         "errors",
         "installation",
@@ -331,7 +331,7 @@ def imports_of(name: str) -> tuple[tuple[int, str], ...]:
 # any engine stores; above them are the two engines, which do not know each other.
 STORAGE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("arrow", "batch_sql", "migrations", "read", "search", "statements"),
-    "folder": ("atomic_files", "data_folder", "disk_space"),
+    "folder": ("atomic_files", "copy_state", "data_folder", "disk_space", "mounts"),
     "store": ("backend", "database_check", "retention", "start_report", "store"),
     "SQLite files": (
         "sqlite.database_file",

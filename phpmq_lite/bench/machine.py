@@ -12,7 +12,7 @@ from typing import Final
 
 from phpmq_lite import __version__, installation
 from phpmq_lite.bench.traffic import Address, connect
-from phpmq_lite.storage.data_folder import file_system
+from phpmq_lite.storage.mounts import file_system
 
 
 @dataclass(slots=True, frozen=True)

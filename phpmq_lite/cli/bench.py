@@ -36,7 +36,7 @@ from phpmq_lite.cli.output import (
 )
 from phpmq_lite.cli.parameters import choice, option
 from phpmq_lite.client.core import parse_address
-from phpmq_lite.storage.data_folder import file_system
+from phpmq_lite.storage.mounts import file_system
 
 _NOTES: Final = {
     PUBLISH: "confirmed publishing, at most {unconfirmed:,} messages unconfirmed",

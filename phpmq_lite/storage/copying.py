@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Union
 from zlib import crc32
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
-from phpmq_lite.storage.data_folder import CopyState, Progress
+from phpmq_lite.storage.copy_state import CopyState, Progress
 from phpmq_lite.storage.read.read_pool import Row
 from phpmq_lite.writes import AUDIT_BYTES, bounded_text
 

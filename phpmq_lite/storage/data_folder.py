@@ -15,17 +15,15 @@ Startup begins with ``DataFolder.open``, and shutdown ends with ``close``::
 """
 
 import fcntl
-import json
 import os
-import re
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.storage.atomic_files import (
@@ -36,111 +34,8 @@ from phpmq_lite.storage.atomic_files import (
     sync_folder,
     write_json,
 )
-
-Progress = Callable[[str, int, int | None], None]  # phase, rows done, rows in total
-
-
-@dataclass(slots=True)
-class CopyState:
-    """A copy and its progress, stored in the target with each block, and in the source."""
-
-    copy_id: str
-    source: str
-    target: str
-    at_ms: int  # Unix ms
-    is_verified: bool = False  # whether all rows are there
-    # table -> rows, bytes (as text), seconds, replaced (characters), shortened (texts), and
-    # after (the last row's key)
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def refusal(self, place: str = "") -> str:
-        """Return why no broker may start on the target or, in the source ``place``, on it."""
-        date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at_ms / 1_000))
-        if not place:
-            return (
-                f"the database is an incomplete copy of {self.source}, begun on {date}: run "
-                "`phpmq-lite store copy` again"
-            )
-        was = "was" if self.is_verified else "is being"
-        return (
-            f"this data {was} copied to {self.target} on {date}. If the copy is not used and this "
-            f"data is to be used again, run `phpmq-lite store release {place}`"
-        )
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls(**json.loads(text))
-
-
-MOUNTS: Final = Path("/proc/self/mountinfo")
-
-# These file systems are remote or shared by several machines; all other "fuse.*" types are local.
-NETWORK: Final = frozenset(
-    (
-        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs", "gpfs"),
-        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs"),
-        *("fuse.ceph", "fuse.ceph-fuse", "fuse.curlftpfs", "fuse.davfs2", "fuse.gcsfuse"),
-        *("fuse.glusterfs", "fuse.goofys", "fuse.juicefs", "fuse.rclone", "fuse.s3fs"),
-        *("fuse.sshfs",),
-    )
-)
-
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-
-
-class Mount(NamedTuple):
-    """A mounted file system."""
-
-    point: str  # absolute path of the mount point
-    kind: str  # type, such as ext4, nfs4 or fuse.sshfs
-
-
-def parse_mounts(text: str) -> list[Mount]:
-    """Parse the lines of ``/proc/self/mountinfo`` (see proc(5)), skipping invalid ones."""
-    mounts = []
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(" "), after.partition(" ")[0]
-        if len(fields) > 4 and kind:
-            point = _ESCAPED.sub(lambda escape: chr(int(escape[1], 8)), fields[4])
-            mounts.append(Mount(point, kind))
-    return mounts
-
-
-def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the innermost mount that contains ``path``, of several at a point the last one."""
-    innermost = None
-    for mount in mounts:
-        above = mount.point.rstrip("/")
-        is_above = path == above or path.startswith(above + "/")
-        if is_above and (innermost is None or len(mount.point) >= len(innermost.point)):
-            innermost = mount
-    return innermost
-
-
-def file_system(path: Path) -> str | None:
-    """Return the type of the file system for ``path``; None without a list of mounts (macOS)."""
-    try:
-        text = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return None
-    mount = mount_of(str(path.resolve()), parse_mounts(text))
-    return None if mount is None else mount.kind
-
-
-def check_local(path: Path) -> None:
-    """Raise StartRefusedError if a path is, or would be created, on a network file system."""
-    kind = file_system(path)
-    if kind in NETWORK:
-        raise StartRefusedError(
-            f"{path} is on a network file system ({kind}), where SQLite's locks and shared "
-            "memory are unreliable; use a local disk, or allow it with "
-            "storage.allow_network_fs (--allow-network-fs)"
-        )
-
+from phpmq_lite.storage.copy_state import CopyState
+from phpmq_lite.storage.mounts import check_local
 
 _LOCK_FILE: Final = "lock"
 _LOCK_S: Final = 5.0  # maximum wait for checks, which take up to 1 s, and for a writer process

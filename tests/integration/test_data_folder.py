@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from phpmq_lite.errors import DataDamagedError, OutcomeUnknownError, StartRefusedError
-from phpmq_lite.storage import data_folder
+from phpmq_lite.storage import data_folder, mounts
 from phpmq_lite.storage.data_folder import DataFolder, prevent_start
 
 HOLDER = """
@@ -248,7 +248,7 @@ def test_network_file_system_is_refused_unless_allowed(
 ) -> None:
     listing = path.with_name("mountinfo")
     listing.write_text(f"30 22 0:45 / {path.parent} rw - nfs4 nas:/ rw\n", encoding="utf-8")
-    monkeypatch.setattr(data_folder, "MOUNTS", listing)
+    monkeypatch.setattr(mounts, "MOUNTS", listing)
     with pytest.raises(StartRefusedError, match=r"\(nfs4\).*--allow-network-fs"):
         DataFolder.open(path)
     assert not path.exists()
@@ -258,7 +258,7 @@ def test_network_file_system_is_refused_unless_allowed(
 def test_any_file_system_is_taken_when_the_system_does_not_tell(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_folder, "MOUNTS", path / "nothing here")
+    monkeypatch.setattr(mounts, "MOUNTS", path / "nothing here")
     DataFolder.open(path).close()
 
 

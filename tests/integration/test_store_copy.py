@@ -18,8 +18,9 @@ from phpmq_lite.errors import (
     StartRefusedError,
 )
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.copying import AnySide, Table, copy_store, release, tables_of
-from phpmq_lite.storage.data_folder import DATABASE, CopyState, DataFolder, read_meta
+from phpmq_lite.storage.data_folder import DATABASE, DataFolder, read_meta
 from phpmq_lite.storage.postgres.copy_side import PostgresSide, open_database
 from phpmq_lite.storage.read.read_pool import Row
 from phpmq_lite.storage.sqlite.copy_side import open_folder

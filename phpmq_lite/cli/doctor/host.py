@@ -23,12 +23,11 @@ from phpmq_lite.settings import Settings
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file
 from phpmq_lite.storage.data_folder import (
     DataFolder,
-    check_local,
     check_rights,
-    file_system,
     read_meta,
 )
 from phpmq_lite.storage.disk_space import DiskSpace
+from phpmq_lite.storage.mounts import check_local, file_system
 
 NAME: Final = "data folder"
 _VOLATILE: Final = {

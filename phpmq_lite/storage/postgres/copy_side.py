@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
-from phpmq_lite.storage.data_folder import CopyState, Progress
+from phpmq_lite.storage.copy_state import CopyState, Progress
 from phpmq_lite.storage.postgres.leadership import SILENCE_S, read_row, take_over
 from phpmq_lite.storage.postgres.migrate import create_schema, has_schema, migrate
 from phpmq_lite.storage.postgres.store import (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from phpmq_lite.errors import NotWritableError, StartRefusedError
-from phpmq_lite.storage.data_folder import CopyState
+from phpmq_lite.storage.copy_state import CopyState
 from phpmq_lite.storage.postgres.migrate import create_schema, pending
 from phpmq_lite.storage.postgres.store import (
     SHARD,

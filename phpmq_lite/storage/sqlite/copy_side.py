@@ -11,7 +11,8 @@ from phpmq_lite.errors import StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.atomic_files import create_private, sync_file, sync_folder
-from phpmq_lite.storage.data_folder import CopyState, DataFolder, Progress, has_never_had_database
+from phpmq_lite.storage.copy_state import CopyState, Progress
+from phpmq_lite.storage.data_folder import DataFolder, has_never_had_database
 from phpmq_lite.storage.migrations import table_names
 from phpmq_lite.storage.read.read_pool import Row
 from phpmq_lite.storage.sqlite.database_file import open_read_only

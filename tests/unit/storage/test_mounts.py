@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.storage.data_folder import NETWORK, Mount, mount_of, parse_mounts
+from phpmq_lite.storage.mounts import NETWORK, Mount, mount_of, parse_mounts
 
 TEXT = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
