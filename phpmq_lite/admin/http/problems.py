@@ -119,7 +119,6 @@ def invalid(detail: str, field: str | None = None, bound: str | None = None) -> 
 
 
 def not_found(kind: str, name: str) -> Problem:
-    """Return the problem for an object that does not exist."""
     return Problem(404, f"unknown_{kind}", f"There is no {kind} {name!r}.")
 
 
@@ -129,7 +128,12 @@ def problem_of(error: Exception) -> Problem | None:
         case Problem():
             return error
         case ValidationError():
-            return _of_validation(error)
+            first = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or None
+            context = first.get("ctx", {})
+            bound = next((f"{key} {context[key]}" for key in _BOUNDS if key in context), None)
+            text = describe_error(field or "", first).removesuffix(".") + "."
+            return invalid(text, field, bound)
         case SearchError():
             return Problem(422, "bad_query", str(error), field="q", bound=error.bound)
         case RefusedError():
@@ -150,15 +154,6 @@ def problem_of(error: Exception) -> Problem | None:
             )
         case _:
             return None
-
-
-def _of_validation(error: ValidationError) -> Problem:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or None
-    context = first.get("ctx", {})
-    bound = next((f"{key} {context[key]}" for key in _BOUNDS if key in context), None)
-    text = describe_error(field or "", first).removesuffix(".") + "."
-    return invalid(text, field, bound)
 
 
 def _of_http(error: web.HTTPException) -> Problem:

@@ -176,8 +176,12 @@ async def list_completions(call: Call, query: CompletionsInput) -> CompletionsVi
         items = [f"{name}:{text}" for text in await _values(call, name) if value in text]
     else:
         names = (f"{qualifier.name}:" for qualifier in QUALIFIERS if qualifier.name != "data.")
-        paths = await _paths(call) if name.startswith("data") else []
-        items = [text for text in [*names, *paths] if text.startswith(name)]
+        paths: list[str] = []
+        if name.startswith("data") and call.allowed is None:  # the paths are those of all queues
+            rows = await call.context.search.newest_contents()
+            bodies = [content for _, content in rows if content]
+            paths = await asyncio.to_thread(lambda: [*dict.fromkeys(_paths_of_bodies(bodies))])
+        items = [text for text in [*names, *paths[:_PATHS]] if text.startswith(name)]
     return CompletionsView(items=[start + text for text in items[:COMPLETIONS]])
 
 
@@ -198,15 +202,6 @@ async def _values(call: Call, name: str) -> list[str]:
 
 def _quoted(text: str) -> str:
     return f'"{text}"' if " " in text else text
-
-
-async def _paths(call: Call) -> list[str]:
-    """Return JSON paths in the newest bodies, or none if the caller is limited to some queues."""
-    if call.allowed is not None:
-        return []
-    rows = await call.context.search.newest_contents()
-    bodies = [content for _, content in rows if content]
-    return await asyncio.to_thread(lambda: list(dict.fromkeys(_paths_of_bodies(bodies)))[:_PATHS])
 
 
 def _paths_of_bodies(bodies: Iterable[bytes]) -> Iterator[str]:

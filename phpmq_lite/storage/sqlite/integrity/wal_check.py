@@ -302,18 +302,15 @@ def _scan_without_header(file: BinaryIO, header: WalHeader) -> WalScan:
     for page_size in filter(is_page_size, sizes):
         for order in _ORDERS:
             shape = header._replace(page_size=page_size, order=order)
-            for salts in _likely_salts(read_frames(file, shape)):
+            # Most likely, the salts are those of the first frame or the most frequent ones.
+            first = [f.salts for f in islice(read_frames(file, shape), _FRAMES_FOR_SALTS)]
+            frequent = [salts for salts, _ in Counter(first).most_common(1)]
+            for salts in dict.fromkeys([*first[:1], *frequent]):
                 frame_scan = _FrameScan(salts, header.seeds, first_bad=0)
                 scan = frame_scan.run(read_frames(file, shape))
                 if scan.is_damaged:
                     return scan
     return WalScan(first_bad=0)
-
-
-def _likely_salts(frames: Iterable[WalFrame]) -> list[bytes]:
-    """Return the salts of the first frame and the most frequent salts in the first frames."""
-    first = [frame.salts for frame in islice(frames, _FRAMES_FOR_SALTS)]
-    return list(dict.fromkeys([*first[:1], *(salts for salts, _ in Counter(first).most_common(1))]))
 
 
 class _FrameScan:
