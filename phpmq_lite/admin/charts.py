@@ -83,7 +83,6 @@ def format_count(value: float) -> str:
 
 
 def format_ms(value: float) -> str:
-    """Format a time in milliseconds."""
     return formats.format_duration(round(value), with_seconds=False)
 
 
@@ -290,7 +289,6 @@ class _Logarithmic:
         ]
 
     def place(self, value: float) -> float:
-        """Return the distance of a value from the top of the plot, in plot units."""
         share = (math.log(max(value, 1.0)) - self._low) / self._width
         return HEIGHT - HEIGHT * min(max(share, 0.0), 1.0)
 

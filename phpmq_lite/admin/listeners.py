@@ -80,7 +80,6 @@ async def wait_for_client(sockets: Sequence[socket.socket], connected: asyncio.E
 
 
 def url_of(bound: socket.socket, *, is_secure: bool) -> str:
-    """Return the URL of a listening socket."""
     address = bound.getsockname()
     if isinstance(address, str):
         return f"unix:{address}"

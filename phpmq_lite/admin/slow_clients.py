@@ -55,7 +55,6 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Create the limits from the settings."""
         limits = settings.limits
         total = max_http_connections(settings)
         admission = Admission(total, limits.http_connections_per_address, total)
@@ -71,7 +70,6 @@ class ConnectionLimits:
 
     @staticmethod
     def log_refusal(name: str | None, refusal: str) -> None:
-        """Log that a connection was refused."""
         if not is_quiet("http_connection_refused"):
             _log.warning("http_connection_refused", address=name, reason=refusal)
 
@@ -88,13 +86,11 @@ class ConnectionLimits:
         return is_counted
 
     def end_work(self, caller: str) -> None:
-        """Remove a request from the count."""
         self._working[caller] -= 1
         if not self._working[caller]:
             del self._working[caller]
 
     def close_slow(self, now_s: float) -> None:
-        """Close every connection that is too slow."""
         for limited in list(self.open):
             reason = limited.slow_reason(now_s)
             if reason is not None:
@@ -198,11 +194,9 @@ class LimitedConnection(asyncio.Protocol):
         return None
 
     def pause_writing(self) -> None:
-        """Pause aiohttp's writer."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Resume aiohttp's writer."""
         self._inner.resume_writing()
 
     # -- called by the application

@@ -121,7 +121,6 @@ class BenchReport:
 
     @property
     def is_noisy(self) -> bool:
-        """Return whether other processes distorted any of the measured rates."""
         return any(rate.load.is_noisy for rate in self.rates)
 
     def latency_ratio(self, quantiles: Quantiles) -> float:

@@ -61,7 +61,6 @@ class PublishStream:
         self._remainder = b""
 
     def encode(self, number: int, *, is_last: bool = False) -> bytes:
-        """Encode ``number`` publish frames; if ``is_last``, mark the final message as the last."""
         if is_last:
             return self.encode(number - 1) + self._last_head + self._keys(1)[0]
         if not self._is_confirmed:
@@ -160,7 +159,6 @@ def unconfirmed_limit(size: int) -> int:
 
 
 def publishes_per_write(size: int) -> int:
-    """Return how many messages of ``size`` bytes to publish in one write."""
     return max(1, min(_MAX_PER_WRITE, unconfirmed_limit(size) // 5))
 
 
@@ -173,7 +171,6 @@ def connect(address: Address) -> Iterator[socket.socket]:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Wait for bytes from the broker and return them."""
     try:
         data = connection.recv(_RECEIVE_BYTES)
     except TimeoutError:

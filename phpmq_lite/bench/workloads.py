@@ -60,7 +60,6 @@ class BenchPlan:
 
     @property
     def planned_seconds(self) -> float:
-        """The approximate duration of the run in seconds."""
         return 5 * self.limit_seconds + len(self.workloads) * self.seconds
 
 
@@ -224,7 +223,6 @@ def elapsed_span(timings: Mapping[str, BenchTiming]) -> float:
 
 
 def fresh_queue_name(workload: str) -> str:
-    """Return a random name for a new queue."""
     return f"bench.{workload}.{secrets.token_hex(4)}"
 
 

@@ -88,7 +88,6 @@ class PendingDeadLetters(dict[int, tuple[Message, str]]):
         return len(self) >= PENDING_MAX or self.size >= PENDING_BYTES_MAX
 
     def add(self, message: Message, reason: str) -> None:
-        """Add a message."""
         self[message.seq] = (message, reason)
         self.size += message.size
 
@@ -182,14 +181,12 @@ class Broker:
     # -- the open batch
 
     def open_batch(self, batch: Batch, now: ClockReading) -> None:
-        """Set ``batch`` as the open batch, which records changes."""
         self.now = now
         self.batch = self.registry.batch = batch
         self.batch_number += 1
         self.loaded = {}
 
     def update_clock(self, now: ClockReading) -> None:
-        """Advance the clock of the open batch."""
         self.now = now
         self.batch.wall_ms = now.wall_ms
 
@@ -206,7 +203,6 @@ class Broker:
 
     @property
     def is_draining(self) -> bool:
-        """Return whether the broker is stopping."""
         return self.on_drained is not None
 
     def check_not_draining(self) -> None:
@@ -288,7 +284,6 @@ class Broker:
             self.wake_consumers(connection)
 
     def wake_consumers(self, connection: Connection) -> None:
-        """Resume dispatching to the consumers of a connection."""
         for consumer in connection.consumers.values():
             self.wake_consumer(consumer)
 
@@ -352,7 +347,6 @@ class Broker:
     # -- bookkeeping
 
     def record_event(self, message: Message, kind: str, detail: str | None = None) -> None:
-        """Record an event in a message's timeline."""
         self.batch.events += (message.seq, self.now.wall_ms, str(kind), detail)
 
     def record_audit(self, entry: AuditEntry, number: int, *, is_last: bool = True) -> None:
@@ -477,7 +471,6 @@ class Broker:
     # -- ready windows
 
     def free_body_bytes(self, window: ReadyWindow) -> int:
-        """Return how many more bytes of bodies a window may cache."""
         limits = self.limits
         room = limits.window_bytes - window.body_bytes
         total_room = limits.bodies_bytes - self.bodies.total_bytes

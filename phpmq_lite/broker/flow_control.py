@@ -41,7 +41,6 @@ class QueueShare:
         self._silent = 0
 
     def available(self, queue: Queue, batch_number: int) -> int:
-        """Return how many messages may be published to the queue now."""
         totals, window = queue.counters, queue.window
         if self._batch != batch_number:
             self._batch = batch_number
@@ -115,7 +114,6 @@ class FlowControl:
         return called
 
     def take_all(self) -> list[Callable[[Broker], None]]:
-        """Remove and return all waiting publishers."""
         lines, self._waiting_by_queue = self._waiting_by_queue, {}
         self.waiting_publishers = 0
         return [command for line in lines.values() for command, _ in line]

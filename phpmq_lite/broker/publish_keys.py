@@ -35,8 +35,6 @@ def expand_run(run: KeyRun) -> Iterator[tuple[int, bytes, int, int]]:
 
 @dataclass(slots=True)
 class _QueueKeys:
-    """The remembered keys of one queue."""
-
     names: deque[bytes] = field(default_factory=deque)  # keys of ``_entries``, oldest first
     rows: deque[int] = field(default_factory=deque)  # packed (number, keys) of rows, oldest first
     missing: int = 0  # number of keys of the oldest row that are not among the names

@@ -121,7 +121,6 @@ class ReadyWindow:
         return True
 
     def discard(self, message: Message) -> None:
-        """Remove a message if the window contains it."""
         if self._returned:
             self._merge()
         if self._ready.pop(message.position, None) is not None and message.body is not None:
@@ -139,7 +138,6 @@ class ReadyWindow:
         self.reaches_end = reaches_end
 
     def set_body(self, message: Message, body: bytes) -> None:
-        """Cache a body loaded from disk for a message in this window."""
         if message.body is None:
             self._count(message.size)
             message.body = body
@@ -167,7 +165,6 @@ class ReadyWindow:
 
     @property
     def needs_page(self) -> bool:
-        """Return whether the next page should be requested."""
         return not (self.reaches_end or self.is_loading) and len(self) <= self.limit // 2
 
     def _count(self, size: int) -> None:

@@ -73,7 +73,6 @@ class PublishBlock(NamedTuple):
 
     @property
     def queue_refusal(self) -> Refusal:
-        """Return why each queue refuses messages."""
         is_database = self.code == "database_full"
         skip_reason = SkipReason.DATABASE_FULL if is_database else SkipReason.DISK_FULL
         return Refusal(self.reason, self.code, skip_reason)

@@ -42,7 +42,6 @@ class QueueRegistry:
         self._references: Counter[str] = Counter()  # name -> number of queues dead-lettering to it
 
     def has_room(self, creator: str, more: int = 1) -> bool:
-        """Return whether a creator may create ``more`` queues without exceeding the limit."""
         own, total, limit = self.created[creator], self.created.total(), self._limits.queues
         is_full = len(self.removed) >= REMOVED_QUEUES * limit
         return not is_full and has_room(own, total, more, limit)
@@ -129,7 +128,6 @@ class QueueRegistry:
         return None if name is None else self.get_or_create(name, creator)
 
     def removed_name(self, queue_id: int) -> str | None:
-        """Return the name of a removed queue, or None."""
         names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
         return next(names, None)
 
@@ -147,7 +145,6 @@ class QueueRegistry:
         return self.default_on_expire(name) if queue is None else queue.settings.on_expire
 
     def default_on_expire(self, name: str) -> str:
-        """Return the default of ``on_expire`` for a queue's name."""
         return effective_settings(QueueRow(0, name, 0), self._defaults).on_expire
 
     def _refresh_retry_queue(self, queue: Queue) -> None:

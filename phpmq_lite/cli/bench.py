@@ -282,7 +282,6 @@ class _BenchProgressBar(BenchObserver):
         self._began_s = 0.0
 
     def begin(self, step: str, seconds: float) -> None:
-        """Implement ``BenchObserver``."""
         self._done_s += self._step_s
         self._step_s, self._began_s = seconds, time.monotonic()
         if self.progress.disable:
@@ -290,6 +289,5 @@ class _BenchProgressBar(BenchObserver):
         self.progress.update(self._task, description=step, completed=self._done_s, refresh=True)
 
     def tick(self) -> None:
-        """Implement ``BenchObserver``."""
         elapsed_s = min(time.monotonic() - self._began_s, self._step_s)
         self.progress.update(self._task, completed=self._done_s + elapsed_s, refresh=True)

@@ -46,7 +46,6 @@ _TYPES: Final[dict[str, Any]] = {"url": str, "connect": str} | dict.fromkeys(
 
 
 def contexts_file() -> Path:
-    """Return the path of the file that contains the contexts."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(home) / "phpmq-lite" / "contexts.json"
 

@@ -63,7 +63,6 @@ def expected_error(error: Exception) -> Exception | None:
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return the exit code that an expected error causes."""
     if isinstance(error, CommandError):
         return error.code
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))

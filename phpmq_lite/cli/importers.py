@@ -66,7 +66,6 @@ class ImportJournal:
             )
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
 
@@ -112,7 +111,6 @@ class ImportCounts:
         return False
 
     def store(self, item: ImportItem) -> None:
-        """Add a stored item to the counts."""
         self._group(item)["stored"] += 1
         self.stored += 1
 
@@ -318,7 +316,6 @@ class BeanstalkdImport:
         return ImportItem(group, f"job {job.job_id} of tube {job.tube}", message)
 
     def report(self) -> None:
-        """Print how many jobs were skipped and how many were deleted from beanstalkd."""
         if self.missing:
             print_message(f"{self.missing:,} skipped: a worker finished them before they were read")
         if not self.is_move:
@@ -336,7 +333,6 @@ _INITPHP_HEADS: Final = columns("table", "queue", target="TO")
 
 
 def timezone(name: str) -> ZoneInfo:
-    """Parse the name of a time zone."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):

@@ -230,7 +230,6 @@ def print_table(table: "Table") -> None:
 
 
 def format_cell(value: object) -> str:
-    """Format a value as the text of a table cell."""
     if value is None:
         return "–"
     if isinstance(value, bool):

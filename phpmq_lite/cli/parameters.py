@@ -240,7 +240,6 @@ def collect_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
 def setting_option(
     flag: str, setting: str, help: str, type: Any = None, **attributes: Any
 ) -> Callable[[Any], Any]:
-    """Return an option for a setting."""
     return option((flag, _MARK + setting.replace(".", "__")), help, type, **attributes)
 
 

@@ -56,7 +56,6 @@ _side = choice(
 
 
 def queue_path(name: str, action: str = "") -> str:
-    """Return the API path of a queue, or of an action on a queue."""
     return f"/queues/{encode_name(name)}" + (f"/{action}" if action else "")
 
 

@@ -30,11 +30,9 @@ class StopRequest:
 
     @property
     def is_requested(self) -> bool:
-        """Whether a signal has arrived."""
         return self._requested.is_set()
 
     def __call__(self) -> bool:
-        """Return whether a signal has arrived."""
         return self._requested.is_set()
 
     def __enter__(self) -> Self:

@@ -182,7 +182,6 @@ class SkippedLines:
     incomplete: str = ""  # the name of the file, if it is an export without its last line
 
     def report(self) -> None:
-        """Print what is left out."""
         if self.settled:
             print_message(
                 f"{format_message_count(self.settled)} skipped: acked, expired, dead or deleted; "

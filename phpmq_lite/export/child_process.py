@@ -46,7 +46,6 @@ class FrameWriter:
         self._beat_s = time.monotonic()
 
     def put_json(self, kind: bytes, **members: Any) -> None:
-        """Write a frame whose payload is a JSON object."""
         self.put(kind, json.dumps(members).encode())
 
     def beat(self) -> None:
@@ -76,7 +75,6 @@ class FrameWriter:
             self._piece = bytearray()
 
     def drop(self) -> None:
-        """Discard the buffered bytes."""
         self._piece = bytearray()
 
     def _write_all(self, data: bytes | bytearray | memoryview) -> None:

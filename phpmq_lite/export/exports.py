@@ -148,7 +148,6 @@ class ExportProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the export processes."""
         return sorted(process.process.pid for process in self._processes)
 
     @asynccontextmanager
@@ -258,7 +257,6 @@ class _ExportProcess:
         self._is_read = False  # whether a call is waiting for a frame
 
     async def ask(self, request: Mapping[str, Any]) -> ExportHeader:
-        """Send a request and wait for the header of the reply."""
         if self.process.stdin is None:
             raise _LostError("the export process has no standard input")
         self.is_clean = False

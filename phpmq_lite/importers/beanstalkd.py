@@ -114,7 +114,6 @@ class BeanstalkdClient:
         return BeanstalkdReply(words, body[:-2])
 
     def tubes(self) -> list[str]:
-        """Return the names of the tubes."""
         lines = self.expect(b"OK", b"list-tubes").body.decode().splitlines()
         return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
 

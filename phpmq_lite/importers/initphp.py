@@ -56,11 +56,9 @@ class TableMapping:
     failed_columns: Mapping[str, str] = field(default_factory=dict)  # exceptions for failed jobs
 
     def table(self, kind: Kind) -> str:
-        """Return the name of the table for ``kind``."""
         return self.jobs if kind == "jobs" else self.failed
 
     def column(self, kind: Kind, name: str) -> str:
-        """Return the actual name of a column in the table for ``kind``."""
         override = self.failed_columns.get(name) if kind == "failed" else None
         return override or self.columns.get(name, name)
 

@@ -97,7 +97,6 @@ class Handshake(AdmittedStream):
         self._listener = listener
 
     async def run(self) -> None:
-        """Perform the handshake, then connect the protocol that serves the client."""
         key, transport = self._listener.key, self.transport
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -150,7 +149,6 @@ class RelayedConnection(asyncio.Protocol):
     # -- called by the event loop
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what the client has sent."""
         received, is_end = self._decoder.receive(data)
         if received:
             self._inner.data_received(received)
@@ -162,11 +160,9 @@ class RelayedConnection(asyncio.Protocol):
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Resume ``inner``."""
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on that the client or the standby has left."""
         self._counters.open -= 1
         self._inner.connection_lost(exc)
 
@@ -179,7 +175,6 @@ class RelayedConnection(asyncio.Protocol):
         return self._transport.get_extra_info(name, default)
 
     def get_protocol(self) -> asyncio.Protocol:
-        """Return the protocol that serves the client."""
         return self._inner
 
     @property

@@ -259,7 +259,6 @@ class AdmittedStream(asyncio.StreamReaderProtocol):
         """Serve the connection; raise RelayError to refuse it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Serve the connection if it is admitted."""
         super().connection_made(transport)
         self.transport = cast(asyncio.Transport, transport)
         peer = address_of(transport, "peername")

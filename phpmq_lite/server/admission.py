@@ -103,7 +103,6 @@ class Handshake:
         self._task = asyncio.current_task()
 
     def give_up(self, *, is_full: bool) -> bool:
-        """Cancel the handshake."""
         return self._task is not None and self._task.cancel()
 
 
@@ -151,7 +150,6 @@ class Admission:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of concurrent connections."""
         return self._total
 
     @property

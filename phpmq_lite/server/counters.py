@@ -56,7 +56,6 @@ class CommitCounters:
         self.batch_sum = 0  # total number of messages created, dispatched or settled
 
     def record(self, batch: Batch, seconds: float) -> None:
-        """Count a stored batch."""
         self.last_ms = seconds * 1_000
         self.count += 1
         if batch.stores:

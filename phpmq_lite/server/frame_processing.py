@@ -118,12 +118,10 @@ class FrameProcessor:
         self.submit()
 
     def clear(self) -> None:
-        """Drop all frames."""
         self._frames.clear()
         self.content_bytes, self._validated = 0, None
 
     def close(self) -> None:
-        """Drop all frames and the ended session."""
         self.clear()
         self._session = _EndedSession()
 

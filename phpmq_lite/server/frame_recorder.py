@@ -67,7 +67,6 @@ class Dissector:
         self._size = 0
 
     def see(self, part: Part, data: bytes) -> None:
-        """Add a part of the current frame."""
         if part is Part.MESSAGE_HEADER:
             self._header, self._head, self._packets, self._size = data, b"", [], 0
         elif part is Part.PACKET_HEADER:
@@ -240,7 +239,6 @@ class FrameRecorder:
 
     @property
     def skipped(self) -> int:
-        """Number of frames that were not recorded."""
         return self._unseen + self._inbound.skipped
 
     def receive(self, side: ServerSide, data: bytes) -> list[ClientFrame]:
@@ -293,18 +291,15 @@ class RecordedSide:
         return getattr(self.side, name)
 
     def receive(self, data: bytes) -> list[ClientFrame]:
-        """Parse data and record it."""
         return self.recorder.receive(self.side, data)
 
     @property
     def dispatcher(self) -> AppendDispatch:
-        """Return the function that appends and records a dispatch."""
         return self.append_dispatch
 
     def append_dispatch(
         self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
     ) -> None:
-        """Append a dispatch and record it."""
         start = len(parts)
         self.side.append_dispatch(parts, queue, content, message_id, ttl_s)
         self.recorder.record_outbound(parts[start:], self.side)
@@ -312,7 +307,6 @@ class RecordedSide:
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
-        """Append receipts, and record each of them."""
         for key in keys:
             start = len(parts)
             self.side.append_receipts(parts, queue, (key,), reason)
@@ -337,7 +331,6 @@ class Inspector:
 
     @property
     def watched(self) -> int:
-        """Number of connections being recorded."""
         return len(self._watched)
 
     def watch(self, client: int, session: Watchable | None, now_s: float) -> FrameRecorder | None:

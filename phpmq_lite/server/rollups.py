@@ -71,7 +71,6 @@ class RollupSum:
 
     @classmethod
     def from_point(cls, point: Point) -> "RollupSum":
-        """Create a sum from the unpacked values of a point."""
         total = cls(point.counts)
         total.gauges = list(point.gauges)
         total.wait = None if point.wait is None else unpack(point.wait)
@@ -114,7 +113,6 @@ class Series:
         self._histograms: deque[tuple[bytes | None, bytes | None]] = deque()
 
     def add(self, point: Point) -> None:
-        """Append a point."""
         self._numbers.extend(point.numbers)
         self._histograms.append((point.wait, point.hold))
 
@@ -186,7 +184,6 @@ class Rollups:
     # -- start
 
     def begin(self, now_s: int) -> None:
-        """Start counting at ``now_s``."""
         self._slot_s = now_s // SLOT_S * SLOT_S
         self.minute_s = now_s // MINUTE_S * MINUTE_S
 
@@ -355,7 +352,6 @@ class Rollups:
             self._refused.popleft()
 
     def forget(self, alive: Iterable[int]) -> None:
-        """Drop the counts of queues that are not in ``alive``."""
         for queue_id in self._before.keys() - set(alive):
             self._forget(queue_id)
             self._nonempty.discard(queue_id)

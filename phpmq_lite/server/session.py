@@ -55,7 +55,6 @@ class SessionContext:
             self._emptied.set()
 
     async def wait_empty(self) -> None:
-        """Wait until no sessions remain."""
         while self.sessions:
             self._emptied.clear()
             await self._emptied.wait()
@@ -102,7 +101,6 @@ class Session(asyncio.Protocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connect to the core if the connection is admitted."""
         self.transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self._host = name[0] if isinstance(name, tuple) else None
@@ -130,7 +128,6 @@ class Session(asyncio.Protocol):
         self._engine.submit(self._connect)
 
     def data_received(self, data: bytes) -> None:
-        """Process the frames that this read completes."""
         size = len(data)
         self.bytes_in += size
         self._counters.bytes_in += size

@@ -110,11 +110,9 @@ class Service:
         _log.info("reloaded", **changes, certificates=secured)
 
     def session(self, kind: Kind, revision: Revision) -> asyncio.Protocol:
-        """Return the protocol of a PHPMQ connection to this broker, direct or relayed."""
         return self.active.session(kind, revision)
 
     def has_progressed(self) -> bool:
-        """Return whether the engine and the writer have made progress since the last call."""
         return self.phase is not None and self.phase.has_progressed()
 
     async def run(self) -> None:

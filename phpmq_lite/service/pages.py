@@ -109,12 +109,10 @@ class AdminPages:
         return (state.ready.is_set() or self.shows_replica) and not state.stopping.is_set()
 
     def apply_settings(self) -> None:
-        """Show the current settings."""
         if self.context is not None:
             self.context.settings, self.context.sources = self._state.settings, self._state.sources
 
     def show_maintenance(self, maintenance: Maintenance) -> None:
-        """Show the backups and scrubs of an active broker."""
         self._maintenance = maintenance
         if self.context is not None:
             self.context.maintenance = maintenance

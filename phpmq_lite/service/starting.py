@@ -68,7 +68,6 @@ class Starting(Phase):
         self._recorder = StartRecorder(__version__, now_ms(), was_clean=not folder.meta.is_running)
 
     async def recover(self) -> RecoveredDatabase:
-        """Open and migrate the database and recover it."""
         handle, backend, recorder = self._state.handle, self.backend, self._recorder
         recorder.note_error(self.folder.read_last_error())
         await backend.open(recorder, lambda step: handle.set(step=step))
@@ -182,5 +181,4 @@ class Standby(Phase):
         protocol: Any,
         name_of: Callable[[str | None], str | None] = lambda host: host,
     ) -> asyncio.Protocol:
-        """Relay a connection."""
         return self.relay.accept(admission, kind, protocol, own, name_of)

@@ -41,7 +41,6 @@ class ServiceState:
         self.listening = asyncio.Event()  # set once clients can connect, perhaps to a standby
 
     def create_core(self, stored: RecoveredState) -> Broker:
-        """Return a broker core with the stored state."""
         limits = broker_limits(self.settings)
         defaults = QueueSettings(**self.settings.queues.model_dump())
         max_content = self.settings.limits.max_content
@@ -79,7 +78,6 @@ class Phase:
 
 
 def broker_limits(settings: Settings) -> Limits:
-    """Return the core's limits according to the broker's settings."""
     limits, receipts = settings.limits, settings.receipts
     return Limits(
         queues=limits.max_queues,

@@ -422,5 +422,4 @@ class Settings(BaseModel):
 
     @property
     def backups_folder(self) -> Path:
-        """Return the folder for backups."""
         return self.backups.folder or self.data / "backups"

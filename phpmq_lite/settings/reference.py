@@ -40,7 +40,6 @@ class Setting:
 
     @property
     def environment(self) -> str:
-        """Return the name of the setting's environment variable."""
         return ENVIRONMENT_PREFIX + self.name.replace(".", "__").upper()
 
 
@@ -123,12 +122,10 @@ def settings_by_section() -> dict[str, list[Setting]]:
 
 
 def section_help(section: str) -> str:
-    """Return the description of a section."""
     return (Settings.model_fields[section].annotation or Section).__doc__ or ""
 
 
 def all_values(settings: Settings) -> dict[str, object]:
-    """Return the values of all settings, keyed by name."""
     values: dict[str, object] = {}
     for name in SETTINGS:
         value: Any = settings

@@ -92,7 +92,6 @@ class Accounts:
     # -- lookup
 
     def user_of(self, session: LoginSession) -> User:
-        """Return the user that a session belongs to."""
         return self._by_id[session.user_id]
 
     def session_of(self, cookie: str, now_ms: int) -> LoginSession | None:
@@ -260,7 +259,6 @@ class Accounts:
         return secret
 
     async def remove_token(self, entry: AuditEntry, token: ApiToken) -> None:
-        """Revoke a token."""
         async with self._changing:
             row = DeleteToken(token.token_id)
             await self._store(entry, [row], lambda: self.tokens.pop(token.sha256, None))
@@ -335,7 +333,6 @@ class Accounts:
         return [session for session in sessions if session.user_id == user.user_id]
 
     async def remove_session(self, entry: AuditEntry, session: LoginSession) -> None:
-        """End a session."""
         async with self._changing:
             row = DeleteSession(session.session_id)
             await self._store(entry, [row], lambda: self.sessions.pop(session.sha256, None))

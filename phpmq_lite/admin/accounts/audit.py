@@ -115,7 +115,6 @@ class AuditQuery(ListQuery):
     upto: datetime | None = Field(None, description="latest time, exclusive; UTC by default")
 
     def filter(self, now_ms: int) -> AuditFilter:
-        """Return the filter to use in database queries."""
         starts = [_ms(self.since)] if self.since else []
         if self.span:
             starts.append(now_ms - SPANS[self.span])
@@ -231,7 +230,6 @@ def describe_rows(rows: Iterable[AuditRow], queues: Container[str]) -> list[Audi
 
 
 def result_class(result: str) -> str:
-    """Return the CSS class for a result."""
     levels = {"done": "good", "running": "info", "cancelled": "", "interrupted": "warn"}
     return levels.get(result, "bad")
 

@@ -64,7 +64,6 @@ class Passwords:
         return await self._run(check)
 
     def is_old(self, stored: str) -> bool:
-        """Return whether a hash has outdated parameters."""
         return self._argon2.check_needs_rehash(stored)
 
     async def _run(self, work: Callable[[], T]) -> T:

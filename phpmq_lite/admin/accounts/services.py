@@ -113,10 +113,8 @@ SERVICES: Final = web.AppKey("account services", AccountServices)
 
 
 def services_of(call: Call) -> AccountServices:
-    """Return the account services of the application."""
     return call.context.app[SERVICES]
 
 
 def accounts_of(call: Call) -> Accounts:
-    """Return the users, tokens and sessions."""
     return services_of(call).accounts

@@ -117,7 +117,6 @@ def memory_hold_of(request: web.Request) -> MemoryReservation:
 
 
 def release_memory(request: web.Request) -> None:
-    """Return a request's memory to the budget."""
     if (hold := request.get(HOLD)) is not None:
         hold.release()
 

@@ -84,7 +84,6 @@ class BrowserSessions:
         )
 
     def delete_cookie(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Delete the browser's session cookie."""
         response.del_cookie(
             cookie_name(request), path="/", secure=request.secure, httponly=True, samesite="Lax"
         )

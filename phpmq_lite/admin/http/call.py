@@ -65,7 +65,6 @@ class Call:
 
     @property
     def identity(self) -> Identity:
-        """The caller."""
         return identity_of(self.request)
 
     @property
@@ -116,7 +115,6 @@ class Call:
         return queue
 
     def find_queue(self, name: str | None) -> QueueStatus | None:
-        """Return a queue, or None if it does not exist."""
         return next((queue for queue in self.queues if queue.name == name), None)
 
     def queue_id(self, name: str) -> int | None:
@@ -228,7 +226,6 @@ class Call:
     # -- output
 
     def url(self, route: str, /, **values: object) -> str:
-        """Return the URL of a route."""
         return self.context.urls.to(route, **values)
 
     def redirect(self, route: str, /, **values: object) -> web.HTTPSeeOther:

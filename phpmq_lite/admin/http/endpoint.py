@@ -157,7 +157,6 @@ class Signature:
         )
 
     async def find(self, call: Call) -> list[Any]:
-        """Return the objects that the path names."""
         return [await _result(find(call)) for find in self.finds]
 
     async def read(self, call: Call, method: str) -> list[Any]:

@@ -71,5 +71,4 @@ def identity_of(request: web.Request) -> Identity:
 
 
 def identity_of_token(token: ApiToken) -> Identity:
-    """Return the identity of a caller that authenticates with an API token."""
     return Identity(token.name, Role(token.role), "token", token.queues, token.created_by)

@@ -148,7 +148,6 @@ class FeedStream:
 
     @property
     def was_shown(self) -> bool:
-        """Return whether ``show`` has been called."""
         return self._feed is not None
 
     def show(self, feed: Feed) -> None:
@@ -177,8 +176,6 @@ class FeedStream:
 
 
 class _Running:
-    """A feed and the streams of its viewers."""
-
     __slots__ = ("evaluate", "evaluated_at", "feed", "lock", "streams", "task")
 
     def __init__(self, feed: Feed, evaluate: EvaluateFeed) -> None:
@@ -212,7 +209,6 @@ class LiveFeeds:
 
     @property
     def streams(self) -> int:
-        """The number of open streams."""
         return len(self._open_streams())
 
     def _open_streams(self) -> list[FeedStream]:
@@ -274,7 +270,6 @@ class LiveFeeds:
         return stream
 
     def leave(self, key: Hashable, stream: FeedStream) -> None:
-        """Remove a stream from its feed."""
         running = self._feeds.get(key)
         if running is not None:
             running.streams.discard(stream)

@@ -192,7 +192,6 @@ class MemoryReservation:
             await self.grow(size - self.bytes)
 
     def release(self) -> None:
-        """Return all memory to the budget."""
         self.finish()
         if self.bytes:
             self._memory.give_back(self, self.bytes)

@@ -351,7 +351,6 @@ def _curl(route: Route, url: str, body: dict[str, Any] | None, schemas: dict[str
 
 
 def _sample(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> Any:
-    """Return a minimal example value for a schema."""
     if "anyOf" in schema:
         return _sample(schema["anyOf"][0], schemas, depth)
     if "$ref" in schema:

@@ -172,7 +172,6 @@ def list_response(
 
 
 def json_line(data: dict[str, Any]) -> str:
-    """Return data as a line of JSON."""
     return json.dumps(data, ensure_ascii=False) + "\n"
 
 

@@ -46,12 +46,10 @@ class Route:
 
     @property
     def is_api(self) -> bool:
-        """Return whether the route belongs to the JSON API."""
         return self.path.startswith("/api/")
 
     @property
     def all_media(self) -> tuple[str, ...]:
-        """Return the content types that the route accepts for the request body."""
         return (self.media, JSON_LINES) if self.takes_lines else (self.media,)
 
     def body_limit(self, max_content: int) -> int:

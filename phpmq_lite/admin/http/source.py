@@ -24,7 +24,6 @@ def is_control(request: web.BaseRequest) -> bool:
 
 
 def is_relayed(request: web.BaseRequest) -> bool:
-    """Return whether another broker relays the connection of a request."""
     transport = request.transport
     return transport is not None and transport.get_extra_info("relay") is not None
 

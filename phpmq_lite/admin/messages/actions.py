@@ -40,7 +40,6 @@ def describe_result(action: Action, count: int, skipped: Mapping[SkipReason, int
 
 
 def describe_skipped(skipped: Mapping[SkipReason, int]) -> str:
-    """Describe how many messages were skipped for each reason."""
     reasons = "; ".join(
         f"{formats.format_number(count)} {reason.many}" for reason, count in skipped.items()
     )

@@ -233,7 +233,6 @@ def done_after(
 
 
 def describe_job(job: BulkJob) -> str:
-    """Describe the result of a job that has ended."""
     text = describe_result(job.work.action, job.changed, job.skipped)
     if job.is_undone:
         text = f"{text} This was undone."

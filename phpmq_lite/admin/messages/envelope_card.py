@@ -167,7 +167,6 @@ def _plain(value: Any) -> Any:
 
 
 def shorten(text: str | None) -> str:
-    """Shorten a text for display."""
     if text is None:
         return ""
     return text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]} …"

@@ -74,7 +74,6 @@ class ExportView(ResponseModel):
 
     @classmethod
     def of_row(cls, row: MessageRow, body: bytes | None) -> Self:
-        """Return the view of a stored message with its body."""
         content, encoding = as_content(body) if body is not None else (None, "utf-8")
         return cls.of(
             row,

@@ -79,7 +79,6 @@ class BulkJob:
 
     @property
     def owner(self) -> str:
-        """The user who started the job."""
         return self.entry.actor
 
 
@@ -254,5 +253,4 @@ STORES: Final = web.AppKey("message stores", MessageStores)
 
 
 def stores_of(call: Call) -> MessageStores:
-    """Return the selections, bulk jobs and undo records."""
     return call.context.app[STORES]

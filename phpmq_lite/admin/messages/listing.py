@@ -84,7 +84,6 @@ class MessageView(ResponseModel):
 
     @classmethod
     def of_row(cls, row: MessageRow) -> Self:
-        """Return the API view of a stored message."""
         return cls.of(
             row,
             state=STATE_NAMES[row.state],
@@ -113,7 +112,6 @@ class BodyView(BaseModel):
 
     @classmethod
     def of(cls, body: Body) -> Self:
-        """Return the API view of a body."""
         content, encoding = as_content(body.content)
         return cls(content=content, encoding=encoding, size=body.size, is_whole=body.is_whole)
 
@@ -139,7 +137,6 @@ class FoundMessagesView(ListPage[MessageView]):
 
     @classmethod
     def of_page(cls, page: MessagePage) -> Self:
-        """Return the API view of a page of search results."""
         items = [MessageView.of_row(row) for row in page.rows]
         return cls.of(page, items=items, complete=page.next is None)
 
@@ -216,7 +213,6 @@ def format_about(count: int) -> str:
 
 
 def messages_view(rows: Iterable[MessageRow], next_: str | None = None) -> ListPage[MessageView]:
-    """Return a page of messages as an API response."""
     return ListPage[MessageView](items=[MessageView.of_row(row) for row in rows], next=next_)
 
 

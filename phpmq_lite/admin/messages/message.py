@@ -137,7 +137,6 @@ class EnvelopeView(BaseModel):
 
     @classmethod
     def of(cls, card: envelope_card.EnvelopeCard) -> Self:
-        """Return the API view of an envelope card."""
         block = None
         if card.block is not None:
             block = BlockView.model_validate(asdict(card.block))

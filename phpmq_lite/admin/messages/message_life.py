@@ -34,7 +34,6 @@ class RelatedMessage:
 
     @property
     def seq(self) -> int:
-        """The related message's sequence number."""
         return seq_of(self.message_id)
 
 

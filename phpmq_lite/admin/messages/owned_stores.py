@@ -78,7 +78,6 @@ class MessageSelection:
 
     @property
     def count(self) -> int:
-        """The number of selected messages."""
         return len(self.frozen.seqs)
 
     @property

@@ -243,7 +243,6 @@ class PublishForm:
 
     @classmethod
     def of(cls, form: Form) -> Self:
-        """Return the content of a submitted form."""
         draft = cls()
         for name in _TEXT_FIELDS:
             setattr(draft, name, form.raw(name))

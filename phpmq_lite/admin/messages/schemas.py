@@ -65,7 +65,6 @@ class SchemaView(ResponseModel):
 
     @classmethod
     def of_entry(cls, entry: RegisteredSchema, counts: ValidationCounts | None) -> Self:
-        """Return the API view of a registered schema."""
         return cls.of(
             entry,
             fields=[SchemaFieldView.of(field) for field in schema_fields(entry.schema.rule)],

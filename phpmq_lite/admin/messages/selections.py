@@ -73,7 +73,6 @@ class SelectionView(ResponseModel):
 
     @classmethod
     async def of_selection(cls, call: Call, selection: MessageSelection) -> Self:
-        """Return the API view of a selection."""
         frozen = selection.frozen
         return cls.of(
             frozen,

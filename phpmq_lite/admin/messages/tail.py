@@ -344,7 +344,6 @@ def _tail_of(call: Call, queue: QueueStatus) -> QueueTail:
 async def _rows(
     call: Call, events: Iterable[TailEvent], query: TailPageQuery
 ) -> list[dict[str, Any]]:
-    """Return the rows that match the filter."""
     names = {
         client.client: formats.client_name(client.client, client.kind, client.address)
         for client in call.status.clients

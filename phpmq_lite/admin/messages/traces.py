@@ -57,7 +57,6 @@ class TraceStep:
 
     @property
     def row(self) -> MessageRow:
-        """The message of this step."""
         return self.bar.row
 
 
@@ -75,7 +74,6 @@ class TraceGroup:
 
     @property
     def deaths(self) -> int:
-        """The number of dead-letter records in the group."""
         return sum(step.repeat is Repeat.DEAD_LETTER for step in self.steps)
 
 

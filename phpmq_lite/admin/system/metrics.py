@@ -100,7 +100,6 @@ class QueueSeries:
         self.is_alive = False  # whether a queue has this label at this scrape
 
     def add(self, queue: QueueStatus) -> None:
-        """Add a queue's counts and gauges to the sums."""
         self.is_alive = True
         counts, gauges = self.counts, self.gauges
         for key, count in queue.totals.items():
@@ -233,7 +232,6 @@ class DurationHistogram:
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one duration."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += seconds
 

@@ -134,7 +134,6 @@ class StageQueue:
     policy: str = ""  # the policy that rows were validated against; empty without validation
 
     def add(self, other: "StageQueue") -> None:
-        """Add the counts of ``other``."""
         self.rows += other.rows
         self.bytes += other.bytes
         self.bad_rows += other.bad_rows
@@ -161,7 +160,6 @@ class StageState:
 
     @property
     def first_row(self) -> int:
-        """Return the first row number of the stage."""
         return self.stage_id << ROW_BITS
 
 
@@ -231,7 +229,6 @@ class KnownAppIds:
         *,
         is_single: bool,
     ) -> None:
-        """Record a version as published."""
         app = self.by_name.get(app_id)
         owner = (app.owner if app else None) or writer.owner or None
         is_single = app.is_single if app else is_single

@@ -59,7 +59,6 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Finding:
-    """Return a finding about a running broker, based on the response of ``/api/v1/stats``."""
     name, limit = "broker", settings.storage.wal_bytes
     messages = count_of(stats["ready"] + stats["dispatched"], "message", "messages")
     text = f"pid {pid}, {messages} in {count_of(stats['queues'], 'queue', 'queues')}"
@@ -79,7 +78,6 @@ def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Find
 
 
 def stopped_database_finding(files: StoppedDatabase, max_bytes: int) -> Finding:
-    """Return a finding about the database files of a stopped broker."""
     name, verify = "database", "`phpmq-lite database verify`"
     if files.problems:
         hint = f"inspect it with {verify}, or replace it with `phpmq-lite backup restore`"
@@ -189,7 +187,6 @@ def check_server(settings: Settings) -> Iterator[Finding]:
 
 
 def server_findings(server: "ServerProbe") -> Iterator[Finding]:
-    """Yield findings about the server and how the broker reaches it."""
     facts, name = server.facts, "pooler"
     text = f"PostgreSQL {facts.version // 10_000}.{facts.version % 10_000} at {server.place}"
     if facts.version < _OLDEST:
@@ -244,7 +241,6 @@ def replication_findings(server: "ServerProbe", *, is_allowed: bool) -> Iterator
 
 
 def database_findings(server: "ServerProbe") -> Iterator[Finding]:
-    """Yield findings about the schema, and about which broker is active."""
     name, row = "schema", server.epoch
     if server.refusal:
         yield bad(name, server.refusal, "a broker of this version stays standby")

@@ -102,7 +102,6 @@ def _write_table(findings: Sequence[Finding]) -> None:
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Return a sentence that states how many problems were found."""
     states = [finding.state for finding in findings]
     bad, warnings = states.count(BAD), states.count(WARN)
     if not bad + warnings:

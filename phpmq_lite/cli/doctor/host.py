@@ -80,7 +80,6 @@ def check_data_folder(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 
 def folder_access(path: Path) -> FolderAccess:
-    """Return a folder's owner and permissions, and whether this process can write to it."""
     me = os.geteuid()
     if not path.exists():
         above = nearest_existing(path)
@@ -151,7 +150,6 @@ def file_system_finding(
 
 
 def measure_syncs_ms(path: Path) -> list[float]:
-    """Perform several small synced writes, and return how many milliseconds each of them took."""
     probe = path / f".doctor-{os.getpid()}"
     file = create_private(probe)
     try:
@@ -168,7 +166,6 @@ def measure_syncs_ms(path: Path) -> list[float]:
 
 
 def sync_finding(took_ms: float) -> Finding:
-    """Return a finding about how long the disk takes for a synced write."""
     text = f"writes and syncs 4 KiB in {took_ms:.{0 if took_ms >= 10 else 2}f} ms"
     hint = "each confirmed message waits that long: use a faster disk, or one that is not shared"
     return ok_if(took_ms < _SLOW_MS, "disk", text, hint)

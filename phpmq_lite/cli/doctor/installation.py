@@ -44,7 +44,6 @@ _LEAST: Final = (">=", ">")  # operators that specify a minimum version
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return the packages that this installed package, or an extra of it, requires."""
     try:
         declared = [Requirement(text) for text in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
@@ -67,7 +66,6 @@ def reinstall_command(*extras: str, flags: str = "") -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,7 +73,6 @@ def installed_version(package: str) -> str | None:
 
 
 def check_python() -> Finding:
-    """Check the version of the running Python interpreter."""
     needed = ""
     with suppress(PackageNotFoundError):
         needed = metadata(DISTRIBUTION)["Requires-Python"] or ""
@@ -83,13 +80,11 @@ def check_python() -> Finding:
 
 
 def python_finding(version: str, required: str) -> Finding:
-    """Return a finding about a Python version."""
     is_good = SpecifierSet(required).contains(version, prereleases=True)
     return ok_if(is_good, "Python", f"{version}, {sys.executable}", f"{required} is required", BAD)
 
 
 def package_finding(needed: Requirement, installed: str | None, install: str) -> Finding:
-    """Return a finding about a package, whose version is ``installed`` or None."""
     name = needed.name
     if installed is None:
         return bad(name, "not installed", install)
@@ -239,7 +234,6 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def conflicting_settings(settings: Settings) -> Iterator[Finding]:
-    """Yield a finding for each conflict between settings."""
     yield from _size_conflicts(settings)
     queues, admin = settings.queues, settings.admin
     if queues.schema_mode != "off" and settings.envelopes.schemas is None:

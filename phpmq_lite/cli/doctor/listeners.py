@@ -186,7 +186,6 @@ def _certificate_findings(settings: Settings) -> Iterator[Finding]:
 
 
 def certificate_finding(certificate: Certificate, now_ms: int) -> Finding:
-    """Return a finding about how long a certificate will remain valid."""
     names = ", ".join(certificate.names) or certificate.subject
     text = f"{certificate.section}: {names}"
     if certificate.expires_at is None:

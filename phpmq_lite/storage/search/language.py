@@ -91,7 +91,6 @@ def is_pattern(pattern: str) -> bool:
 
 
 def as_glob(pattern: str) -> str:
-    """Convert a pattern to SQLite's GLOB syntax."""
     glob: list[str] = []
     at = 0
     while at < len(pattern):

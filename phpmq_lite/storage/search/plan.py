@@ -254,7 +254,6 @@ class _ConditionBuilder:
     def source(
         self, name: str, conditions: list[str], columns: dict[str, str], *, has_body: bool
     ) -> str:
-        """Return the SELECT of a source, with the conditions."""
         text = " AND ".join([self.parts[name], *conditions])
         text = text.replace("{join}", self.parts["body"] if has_body else "")
         text = text.replace("{these}", _queue_condition(self))
