@@ -180,7 +180,7 @@ async def test_reader_belongs_to_the_user_who_names_it_first(tmp_path: Path) -> 
 
 
 def report(driver: Driver, name: str, owner: str, *, is_admin: bool = False) -> Any:
-    return run_operation(driver, "report", name, 7, owner=owner, is_admin=is_admin)
+    return run_operation(driver, "report_reader", name, 7, owner=owner, is_admin=is_admin)
 
 
 def test_readers_are_bounded_for_each_user_and_in_total(driver: Driver) -> None:
@@ -191,7 +191,7 @@ def test_readers_are_bounded_for_each_user_and_in_total(driver: Driver) -> None:
     driver.kill_and_restart()
     assert report(driver, "bob-20", "bob") == "too_many_readers"
     assert report(driver, "bob-1", "eve") == "foreign_reader"
-    assert run_operation(driver, "remove", "bob-1", owner="bob", is_admin=False) is None
+    assert run_operation(driver, "remove_reader", "bob-1", owner="bob", is_admin=False) is None
     assert report(driver, "bob-20", "bob") is True
     for number in range(300):
         driver.clock.advance(1)
