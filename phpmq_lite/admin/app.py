@@ -17,7 +17,7 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.accounts import middleware
 from phpmq_lite.admin.accounts.accounts import Accounts
 from phpmq_lite.admin.accounts.audit import begin_entry, finish_entry, write_entry
-from phpmq_lite.admin.accounts.middleware import CSRF_FIELD, check_site
+from phpmq_lite.admin.accounts.refused_forms import ask_again, typed_form
 from phpmq_lite.admin.accounts.services import (
     MINUTE_MS,
     SERVICES,
@@ -26,8 +26,8 @@ from phpmq_lite.admin.accounts.services import (
     services_of,
 )
 from phpmq_lite.admin.accounts.setup_token import SetupToken
-from phpmq_lite.admin.http.body import check_length, read_form_fields, release_memory
-from phpmq_lite.admin.http.browser_sessions import BASE_PATH, KeptForm
+from phpmq_lite.admin.http.body import check_length, release_memory
+from phpmq_lite.admin.http.browser_sessions import BASE_PATH
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import CONTEXT, Context, EngineProtocol
 from phpmq_lite.admin.http.headers import HSTS, add_headers, check_encoding, media_type_of
@@ -35,7 +35,7 @@ from phpmq_lite.admin.http.identity import set_identity
 from phpmq_lite.admin.http.input import check_path
 from phpmq_lite.admin.http.memory import FREE_BYTES
 from phpmq_lite.admin.http.output import problem_json, send_response
-from phpmq_lite.admin.http.page_layout import REFUSED, layout_values
+from phpmq_lite.admin.http.page_layout import layout_values
 from phpmq_lite.admin.http.problems import Problem, forget_frames, problem_of
 from phpmq_lite.admin.http.route import REQUEST_ID, ROUTE, ROUTE_NAME, Handler, Route
 from phpmq_lite.admin.http.source import (
@@ -55,7 +55,7 @@ from phpmq_lite.admin.messages.jobs import STORES, MessageStores
 from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.pipeline.staging import UPLOAD_SLOTS, UPLOADS
 from phpmq_lite.admin.pipeline.summary import SUMMARIES, SummaryFile
-from phpmq_lite.admin.routes import ROUTES, form_page, register_routes, route_paths
+from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
 from phpmq_lite.admin.slow_clients import LIMITS, ConnectionLimits, connection_of
 from phpmq_lite.admin.system.docs import DOCS
 from phpmq_lite.admin.system.health import (
@@ -88,9 +88,6 @@ from phpmq_lite.storage.search.language import meta_search
 from phpmq_lite.storage.search.reader import SLICE_LIMIT_S, Search
 
 _HOST_CHARACTERS: Final = 255  # of a refused host name, which is shown
-_SECRETS: Final = frozenset({CSRF_FIELD, "password", "again", "old"})
-_HIDDEN: Final = frozenset({"next", "id", "action", "upto", "q", "side"})  # nobody types them
-_TARGET_ERRORS: Final = frozenset({"unknown_queue", "bad_name"})  # errors that name no field
 _log = get_logger(__name__)
 _access_log = logs.get_logger(f"phpmq_lite.{logs.ACCESS}")
 
@@ -349,8 +346,8 @@ async def _problem_response(call: Call, problem: Problem) -> web.StreamResponse:
         form = await typed_form(call)
         if form is not None and problem.code == "login":
             sessions.keep_form(sessions.open(request), form)
-        elif form is not None and (page := form_page(request[ROUTE])) is not None:
-            response = await ask_again(request, page, form, problem)
+        elif form is not None:
+            response = await ask_again(call, form, problem)
             if response is not None:
                 return response
         response = await call.render(
@@ -363,41 +360,6 @@ async def _problem_response(call: Call, problem: Problem) -> web.StreamResponse:
     except Exception:  # rendering the error page failed as well
         _log_failure("problem_page_failed", request)
         return problem_json(request, problem)
-    response.headers.update(problem.headers)
-    return response
-
-
-async def typed_form(call: Call) -> KeptForm | None:
-    """Return a form of our pages if something can be typed into it and it is at most 64 KiB."""
-    request, route = call.request, call.request.get(ROUTE)
-    if route is None or route.is_api or not route.is_writing or route.role is Role.PUBLIC:
-        return None
-    try:
-        public_url = call.context.settings.admin.public_url
-        check_site(request, needs_origin=True, public_url=public_url)
-        is_small = (request.content_length or FREE_BYTES + 1) <= FREE_BYTES
-        values = await read_form_fields(request) if is_small else []
-    except Problem:
-        return None
-    fields = [(key, text) for key, text in values if isinstance(text, str) and key not in _SECRETS]
-    return (call.own_path, fields) if any(key not in _HIDDEN for key, _ in fields) else None
-
-
-async def ask_again(
-    request: web.Request, page: Route, form: KeptForm, problem: Problem
-) -> web.StreamResponse | None:
-    """Return a confirmation's page with what was typed, or None if its object is gone."""
-    typed = dict(form[1])
-    if "target" in typed and (problem.field == "queue" or problem.code in _TARGET_ERRORS):
-        problem.field = "target"
-    url = request.rel_url.with_query({key: typed.get(key, "") for key in ("next", "action")})
-    page_request = request.clone(method="GET", rel_url=url)
-    page_request[REFUSED] = (typed, problem)
-    try:
-        response = await page.handler(page_request)
-    except Problem:
-        return None
-    response.set_status(problem.status)
     response.headers.update(problem.headers)
     return response
 

@@ -91,15 +91,6 @@ def route_paths() -> dict[str, str]:
     return {route.name: route.path for route in ROUTES}
 
 
-def form_page(route: Route) -> Route | None:
-    """Return the page on which an action is confirmed; an edited message shows itself again."""
-    path, names = route.path.removesuffix("/apply"), (f"{route.name}-form", "selection")
-    pages = (page for page in ROUTES if (page.method, page.path) == ("GET", path))
-    return next(
-        (page for page in pages if page.name in names and route.name != "message-edit"), None
-    )
-
-
 def register_routes(
     app: web.Application, base_path: str, wrap: Callable[[Route], Handler], static: Handler
 ) -> None:

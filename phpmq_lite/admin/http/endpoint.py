@@ -37,7 +37,7 @@ from phpmq_lite.admin.http.input import (
 )
 from phpmq_lite.admin.http.output import respond
 from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
-from phpmq_lite.admin.http.route import Route
+from phpmq_lite.admin.http.route import Handler, Route
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.settings import Settings
@@ -260,6 +260,7 @@ class Endpoints:
         ask: Callable[..., Any] | None = None,
         typed: Callable[..., Sequence[str]] | None = None,
         show_refused: Callable[..., Awaitable[web.StreamResponse]] | None = None,
+        form_page: str = "",
         api: str = "",
         api_name: str = "",
         takes: Any = None,
@@ -269,8 +270,9 @@ class Endpoints:
 
         ``ask`` returns the confirmation page (route ``NAME-form``, a GET of ``path``), and what a
         form must satisfy.  ``typed`` returns the text to type into another page's form.
-        ``show_refused`` shows a form with its error.  ``api``, a method with or without a path,
-        declares ``api-NAME``; ``more`` are fields of its ``Route``, limits are the form's, too.
+        ``show_refused`` shows a form with its error, ``form_page`` (by default the confirmation)
+        names a page that does.  ``api``, a method with or without a path, declares ``api-NAME``;
+        ``more`` are fields of its ``Route``, limits are the form's, too.
         """
 
         def declare(handler: H) -> H:
@@ -295,15 +297,11 @@ class Endpoints:
                 return _after(call, result)
 
             if ask is not None:
-
-                async def show(request: web.Request) -> web.StreamResponse:
-                    call = Call.of(request)
-                    objects = await signature.find(call)
-                    return await call.render("confirm.html", ask=await _result(ask(call, *objects)))
-
+                show = _confirmation_page(signature, ask)
                 self._add(handler, show, "GET", path, role, f"{name}-form")
             limits = {key: more[key] for key in ("body", "has_content", "values") if key in more}
-            self._add(handler, submit, "POST", path, role, name, audit, **limits)
+            page = form_page or (f"{name}-form" if ask is not None else "")
+            self._add(handler, submit, "POST", path, role, name, audit, form_page=page, **limits)
             if api:
                 to = api if " " in api else f"{api} {path}"
                 self.api(to, api_name or f"api-{name}", role, audit, takes=takes, **more)(handler)
@@ -315,6 +313,15 @@ class Endpoints:
         method, path, role, name, *audit = args
         update_wrapper(run, of)
         self.routes.append(Route(method, path, role, name, run, *audit, **more))
+
+
+def _confirmation_page(signature: Signature, ask: Callable[..., Any]) -> Handler:
+    async def show(request: web.Request) -> web.StreamResponse:
+        call = Call.of(request)
+        objects = await signature.find(call)
+        return await call.render("confirm.html", ask=await _result(ask(call, *objects)))
+
+    return show
 
 
 def _after(call: Call, result: Any) -> web.StreamResponse:

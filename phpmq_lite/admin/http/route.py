@@ -43,6 +43,7 @@ class Route:
     body: int = BODY_BYTES  # maximum size of the request body; LOGIN_BYTES for public routes
     has_content: bool = False  # whether the body can also contain a message in base64
     values: int = VALUES  # maximum number of JSON values in the request body
+    form_page: str = ""  # name of the page that shows a refused form with what was typed
 
     @property
     def is_api(self) -> bool:

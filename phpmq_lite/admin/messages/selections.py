@@ -148,7 +148,13 @@ def _fits(selection: MessageSelection, action: Action) -> int:
     return sum(selection.frozen.by_state.get(STATE_NAMES[state], 0) for state in states)
 
 
-@endpoints.action("/selections/{token}/apply", "selection-apply", Role.OPERATOR, "selection.apply")
+@endpoints.action(
+    "/selections/{token}/apply",
+    "selection-apply",
+    Role.OPERATOR,
+    "selection.apply",
+    form_page="selection",
+)
 async def submit_bulk_action(call: Call, form: BulkForm) -> Done[BulkJobView]:
     """Apply an action to a selection; submitting the form again redirects to the same job."""
     token = call.path("token")
