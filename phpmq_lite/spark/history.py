@@ -20,7 +20,7 @@ from phpmq_lite.spark.source_options import HistoryPosition, SourceConnection
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from phpmq_lite.storage.arrow import ArrowEngine, HistoryRanges
+    from phpmq_lite.storage.arrow import ArrowDriver, HistoryRanges
 
 BODY: Final = "body"
 NAMES_MAX: Final = 1_000  # maximum number of queue names per request
@@ -134,12 +134,12 @@ class _FileHistory:
         self._path = path
 
     @contextmanager
-    def _open(self, engine: "ArrowEngine") -> Iterator["HistoryRanges"]:
+    def _open(self, driver: "ArrowDriver") -> Iterator["HistoryRanges"]:
         """Open the file, and translate storage errors into errors of the data source."""
         from phpmq_lite.storage.arrow import HistoryRanges, RangeError
 
         try:
-            with HistoryRanges(self._path, engine=engine) as ranges:
+            with HistoryRanges(self._path, driver=driver) as ranges:
                 yield ranges
         except RefusedError as error:
             if error.code in ("gap", "other_history"):

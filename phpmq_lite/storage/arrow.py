@@ -24,7 +24,7 @@ BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no t
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
 PART_BYTES: Final = 4 << 20  # maximum total body size per statement; a single body may be larger
 
-ArrowEngine = Literal["auto", "adbc", "python"]
+ArrowDriver = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
 POSTGRES_URLS: Final = ("postgresql://", "postgres://")
 
@@ -283,7 +283,7 @@ class RangeRows:
 class HistoryRanges:
     """Reads ranges from one database, in one thread.  Close it or use it as a context manager.
 
-    The database is an SQLite file or the URL of a PostgreSQL database.  With ``engine="auto"``, a
+    The database is an SQLite file or the URL of a PostgreSQL database.  With ``driver="auto"``, a
     file is read through ADBC if it is installed.  PostgreSQL is always read through ADBC.
     Methods raise StorageError if the database cannot be read.  ``on_statement`` is called before
     each statement; a statement takes about 0.1 s.
@@ -292,12 +292,12 @@ class HistoryRanges:
     not confirmed, and that a failover would lose.
     """
 
-    def __init__(self, path: Path | str, *, engine: ArrowEngine = "auto") -> None:
+    def __init__(self, path: Path | str, *, driver: ArrowDriver = "auto") -> None:
         self.on_statement: Callable[[], None] = lambda: None
         self.upto: int | None = None
         is_postgres = str(path).startswith(POSTGRES_URLS)
-        dialect = "postgres" if is_postgres else "sqlite"
-        self.parts, self._statements = parts("arrow", dialect), load("arrow", dialect)
+        engine = "postgres" if is_postgres else "sqlite"
+        self.parts, self._statements = parts("arrow", engine), load("arrow", engine)
         self._database: _AdbcDatabase | _PythonDatabase
         if is_postgres:
             self._database = _PostgresDatabase(str(path))
@@ -306,7 +306,7 @@ class HistoryRanges:
         if not self.path.is_file():
             raise StorageError(f"database {self.path} does not exist")
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
-        is_adbc = engine == "adbc" or (engine == "auto" and has_adbc())
+        is_adbc = driver == "adbc" or (driver == "auto" and has_adbc())
         self._database = _AdbcDatabase(uri) if is_adbc else _PythonDatabase(uri)
 
     def __enter__(self) -> Self:
@@ -481,9 +481,8 @@ class _RangeReader:
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
-            f'{self.ranges.parts.get(f"column_{name}", f"m.{name}")} AS "{column.name}"'
+            f'{self._expression_of(column.name.removeprefix("_"))} AS "{column.name}"'
             for column in columns
-            for name in (column.name.removeprefix("_"),)
         )
         text = f"SELECT {selected} {self.range} ORDER BY {self.number}"
         for part in _slices(lo, hi):
@@ -491,6 +490,9 @@ class _RangeReader:
                 table = self.ranges.read_table(text, self.values | piece, columns)
                 batches = map(_with_defined_bits, table.combine_chunks().to_batches())
                 yield from map(self._check_bodies, batches) if has_bodies else batches
+
+    def _expression_of(self, name: str) -> str:
+        return self.ranges.parts.get(f"column_{name}", f"m.{name}")
 
     def _check_bodies(self, batch: Any) -> Any:
         """Replace damaged bodies with null; raise StorageError if one is of a claimed message."""

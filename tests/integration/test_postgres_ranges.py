@@ -42,7 +42,7 @@ def both(
     with postgres.database() as name:
         copy_rows(path, postgres.conninfo(name))
         with (
-            HistoryRanges(path, engine="python") as ours,
+            HistoryRanges(path, driver="python") as ours,
             HistoryRanges(postgres.url(name)) as theirs,
         ):
             yield ours, theirs
@@ -114,7 +114,7 @@ def test_deadlines_and_times_are_the_same_when_the_clock_was_set(
     with postgres.database() as name:
         copy_rows(path, postgres.conninfo(name))
         with (
-            HistoryRanges(path, engine="python") as ours,
+            HistoryRanges(path, driver="python") as ours,
             HistoryRanges(postgres.url(name)) as theirs,
         ):
             selection = RowSelection(0, ROWS, columns=("offset", "deadline"))

@@ -20,7 +20,7 @@ from phpmq_lite.storage.arrow import (
     BODY,
     CLAIM_COLUMNS,
     COLUMNS,
-    ArrowEngine,
+    ArrowDriver,
     HistoryRanges,
     RangeError,
     RowSelection,
@@ -47,7 +47,7 @@ OUTCOMES = ("acked", "expired", "dead", "deleted")
 
 @pytest.fixture(params=["adbc", "python"])
 def ranges(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[HistoryRanges]:
-    with HistoryRanges(settled_folder(tmp_path / "data", ROWS), engine=request.param) as made:
+    with HistoryRanges(settled_folder(tmp_path / "data", ROWS), driver=request.param) as made:
         yield made
 
 
@@ -319,9 +319,10 @@ def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
     path = ranges.path.with_name("other.db")
     execute_in_process(path, "CREATE TABLE x (a)", "INSERT INTO x VALUES (1)")
     command = [sys.executable, "-c", program, str(path)]
-    engine: ArrowEngine = "adbc" if type(ranges._database).__name__ == "_Adbc" else "python"
+    is_adbc = isinstance(ranges._database, module._AdbcDatabase)
+    driver: ArrowDriver = "adbc" if is_adbc else "python"
     with (
-        HistoryRanges(path, engine=engine) as other,
+        HistoryRanges(path, driver=driver) as other,
         subprocess.Popen(command, stdout=subprocess.PIPE) as holder,
     ):
         assert holder.stdout is not None
@@ -423,9 +424,9 @@ def test_all_queues_are_listed(ranges: HistoryRanges) -> None:
 
 
 def test_missing_or_invalid_database_is_an_error(tmp_path: Path) -> None:
-    for engine in ("adbc", "python"):
+    for driver in ("adbc", "python"):
         with pytest.raises(StorageError, match="does not exist"):
-            HistoryRanges(tmp_path / "no.db", engine=engine)
+            HistoryRanges(tmp_path / "no.db", driver=driver)
         (tmp_path / "bad.db").write_bytes(b"x" * 5_000)
         with pytest.raises(StorageError, match="cannot"), HistoryRanges(tmp_path / "bad.db") as bad:
             bad.bounds()
