@@ -13,8 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from phpmq_lite.storage.search.json_spellings import json_spellings
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, parse_search
-from phpmq_lite.storage.search.plan import json_spellings
 from phpmq_lite.storage.search.reader import Search
 from tests.support.copied_readers import readers_of
 from tests.support.fork_server import BrokerProcess

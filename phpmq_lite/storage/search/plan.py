@@ -7,11 +7,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations, product
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from phpmq_lite.model import ALIVE, State
+from phpmq_lite.storage.search.json_spellings import json_spellings
 from phpmq_lite.storage.search.language import (
     SearchQuery,
     SearchTerm,
@@ -59,7 +58,7 @@ _WORDS: Final = ("true", "false", "null")
 SearchOrder = Literal["seq", "position", "offset"]
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, frozen=True, kw_only=True)
 class SearchPlan:
     """A plan for executing a query.
 
@@ -113,14 +112,7 @@ def make_plan(
         low, high = max(low, min(seqs) - 1), min(high, max(seqs) + 1)
     if not states or (queues is not None and not queues) or high - low < 2:
         return None
-    builder = _ConditionBuilder(now_ms, parts("search", engine))
-    builder.parameters |= {
-        "queues": json.dumps(list(queues or ())),
-        "other_queues": json.dumps(list(excluded)),
-        "outcomes": json.dumps(sorted(states - ALIVE)),
-    }
-    if queues is not None and len(queues) == 1:
-        builder.parameters["queue"] = queues[0]
+    builder = _ConditionBuilder(engine, now_ms, queues, excluded, states)
     conditions, has_body = builder.conditions(query)
     if seqs is not None:
         conditions.insert(0, builder.part("in_seqs", json.dumps(list(seqs))))
@@ -140,9 +132,17 @@ def make_plan(
             text = builder.source(name, [*own, *conditions], columns, has_body=has_body)
             statements.append(text.replace("{traces}", trace_names))
     skip = "" if _OF_QUEUES.isdisjoint(settled) else _SKIP_STATEMENTS[order]
-    has_live, has_settled, selects = bool(alive), bool(settled), tuple(statements)
-    parameters = builder.parameters
-    return SearchPlan(order, selects, parameters, has_live, has_settled, low, high, skip, engine)
+    return SearchPlan(
+        order=order,
+        sources=tuple(statements),
+        parameters=builder.parameters,
+        has_alive=bool(alive),
+        has_settled=bool(settled),
+        low=low,
+        high=high,
+        skip_statement=skip,
+        engine=engine,
+    )
 
 
 def trace_ranges(query: SearchQuery) -> list[tuple[str, str]]:
@@ -238,9 +238,23 @@ def _seq_bounds(query: SearchQuery) -> tuple[int, int]:
 class _ConditionBuilder:
     """Composes conditions from an engine's parts and collects their parameters."""
 
-    def __init__(self, now_ms: int, parts: dict[str, str]) -> None:
-        self.parts = parts
-        self.parameters: dict[str, Any] = {"now_ms": now_ms}
+    def __init__(
+        self,
+        engine: str,
+        now_ms: int,
+        queues: Sequence[int] | None,
+        excluded: Sequence[int],
+        states: frozenset[State],
+    ) -> None:
+        self.parts = parts("search", engine)
+        self.parameters: dict[str, Any] = {
+            "now_ms": now_ms,
+            "queues": json.dumps(list(queues or ())),
+            "other_queues": json.dumps(list(excluded)),
+            "outcomes": json.dumps(sorted(states - ALIVE)),
+        }
+        if queues is not None and len(queues) == 1:
+            self.parameters["queue"] = queues[0]
 
     def bind(self, value: Any) -> str:
         name = f"v{len(self.parameters)}"
@@ -335,94 +349,3 @@ def json_paths(path: str) -> list[str]:
     ]
     member = "$" + "".join(steps)
     return [member, "$" + "".join(steps[1:])] if path.startswith("data.") else [member]
-
-
-_SHORT: Final = {
-    '"': '\\"',
-    "\\": "\\\\",
-    "\b": "\\b",
-    "\f": "\\f",
-    "\n": "\\n",
-    "\r": "\\r",
-    "\t": "\\t",
-}
-_PLAIN: Final = re.compile(r"[ !#$%()*,\-.0-9:;?@A-Z\[\]^_a-z{|}~]*")  # no encoder escapes these
-_CONTROLS: Final = "".join(chr(code) for code in range(32) if chr(code) not in _SHORT)
-_LINES: Final = "\u2028\u2029"
-_NEVER: Final = 0x110000
-_NOT_ASCII: Final = 0x80
-_ASTRAL: Final = 0x10000
-
-
-class _Style(NamedTuple):
-    r"""What an encoder, with its flags, escapes: as ``\u00e9``, or in upper case as ``\u00E9``."""
-
-    lower: str = ""
-    lower_from: int = _NEVER  # the first code point that it always escapes
-    upper: str = ""
-    upper_from: int = _NEVER
-    escapes_slash: bool = False
-
-    def write(self, mark: str) -> str:
-        if mark in self.upper or ord(mark) >= self.upper_from:
-            return _hexadecimal(mark).upper().replace("\\U", "\\u")
-        if mark in self.lower or ord(mark) >= self.lower_from:
-            return _hexadecimal(mark)
-        if mark == "/" and self.escapes_slash:
-            return "\\/"
-        return _SHORT.get(mark) or (_hexadecimal(mark) if mark in _CONTROLS else mark)
-
-
-def _php_styles() -> Iterator[_Style]:
-    r"""Yield PHP's flags: JSON_HEX_*, and unescaped Unicode, with or without lines, and slashes.
-
-    Python, JavaScript and most others write the same as PHP with some of these flags; Laravel's
-    queues use JSON_UNESCAPED_UNICODE, and its responses all of JSON_HEX_*.
-    """
-    kinds = ("<>", "&", "'", '"')
-    flags = ["".join(chosen) for n in range(len(kinds) + 1) for chosen in combinations(kinds, n)]
-    unicode = (("", _NOT_ASCII), (_LINES, _NEVER), ("", _NEVER))
-    for upper, (lower, start), escapes_slash in product(flags, unicode, (True, False)):
-        yield _Style(lower, start, upper, escapes_slash=escapes_slash)
-
-
-_DOTNET: Final = _CONTROLS + "\x7f\x85" + _LINES
-_STYLES: Final = (
-    *_php_styles(),
-    _Style("\x7f", _NOT_ASCII),  # Python
-    _Style("\b\f<>&" + _LINES),  # Go before 1.22
-    _Style("<>&" + _LINES),  # Go, Rails
-    _Style("<>&='" + _LINES),  # Gson
-    _Style("\x85" + _LINES),  # Newtonsoft; with EscapeHtml and EscapeNonAscii:
-    *(_Style("<>&'\"\x85" + _LINES, start) for start in (_NEVER, _NOT_ASCII)),
-    *(_Style("", _NEVER, _CONTROLS, _NOT_ASCII, slash) for slash in (False, True)),  # Jackson, …
-    *(_Style("", _NEVER, "<>&'\"+`" + _DOTNET, start) for start in (_NOT_ASCII, _ASTRAL)),  # .NET
-    _Style("", _NEVER, _DOTNET, _ASTRAL),  # .NET's relaxed encoder
-)
-
-
-@lru_cache(maxsize=256)
-def json_spellings(text: str) -> tuple[bytes, ...]:
-    r"""Return a text as it is and as encoders write it, such as with ``\u00e9`` and ``\/``."""
-    if _PLAIN.fullmatch(text):
-        return (text.encode(),)
-    marks = {mark for mark in text if not _PLAIN.fullmatch(mark)}
-    kinds = sorted(set(map(_kind, marks)))
-    styles = {tuple(map(style.write, kinds)): style for style in _STYLES}.values()
-    tables = ({ord(mark): style.write(mark) for mark in marks} for style in styles)
-    forms = dict.fromkeys([text, *map(text.translate, tables)])
-    # A dead-letter record may have the original body as a string, whose escapes it escapes.
-    nested = [form.replace("\\", "\\\\").replace('"', '\\"') for form in forms]
-    return tuple(form.encode() for form in dict.fromkeys([*forms, *nested]))
-
-
-def _kind(mark: str) -> str:
-    """Return a character that every encoder escapes in the same way as this one."""
-    if mark < "\x80" or mark in _DOTNET:
-        return mark
-    return "\xe9" if ord(mark) < _ASTRAL else chr(_ASTRAL)  # both have letters in hexadecimal
-
-
-def _hexadecimal(mark: str) -> str:
-    units = mark.encode("utf-16-be").hex()
-    return "".join("\\u" + units[at : at + 4] for at in range(0, len(units), 4))
