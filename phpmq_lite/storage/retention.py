@@ -25,35 +25,35 @@ from phpmq_lite.model import ROW_BITS
 from phpmq_lite.storage.batch_sql import MIN_RUN, number_runs
 from phpmq_lite.storage.store import Store
 
-STEPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they cannot fill the disk
+JUMPS_KEPT: Final = 1_000  # maximum number of clock jumps kept, so that they cannot fill the disk
 
 
 class ClockJumps:
     """Records the lead of the wall clock over the steady scale, in ms, for each settled message."""
 
-    __slots__ = ("_from", "_steps")
+    __slots__ = ("_from", "_jumps")
 
     def __init__(self, rows: list[tuple[int, int]]) -> None:
-        """Create the object from ordered rows of (first offset, step); no rows mean a lead of 0."""
+        """Create the object from ordered rows of (first offset, lead); no rows mean a lead of 0."""
         self._from = [row[0] for row in rows]
-        self._steps = [row[1] for row in rows] or [0]
+        self._jumps = [row[1] for row in rows] or [0]
 
     @classmethod
     def read(cls, store: Store) -> "ClockJumps":
         return cls(store.execute(store.sql("retention")["clock_steps"]).fetchall())
 
     def at_offset(self, offset: int) -> int:
-        """Return the clock step that applied when the message with this offset was settled."""
-        return self._steps[max(0, bisect_right(self._from, offset) - 1)]
+        """Return the lead that applied when the message with this offset was settled."""
+        return self._jumps[max(0, bisect_right(self._from, offset) - 1)]
 
     @property
     def smallest(self) -> int:
-        """The smallest clock step; using it never makes a row appear older than it is."""
-        return min(self._steps)
+        """The smallest lead; using it never makes a row appear older than it is."""
+        return min(self._jumps)
 
 
-ROWS_PER_STEP: Final = 1_000
-STEP_S: Final = 0.02
+ROWS_PER_SLICE: Final = 1_000
+SLICE_S: Final = 0.02
 _ROWS_AT_ONCE: Final = 100  # number of rows removed between two checks of the time
 _RANGE_ROWS: Final = 1_000  # the same within a batch, where more rows free more whole pages
 KEYS_AT_ONCE: Final = 10_000  # deleting this many takes 5 ms; each slice requires a COMMIT
@@ -86,10 +86,10 @@ class RetentionBounds:
 
 
 class RetentionResult(NamedTuple):
-    """Result of one retention step."""
+    """Result of one slice of retention."""
 
     rows: int
-    has_more: bool  # whether the step ended early and should be repeated soon
+    has_more: bool  # whether the slice ended early and another should follow soon
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class RetentionSlice:
     excess_rows: int  # number of rows by which the bound is exceeded, if positive
     excess_bytes: int
     cutoff_ms: int  # rows settled before this time on the steady scale are too old
-    steps: ClockJumps = field(default_factory=lambda: ClockJumps([]))
+    jumps: ClockJumps = field(default_factory=lambda: ClockJumps([]))
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     runs: list[tuple[int, int]] = field(default_factory=list)  # of seqs, if these are not listed
@@ -111,11 +111,11 @@ class RetentionSlice:
     def may_take(self, rows: int, size: int, newest_at: int | None) -> bool:
         """Return whether the next rows, of which these are sums, can be removed together."""
         is_over = rows <= self.excess_rows or size <= self.excess_bytes
-        is_old = newest_at is None or newest_at - self.steps.smallest < self.cutoff_ms
+        is_old = newest_at is None or newest_at - self.jumps.smallest < self.cutoff_ms
         return (is_over or is_old) and size <= _BYTES_AT_ONCE
 
     def is_old(self, offset: int, settled_at: int) -> bool:
-        return settled_at - self.steps.at_offset(offset) < self.cutoff_ms
+        return settled_at - self.jumps.at_offset(offset) < self.cutoff_ms
 
     def take(self, rows: Iterable[Row]) -> None:
         """Add rows in order until one must be kept or the bodies total about 1 MiB."""
@@ -144,7 +144,7 @@ def remove_expired(
 ) -> RetentionResult:
     """Remove rows that exceed a bound: up to 1,000 rows, for up to 20 ms, in one transaction.
 
-    Runs once a second in the writer's thread, outside of a batch.  A step after each batch would
+    Runs once a second in the writer's thread, outside of a batch.  A slice after each batch would
     require a COMMIT for a few rows, which cost 8 % of the confirmed publishing rate. ``now_ms`` is
     steady, so setting the wall clock does not make rows old.
 
@@ -154,7 +154,7 @@ def remove_expired(
         OutcomeUnknownError: fail-stop, as for a batch.
     """
     with store.transaction():
-        return _RetentionStep(store, timer).run(bounds, now_ms)
+        return _SliceRun(store, timer).run(bounds, now_ms)
 
 
 def remove_in_batch(store: Store, bounds: RetentionBounds, now_ms: int, settled: int) -> None:
@@ -165,18 +165,18 @@ def remove_in_batch(store: Store, bounds: RetentionBounds, now_ms: int, settled:
     writer, and with it the event loop, from a third of the flow.  Only whole ranges are removed,
     because smaller ones write the same pages several times; ``remove_expired`` removes the rest.
     """
-    step = _RetentionStep(store, time.monotonic, 2 * settled, _RANGE_ROWS)
-    step.trim_history(bounds, now_ms - bounds.age_ms)
+    slice_run = _SliceRun(store, time.monotonic, 2 * settled, _RANGE_ROWS)
+    slice_run.trim_history(bounds, now_ms - bounds.age_ms)
 
 
-class _RetentionStep:
+class _SliceRun:
     """One slice of retention, executed inside a transaction."""
 
     def __init__(
         self,
         store: Store,
         timer: Callable[[], float],
-        rows: int = ROWS_PER_STEP,
+        rows: int = ROWS_PER_SLICE,
         rows_at_once: int = _ROWS_AT_ONCE,
     ) -> None:
         self._rows = rows
@@ -186,24 +186,24 @@ class _RetentionStep:
         self._counters = store.sql("batch")
         self._totals = store.sql("database_size")["totals"]
         self._timer = timer
-        self._steps = ClockJumps.read(store)
-        self._ends_at = timer() + STEP_S
+        self._jumps = ClockJumps.read(store)
+        self._ends_at = timer() + SLICE_S
         self._removed = 0
         self._has_moved = False
-        self._was_cut = False  # whether a part of the step reached its own row limit
+        self._was_cut = False  # whether a part of the slice reached its own row limit
 
     def run(self, bounds: RetentionBounds, now_ms: int) -> RetentionResult:
         cutoff_ms = now_ms - bounds.age_ms
-        ahead_ms = self._steps.smallest
+        ahead_ms = self._jumps.smallest
         self._remove_newest_body(cutoff_ms + ahead_ms, *self.trim_history(bounds, cutoff_ms))
         if "remove_runs" in self._sql:  # only SQLite's history has an index of runs
-            self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_STEP})
+            self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_SLICE})
         self._trim_receipts(bounds.receipt_window_ms)
         self._trim_clients("remove_clients", {"cutoff": cutoff_ms + ahead_ms})
         self._trim_clients("remove_excess_clients", {"most": bounds.clients})
         audit_ms = now_ms - bounds.audit_age_ms
         self._trim_audit(bounds, audit_ms + ahead_ms)
-        self._execute(self._sql["trim_clock_steps"], (min(cutoff_ms, audit_ms), STEPS_KEPT))
+        self._execute(self._sql["trim_clock_steps"], (min(cutoff_ms, audit_ms), JUMPS_KEPT))
         return RetentionResult(self._removed, self._was_cut or not self._rows_left)
 
     def trim_history(self, bounds: RetentionBounds, cutoff_ms: int) -> tuple[bool, bool]:
@@ -234,7 +234,7 @@ class _RetentionStep:
         fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
         lo, is_old = fronts[f"{name}_lo"], False
         while room := self._rows_left:
-            part = RetentionSlice(lo, rows - bound[0], size - bound[1], cutoff_ms, self._steps)
+            part = RetentionSlice(lo, rows - bound[0], size - bound[1], cutoff_ms, self._jumps)
             excess = max(part.excess_rows, part.excess_bytes * rows // max(1, size))
             if not self._is_enough(pick, part, excess):
                 return False
@@ -251,14 +251,14 @@ class _RetentionStep:
                 continue
             self._has_moved = True
             events = self._remove_by_seq("remove_events", "remove_events_run", part)
-            if events >= ROWS_PER_STEP:
+            if events >= ROWS_PER_SLICE:
                 continue  # retry the same rows if time remains
             self._remove(name, lo, part)
             lo, rows, size = part.lo, rows - part.rows, size - part.bytes
         return False
 
     def _is_enough(self, pick: str, part: RetentionSlice, excess: int) -> bool:
-        """Return whether a whole range of rows exceeds a bound, if this step is part of a batch."""
+        """Return whether a complete range exceeds a bound, if this slice is part of a batch."""
         if self._rows_at_once < _RANGE_ROWS or excess >= _RANGE_ROWS:
             return True
         parameters = {"lo": part.lo + _RANGE_ROWS - 1, "limit": 1}
@@ -293,7 +293,7 @@ class _RetentionStep:
 
     def _remove_by_seq(self, by_seqs: str, by_run: str, part: RetentionSlice) -> int:
         """Remove events (at most 1,000 per run) or bodies; return the number of rows."""
-        parameters: dict[str, Any] = {"limit": ROWS_PER_STEP}
+        parameters: dict[str, Any] = {"limit": ROWS_PER_SLICE}
         if part.seqs:
             parameters["seqs"] = json.dumps(part.seqs)
             return int(self._execute(self._sql[by_seqs], parameters).rowcount)
@@ -366,7 +366,7 @@ class _RetentionStep:
 
 
 # Removing rows for 20 ms delayed the next batch by up to 66 ms: COMMIT writes each freed page.
-SWEEP_STEP_S: Final = 0.002
+SWEEP_S: Final = 0.002
 _SWEEP_ROWS_AT_ONCE: Final = 20  # rows removed between time checks; SQLite reads each page it frees
 
 
@@ -375,7 +375,7 @@ def remove_dropped_stages(store: Store, *, timer: Callable[[], float] = time.mon
     execute, sql = store.execute, store.sql("retention")
     if execute(sql["next_dropped_stage"]).fetchone()[0] is None:
         return False
-    ends_at = timer() + SWEEP_STEP_S
+    ends_at = timer() + SWEEP_S
     with store.transaction():
         while (stage_id := execute(sql["next_dropped_stage"]).fetchone()[0]) is not None:
             span = (stage_id << ROW_BITS, stage_id + 1 << ROW_BITS)

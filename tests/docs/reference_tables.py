@@ -18,7 +18,7 @@ from phpmq_lite.broker.registry import REMOVED_QUEUES
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.server.rollups import QUEUES_MAX
 from phpmq_lite.storage.read.accounts import SAVED_MAX
-from phpmq_lite.storage.retention import STEPS_KEPT
+from phpmq_lite.storage.retention import JUMPS_KEPT
 from phpmq_lite.storage.sqlite.migrate import migrate
 from phpmq_lite.storage.start_report import STARTS_KEPT
 from tests.docs.reference_cli import cell
@@ -80,7 +80,7 @@ BOUNDS: Final[dict[str, str]] = {
     "body": "one for each message, alive or in the history",
     "claim": "one for each message alive",
     "client": "`history.clients`, and the open connections",
-    "clock_step": f"{STEPS_KEPT:,}",
+    "clock_step": f"{JUMPS_KEPT:,}",
     "counter": "the names in the code",
     "event": f"{EVENTS_MAX} for each message, alive or in the history",
     "history": "`history.rows`",

@@ -17,7 +17,7 @@ from phpmq_lite.clock import DOUBT_MS, Clock, read_clocks
 from phpmq_lite.errors import NotWritableError
 from phpmq_lite.model import AuditEntry, ClockReading, State
 from phpmq_lite.storage import retention
-from phpmq_lite.storage.retention import STEPS_KEPT, ClockJumps, RetentionBounds
+from phpmq_lite.storage.retention import JUMPS_KEPT, ClockJumps, RetentionBounds
 from phpmq_lite.storage.store import note_clock
 from tests.support.core_and_store import Driver
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
@@ -193,7 +193,7 @@ def test_jumps_are_forgotten_once_nothing_depends_on_them(driver: Driver) -> Non
     retention.remove_expired(store, bounds, 500 * DAY_MS)
     assert store.execute("SELECT step_ms FROM clock_step").fetchall() == [(20_000,)]
     assert ClockJumps.read(store).at_offset(1) == 20_000
-    assert STEPS_KEPT >= 100
+    assert JUMPS_KEPT >= 100
 
 
 def test_clock_that_stays_where_it_is_makes_one_row(driver: Driver) -> None:

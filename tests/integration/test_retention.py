@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.storage import retention
-from phpmq_lite.storage.retention import KEYS_AT_ONCE, ROWS_PER_STEP, RetentionBounds
+from phpmq_lite.storage.retention import KEYS_AT_ONCE, ROWS_PER_SLICE, RetentionBounds
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
 from tests.support.retention_database import FOREVER, NOW, RetentionDatabase, step, take
 from tests.support.stores import ON_POSTGRES
@@ -185,11 +185,11 @@ def test_database_that_cannot_grow_frees_room_by_itself(store: RetentionDatabase
 
 
 def test_step_takes_at_most_a_slice(store: RetentionDatabase) -> None:
-    store.fill(ROWS_PER_STEP + 200)
+    store.fill(ROWS_PER_SLICE + 200)
     store.fill(200, outcome=DELETED)
     bounds = RetentionBounds(rows=1, deleted_share=0)
     patient = iter(lambda: 0.0, None)
-    assert step(store, bounds, NOW, timer=lambda: next(patient)) == ROWS_PER_STEP
+    assert step(store, bounds, NOW, timer=lambda: next(patient)) == ROWS_PER_SLICE
     store.check()
     assert step(store, bounds, NOW, timer=lambda: next(patient)) == 398
     assert step(store, bounds, NOW, timer=lambda: next(patient)) == 0
@@ -212,7 +212,7 @@ def test_step_ends_in_time_after_at_least_one_slice(
 
 def test_events_of_one_message_go_in_slices(store: RetentionDatabase) -> None:
     seq = store.publish()
-    store.tell(seq, events=ROWS_PER_STEP + 5)
+    store.tell(seq, events=ROWS_PER_SLICE + 5)
     store.settle(seq)
     store.fill(1)
     bounds = RetentionBounds(rows=1, deleted_share=0)

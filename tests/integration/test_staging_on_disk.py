@@ -217,7 +217,7 @@ def test_maintenance_removes_tokens_unpublished_for_a_day(make: MakeDriver) -> N
     driver.clock.advance(86_400)
     stage(driver, "b", b"y")
     assert tokens(driver) == ["b"]
-    with patch.multiple(retention, SWEEP_STEP_S=0, _SWEEP_ROWS_AT_ONCE=50):  # on any machine
+    with patch.multiple(retention, SWEEP_S=0, _SWEEP_ROWS_AT_ONCE=50):  # on any machine
         more = [upkeep(driver.store, driver.clock.now(), False) for _ in range(4)]
     assert more == [True, True, True, False]
     assert driver.rows("SELECT content FROM stage_row") == [(b"y",)]
