@@ -66,7 +66,8 @@ from phpmq_lite.admin.system.health import (
     list_access_warnings,
     list_broker_problems,
 )
-from phpmq_lite.admin.system.metrics import HTTP_COUNTERS, LABELS, HttpCounters, MetricLabels
+from phpmq_lite.admin.system.metric_labels import MetricLabels
+from phpmq_lite.admin.system.metrics import HTTP_COUNTERS, LABELS, HttpCounters
 from phpmq_lite.admin.trends import polyline
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.documentation import Documentation

@@ -11,13 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from phpmq_lite.admin.accounts.services import SERVICES
 from phpmq_lite.admin.messages.arrow_export import EXPORTS
 from phpmq_lite.admin.system import metrics
-from phpmq_lite.admin.system.metrics import (
-    HTTP_COUNTERS,
-    OTHER,
-    HttpCounters,
-    MetricLabels,
-    MetricReadings,
-)
+from phpmq_lite.admin.system.metric_labels import OTHER, MetricLabels
+from phpmq_lite.admin.system.metrics import HTTP_COUNTERS, HttpCounters, MetricReadings
 from phpmq_lite.histogram import BUCKETS, bucket
 from phpmq_lite.installation import build_kind
 from phpmq_lite.server.counters import CommitCounters, ConnectionCounters

@@ -1,6 +1,6 @@
 """Queue labels of metrics: permanent, with counters that never decrease."""
 
-from phpmq_lite.admin.system.metrics import OTHER, MetricLabels, QueueSeries, label_name
+from phpmq_lite.admin.system.metric_labels import OTHER, MetricLabels, QueueSeries, label_name
 from phpmq_lite.histogram import BUCKETS
 from phpmq_lite.server.status import QueueStatus
 from tests.unit.admin.cases import queue_status
