@@ -204,7 +204,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "admin": {"aiohttp", "aiohttp_sse", "jinja2", "pydantic", "prometheus_client", "argon2"},
     "documentation": {"markdown_it", "markupsafe"},
     "envelopes": {"babelqueue", "msgspec"},
-    "admin.pipeline.staging": {"aiohttp", "pydantic", "pyarrow"},
+    "admin.pipeline.arrow_rows": {"pyarrow"},
     "spark": {"pyspark", "pyarrow"},
     "process": {"uvloop"},
     "cli": {ANY},

@@ -15,7 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.pipeline import staging
+from phpmq_lite.admin.pipeline import arrow_rows
+from phpmq_lite.broker.pipeline import staging
 from phpmq_lite.queue_settings import LONGEST_TTL_S
 from tests.fuzz.target import Target
 
@@ -42,14 +43,14 @@ _TYPES: Final[tuple[Callable[[], Any], ...]] = (
 
 def check_upload(data: bytes) -> str:
     try:
-        found = staging.read_rows(data, CONTENT_MAX, lambda name: None)
+        found = arrow_rows.read_rows(data, CONTENT_MAX, lambda name: None)
     except Problem as problem:
         if problem.status not in (413, 422):
             raise
         is_known = problem.field in (None, "body", "queue", "ttl_s")
         return f"{problem.status}-{(problem.field or problem.code) if is_known else 'column'}"
     rows = [row for chunk in found.chunks() for row in chunk]
-    assert len(rows) == found.rows <= staging.ROWS_MAX
+    assert len(rows) == found.rows <= staging.TOKEN_ROWS
     assert sum(len(body) for _, body, _ in rows) == found.bytes
     for queue, body, ttl_s in rows:
         assert type(queue) is str
@@ -106,13 +107,13 @@ def _fresh(dice: Random) -> bytes:
                 arrays = [_column(dice, type_, rows) for type_ in types]
                 writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     except (pa.ArrowException, NotImplementedError):
-        return staging._END
+        return arrow_rows._END
     raw = bytearray(sink.getvalue())
     for _ in range(dice.choice((0, 0, 1, 1, 1, 2, 4))):  # numbers of metadata and of offsets
         word = dice.choice(_WORDS)
         at = dice.randrange(len(raw) - 8) // len(word) * len(word)
         raw[at : at + len(word)] = word
-    return bytes(raw if raw.endswith(staging._END) else raw + staging._END)
+    return bytes(raw if raw.endswith(arrow_rows._END) else raw + arrow_rows._END)
 
 
 UPLOADS: Final = Target(
@@ -121,5 +122,5 @@ UPLOADS: Final = Target(
     _fresh,
     list,
     re.compile(rb".{1,8}", re.DOTALL),
-    (*_WORDS, staging._END, b"\xff\xff\xff\xff", b"body", b"queue", b"ttl_s"),
+    (*_WORDS, arrow_rows._END, b"\xff\xff\xff\xff", b"body", b"queue", b"ttl_s"),
 )

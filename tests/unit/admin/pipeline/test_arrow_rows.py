@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.pipeline import staging
+from phpmq_lite.admin.pipeline import arrow_rows
+from phpmq_lite.broker.pipeline import staging
 
 MAX = 100
 
@@ -26,8 +27,8 @@ def batch(**columns: Any) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def read(raw: bytes | bytearray) -> staging.UploadedRows:
-    return staging.read_rows(raw, MAX, lambda _: None)
+def read(raw: bytes | bytearray) -> arrow_rows.UploadedRows:
+    return arrow_rows.read_rows(raw, MAX, lambda _: None)
 
 
 GOOD = batch(body=[b"a", b"bb"], queue=["q", "r"], ttl_s=pa.array([None, 5], pa.int64()))
@@ -58,8 +59,8 @@ def test_batches_without_rows_are_not_kept() -> None:
 
 
 def test_slices_are_bounded_by_rows_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "SLICE_ROWS", 3)
-    monkeypatch.setattr(staging, "SLICE_BYTES", 10)
+    monkeypatch.setattr(arrow_rows, "SLICE_ROWS", 3)
+    monkeypatch.setattr(arrow_rows, "SLICE_BYTES", 10)
     bodies = [b"x" * size for size in (4, 4, 4, 30, 1, 1, 1, 1)]
     chunks = list(read(stream(batch(body=bodies, queue=["q"] * 8))).chunks())
     assert [[len(body) for _, body, _ in chunk] for chunk in chunks] == [
@@ -72,7 +73,7 @@ def cases() -> dict[str, tuple[bytes, int, str | None]]:
     null = pa.array([None], pa.binary())
     return {
         "nothing": (b"", 422, None),
-        "no Arrow": (b"x" * 50 + staging._END, 422, None),
+        "no Arrow": (b"x" * 50 + arrow_rows._END, 422, None),
         "cut off": (stream(GOOD)[:-8], 422, None),
         "cut off in a batch": (stream(GOOD)[:-40], 422, None),
         "zstd": (stream(GOOD, compression="zstd"), 422, None),
@@ -101,21 +102,21 @@ def test_stream_is_refused(what: str) -> None:
 
 
 def test_too_many_rows_are_refused_with_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "ROWS_MAX", 3)
+    monkeypatch.setattr(staging, "TOKEN_ROWS", 3)
     with pytest.raises(Problem) as caught:
         read(stream(GOOD, GOOD))
     assert (caught.value.status, caught.value.bound) == (413, "at most 3 rows")
 
 
 def test_reading_stops_at_the_first_batch_over_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "ROWS_MAX", 3)
+    monkeypatch.setattr(staging, "TOKEN_ROWS", 3)
     with pytest.raises(Problem, match="at least 4 rows"):
         read(stream(GOOD, GOOD, GOOD))
 
 
 def test_permission_is_checked_once_per_queue() -> None:
     asked: list[str] = []
-    staging.read_rows(stream(GOOD, GOOD), MAX, asked.append)
+    arrow_rows.read_rows(stream(GOOD, GOOD), MAX, asked.append)
     assert asked == ["q", "r"]
 
 
