@@ -70,11 +70,7 @@ class Accounts:
         self._by_id: dict[int, User] = {}
 
     async def load(self, now_ms: int) -> list[str]:
-        """Load all accounts; return the addresses used for logins in the last 30 days.
-
-        Raises:
-            StorageError: the database cannot be read.
-        """
+        """Load all accounts, or raise StorageError; return the addresses of logins in 30 days."""
         stored = await read_all(self._readers, now_ms - KEPT_MS)
         self.users = {user.name: user for user in stored.users}
         self._by_id = {user.user_id: user for user in stored.users}
@@ -157,11 +153,7 @@ class Accounts:
         queues: tuple[str, ...] | None = None,
         password: str | None = None,
     ) -> None:
-        """Change a user's permissions or password hash, and end their sessions.
-
-        Raises:
-            Problem: 409 if no admin would remain, 404 if the user has been removed.
-        """
+        """Change a user and end their sessions; raise ``Problem``: 404, or 409 without admins."""
         async with self._changing:
             self._check_there(user)
             rights = (role or user.role, user.queues if queues is None else queues)

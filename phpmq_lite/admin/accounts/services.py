@@ -85,11 +85,7 @@ class AccountServices:
     loaded_at_ms: int = 0
 
     async def load(self, now_ms: int, max_age_ms: int | None = None) -> None:
-        """Load the accounts on the first call, and if they are older than ``max_age_ms``.
-
-        Raises:
-            StorageError: the database cannot be read.
-        """
+        """Load the accounts if they are missing or too old; raise StorageError if that fails."""
         is_old = max_age_ms is not None and now_ms > self.loaded_at_ms + max_age_ms
         if is_old or not self.accounts.is_loaded:
             for address in await self.accounts.load(now_ms):

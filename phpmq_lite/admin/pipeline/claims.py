@@ -146,11 +146,7 @@ async def release_claimed(call: Call, body: ReleaseInput) -> ReleaseView:
 
 
 async def find_subscription(call: Call, name: str) -> SubscriptionRow:
-    """Return the stored row of a subscription.
-
-    Raises:
-        Problem: 404 if there is no such subscription, 403 if the caller cannot use its queue.
-    """
+    """Return a subscription's row; raise ``Problem``: 404, or 403 without access to its queue."""
     row = await _find(call, name)
     if row is None:
         detail = f"There is no subscription {name!r}."
@@ -183,11 +179,7 @@ async def _find(call: Call, name: str) -> SubscriptionRow | None:
 
 
 def _check_right(call: Call, row: SubscriptionRow) -> None:
-    """Reject a subscription if the caller is not allowed to use its queue; do not name the queue.
-
-    Raises:
-        Problem: 403.
-    """
+    """Raise a 403 ``Problem`` without the queue's name if the caller cannot use the queue."""
     if not call.may_use(row.queue or ""):
         detail = f"{call.actor!r} is not allowed to use the queue of subscription {row.name!r}."
         bound = ", ".join(call.identity.queues)

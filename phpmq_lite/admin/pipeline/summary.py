@@ -130,19 +130,11 @@ class SummaryFile:
         self._writing = threading.Lock()  # all writers use the same temporary file
 
     async def read(self) -> PipelineSummary | None:
-        """Return the summary, or None if no job has written one.
-
-        Raises:
-            BadSummaryError: the file cannot be read or is invalid.
-        """
+        """Return the summary, or None if there is none; raise BadSummaryError if it is invalid."""
         return await asyncio.to_thread(self._read)
 
     async def write(self, raw: bytes) -> None:
-        """Merge a valid summary into the file, which is replaced atomically.
-
-        Raises:
-            StorageError: the file cannot be written; the old one remains.
-        """
+        """Merge a valid summary into the file, atomically; raise StorageError if that fails."""
         await asyncio.to_thread(self._write, raw)
 
     def _write(self, raw: bytes) -> None:

@@ -154,11 +154,7 @@ def _with_unit(kind: str, value: Any) -> str:
 def changed_settings(
     queue: QueueStatus, defaults: QueueSettings, read: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return the settings that the user changed; an empty number field means the default.
-
-    Raises:
-        BadSettingError: a number is invalid.
-    """
+    """Return the changed settings (empty: the default); raise BadSettingError for bad numbers."""
     changes: dict[str, Any] = {}
     for name, setting in FIELDS.items():
         value = _value(setting, read)

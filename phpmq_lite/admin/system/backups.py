@@ -79,11 +79,7 @@ class ScrubView(BaseModel):
 
 
 def maintenance_of(context: Context) -> Maintenance:
-    """Return the database maintenance object.
-
-    Raises:
-        Problem: 409 if the broker stores in PostgreSQL, 503 if it is not ready yet.
-    """
+    """Return the database's maintenance; raise ``Problem``: 409 on PostgreSQL, 503 at the start."""
     if not (store := context.engine.summary().store).has_file:
         detail = (
             f"This broker stores in {store.engine} ({store.place}), whose own tools make backups: "

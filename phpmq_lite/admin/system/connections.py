@@ -207,11 +207,7 @@ def parse_client_number(text: str) -> int:
 
 
 async def find_client(call: Call) -> ClientRow:
-    """Return the row of the connection in the path, whether the connection is open or closed.
-
-    Raises:
-        Problem: 404 if the connection never existed or its row has been removed.
-    """
+    """Return the row of the connection in the path, open or closed; raise a 404 ``Problem``."""
     number = parse_client_number(call.path("client"))
     if (open_ := find_client_status(call, number)) is not None:
         kind, framing, revision = open_.kind, open_.framing, open_.revision

@@ -173,11 +173,7 @@ def is_relaying(context: Context) -> bool:
 
 
 def check_started(context: Context) -> None:
-    """Refuse a request until startup is complete.
-
-    Raises:
-        Problem: 503; on a standby, it names the active broker.
-    """
+    """Raise a 503 ``Problem`` until startup is complete; a standby's names the active broker."""
     if is_started(context):
         return
     status = context.engine.summary()

@@ -44,11 +44,7 @@ TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
 
 
 def evaluation_of(call: Call, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
-    """Return a function that computes a topic's current values for a call.
-
-    Raises:
-        Problem: 422 if the topic is unknown.
-    """
+    """Return what computes a topic's values; raise a 422 ``Problem`` for unknown topics."""
     name, colon, argument = topic.partition(":")
     evaluator, has_argument = TOPICS.get(name, (None, False))
     if evaluator is None or has_argument is not bool(colon and argument):

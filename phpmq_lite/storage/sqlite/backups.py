@@ -275,11 +275,7 @@ def check_space(folder: Path, need: int) -> None:
 
 
 def verify_backup(backup: Backup) -> None:
-    """Compare a backup with its manifest.
-
-    Raises:
-        DataDamagedError: the backup was modified.
-    """
+    """Compare a backup with its manifest; raise DataDamagedError if the backup was modified."""
     database, manifest = backup.database, backup.manifest
     size = _size(database)
     if size != manifest.bytes:
@@ -329,11 +325,7 @@ class BackupSchedule:
         return self._task is not None and not self._task.done()
 
     async def all(self) -> list[Backup]:
-        """Return all complete backups, newest first.
-
-        Raises:
-            StorageError: the folder cannot be read.
-        """
+        """Return all complete backups, newest first; raise StorageError if it cannot be read."""
         try:
             return await asyncio.to_thread(list_backups, self.folder)
         except OSError as error:
