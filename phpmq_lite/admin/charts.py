@@ -247,7 +247,7 @@ def _about(series: Sequence[ChartSeries], trend: Trend, write: FormatValue, when
     gaps = sum(bucket is None for bucket in trend.buckets)
     if gaps and sentences:
         sentences.append(f"No data for {gaps} of {len(trend.buckets)} steps.")
-    when = when or f"The last {trend.span.title}."
+    when = when or f"The last {trend.period.title}."
     return f"{when} " + (" ".join(sentences) or "Nothing was measured.")
 
 
@@ -318,7 +318,7 @@ _EVERY_S: Final = {"1h": 600, "24h": 4 * HOUR_S, "7d": 2 * DAY_S, "30d": WEEK_S}
 
 def time_marks(trend: Trend) -> list[AxisMark]:
     """Return marks for a time axis, at round UTC times that are not too close to its ends."""
-    every, start, length = _EVERY_S[trend.span.key], trend.start_s, trend.end_s - trend.start_s
+    every, start, length = _EVERY_S[trend.period.key], trend.start_s, trend.end_s - trend.start_s
     pattern, style = ("%H:%M", "clock") if every < DAY_S else ("%b %-d", "day")
     marks = []
     for at_s in range(-(-start // every) * every, trend.end_s + 1, every):
@@ -338,13 +338,13 @@ def _iso(at: datetime) -> str:
 
 def make_table(trend: Trend, columns: Sequence[tuple[ValueKind, ChartSeries]]) -> ChartTable:
     """Return the values of series, each with a value for each bucket, as a table."""
-    is_hour = trend.span.length_s <= HOUR_S
+    is_hour = trend.period.length_s <= HOUR_S
     pattern, style = ("%H:%M:%S", "second") if is_hour else ("%b %-d, %H:%M", "moment")
     rows: list[tuple[str, str, Sequence[str]]] = []
     for at in range(len(trend.buckets) - 1, -1, -1):
         if trend.buckets[at] is None:
             continue
-        when = datetime.fromtimestamp(trend.start_s + at * trend.span.step_s, UTC)
+        when = datetime.fromtimestamp(trend.start_s + at * trend.period.step_s, UTC)
         cells = [
             formats.DASH if (value := series.values[at]) is None else kind.write(value)
             for kind, series in columns

@@ -17,7 +17,7 @@ from phpmq_lite.storage.read.activity import COUNTS, Point, UptimeSpan
 _OUTCOMES: Final = tuple(OUTCOMES)
 _PLACES: Final = tuple(map(COUNTS.index, OUTCOMES))
 _STEPS_S: Final = {"1h": 180, "24h": HOUR_S, "7d": 6 * HOUR_S, "30d": DAY_S}
-SPANS: Final = {key: trends.SPANS[key]._replace(step_s=step) for key, step in _STEPS_S.items()}
+SPANS: Final = {key: trends.PERIODS[key]._replace(step_s=step) for key, step in _STEPS_S.items()}
 INSET: Final = 5.0  # percentage of the width occupied by the axis labels on the left
 _GAP: Final = 0.12  # space on each side of a column, as a fraction of the slice's width
 _LEAST: Final = 1.0  # minimum height of a nonzero bar, as a percentage

@@ -37,9 +37,9 @@ class TrendPeriod(NamedTuple):
     step_s: int
 
 
-SPANS: Final = {
-    span.key: span
-    for span in (
+PERIODS: Final = {
+    period.key: period
+    for period in (
         TrendPeriod("1h", "1 h", HOUR_S, 20),
         TrendPeriod("24h", "24 h", DAY_S, 360),
         TrendPeriod("7d", "7 d", 7 * DAY_S, 2_700),
@@ -75,9 +75,9 @@ class TrendBucket:
 
 @dataclass(slots=True, frozen=True)
 class Trend:
-    """The trend of one queue or of all queues over a span; buckets without data are None."""
+    """The trend of one queue or of all queues over a period; buckets without data are None."""
 
-    span: TrendPeriod
+    period: TrendPeriod
     start_s: int  # in Unix seconds; a multiple of the step length
     buckets: Sequence[TrendBucket | None]
     gauges: Mapping[str, Any] = field(default_factory=dict)  # newest depths and age
@@ -85,7 +85,7 @@ class Trend:
     @property
     def end_s(self) -> int:
         """The end of the last bucket, which may be in the future."""
-        return self.start_s + self.span.step_s * len(self.buckets)
+        return self.start_s + self.period.step_s * len(self.buckets)
 
     @property
     def drawn(self) -> Sequence[TrendBucket | None]:
@@ -151,50 +151,52 @@ def _percentiles(counts: list[int] | None) -> tuple[int | None, int | None]:
     return histogram.percentile(counts, 0.5), histogram.percentile(counts, 0.95)
 
 
-def first_bucket_s(span: TrendPeriod, now_s: int) -> int:
+def first_bucket_s(period: TrendPeriod, now_s: int) -> int:
     """Return when a chart's first bucket starts, given that the last one contains ``now_s``."""
-    return (now_s // span.step_s + 1) * span.step_s - span.length_s
+    return (now_s // period.step_s + 1) * period.step_s - period.length_s
 
 
 def make_trend(
     points: Sequence[Point],
     beats: Sequence[UptimeSpan],
-    span: TrendPeriod,
+    period: TrendPeriod,
     now_s: int,
     *,
     with_times: bool = True,
 ) -> Trend:
-    """Compute the trend over a span that ends now; points and beats are ordered by time.
+    """Compute the trend over a period that ends now; points and beats are ordered by time.
 
     If the broker was running, a bucket without points counts as idle and empty.  However, it has
     no data if the queue may have been counted in the combined point for other queues.
     """
-    sums = sum_buckets(points, beats, span, now_s, with_times=with_times)
+    sums = sum_buckets(points, beats, period, now_s, with_times=with_times)
     gauges = dict.fromkeys(GAUGES, 0)
     if points and (not beats or beats[-1].at_s <= points[-1].at_s or beats[-1].has_rest):
         gauges = dict(zip(GAUGES, points[-1].gauges, strict=True))
     newest = gauges | {"oldest_age_ms": gauges["oldest_age_ms"] or None}
-    return Trend(span, first_bucket_s(span, now_s), [bucket.bucket() for bucket in sums], newest)
+    return Trend(
+        period, first_bucket_s(period, now_s), [bucket.bucket() for bucket in sums], newest
+    )
 
 
 def sum_buckets(
     points: Iterable[Point],
     beats: Iterable[UptimeSpan],
-    span: TrendPeriod,
+    period: TrendPeriod,
     now_s: int,
     *,
     with_times: bool,
 ) -> list[BucketSums]:
     """Return the sums of all buckets; a point that overlaps two of them is divided between them."""
-    start_s, count = first_bucket_s(span, now_s), span.length_s // span.step_s
+    start_s, count = first_bucket_s(period, now_s), period.length_s // period.step_s
     sums = [BucketSums() for _ in range(count)]
     for beat in beats:
-        for at, seconds in split_over_buckets(beat, start_s, span.step_s, count):
+        for at, seconds in split_over_buckets(beat, start_s, period.step_s, count):
             bucket = sums[at]
-            bucket.observed_s = min(bucket.observed_s + seconds, span.step_s)
+            bucket.observed_s = min(bucket.observed_s + seconds, period.step_s)
             bucket.has_rest |= beat.has_rest
     for point in points:
-        for at, seconds in split_over_buckets(point, start_s, span.step_s, count):
+        for at, seconds in split_over_buckets(point, start_s, period.step_s, count):
             sums[at].add(point, seconds / point.span_s, with_times=with_times)
     return sums
 
@@ -343,20 +345,20 @@ _MINUTES_S: Final = 90_000  # how long per-minute points are stored
 
 
 async def read_trend(
-    context: Context, queue_id: int, span: TrendPeriod, *, with_times: bool = False
+    context: Context, queue_id: int, period: TrendPeriod, *, with_times: bool = False
 ) -> Trend:
-    """Return the trend of a queue, ALL or DEAD_LETTERS over a span that ends now.
+    """Return the trend of a queue, ALL or DEAD_LETTERS over a period that ends now.
 
     ``with_times`` adds the percentiles of wait and hold times.
     """
     now_s = context.now_ms() // 1_000
     points, beats = context.rollups.points(queue_id), context.rollups.uptime()
-    start_s = first_bucket_s(span, now_s)
-    if start_s < now_s - HOUR_S - span.step_s:
+    start_s = first_bucket_s(period, now_s)
+    if start_s < now_s - HOUR_S - period.step_s:
         points, beats = await gather_points(context, queue_id, start_s)
     if not with_times:
-        return make_trend(points, beats, span, now_s, with_times=False)
-    return await asyncio.to_thread(make_trend, points, beats, span, now_s)
+        return make_trend(points, beats, period, now_s, with_times=False)
+    return await asyncio.to_thread(make_trend, points, beats, period, now_s)
 
 
 async def gather_points(

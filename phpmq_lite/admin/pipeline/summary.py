@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from phpmq_lite.admin import charts, formats
 from phpmq_lite.admin.charts import Chart, ChartSeries, ChartTable
-from phpmq_lite.admin.trends import SPANS, Trend, TrendBucket, TrendPeriod
+from phpmq_lite.admin.trends import PERIODS, Trend, TrendBucket, TrendPeriod
 from phpmq_lite.durations import HOUR_S, MINUTE_S
 from phpmq_lite.errors import StorageError
 from phpmq_lite.insights_document import (
@@ -193,25 +193,25 @@ class InsightsCharts(NamedTuple):
 
 
 def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[SummaryStep]:
-    """Return a span's summary rows, for one queue or for all queues."""
+    """Return a period's summary rows, for one queue or for all queues."""
     steps = summary.last24h if key == "24h" else summary.last30d
     return [step for step in steps if step.queue == queue] if queue else steps
 
 
 def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
     """Draw charts for one queue or all queues combined, ending when the summary was completed."""
-    span, now_s, row_s = SPANS[key], summary.finished_at // 1_000, _ROW_S[key]
-    count = span.length_s // span.step_s
-    start_s = (now_s // row_s + 1) * row_s - span.length_s  # so that the last bucket is complete
+    period, now_s, row_s = PERIODS[key], summary.finished_at // 1_000, _ROW_S[key]
+    count = period.length_s // period.step_s
+    start_s = (now_s // row_s + 1) * row_s - period.length_s  # so that the last bucket is complete
     sums = [_BucketSums() for _ in range(count)]
     for step in steps_of(summary, key, queue):
-        at = (step.at_ms // 1_000 - start_s) // span.step_s
+        at = (step.at_ms // 1_000 - start_s) // period.step_s
         if 0 <= at < count:
             sums[at].add(step)
-    trend = Trend(span, start_s, [TrendBucket()] * count)
-    length = formats.format_duration(span.step_s * 1_000)
+    trend = Trend(period, start_s, [TrendBucket()] * count)
+    length = formats.format_duration(period.step_s * 1_000)
     until = f"{datetime.fromtimestamp(now_s, UTC):%b %-d, %H:%M} UTC"
-    when = f"The {span.title} up to {until}, in steps of {length}."
+    when = f"The {period.title} up to {until}, in steps of {length}."
 
     def line(
         key: str, count: str, *, has_area: bool = False, is_dashed: bool = False
@@ -241,7 +241,7 @@ def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> Insigh
         *((charts.COUNT, series) for series in (*flow, *loss)),
         *((charts.TIME, series) for series in (*waits, *holds)),
     ]
-    return InsightsCharts(span, drawn, charts.make_table(trend, columns), until, length)
+    return InsightsCharts(period, drawn, charts.make_table(trend, columns), until, length)
 
 
 class _BucketSums:

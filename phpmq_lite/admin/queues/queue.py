@@ -35,7 +35,7 @@ from phpmq_lite.admin.queues.view import (
     read_oldest_ready_at,
     retry_hint,
 )
-from phpmq_lite.admin.trends import SPANS
+from phpmq_lite.admin.trends import PERIODS
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.checks import RECENT_MS
@@ -185,11 +185,11 @@ async def _consuming(call: Call, queue: QueueStatus) -> list[QueueConsumer]:
 
 
 async def _charts(call: Call, queue: QueueStatus, key: str) -> dict[str, Any]:
-    context, span, records = call.context, SPANS[key], call.find_queue(queue.records_queue)
-    trend = await trends.read_trend(context, queue.queue_id, span, with_times=True)
-    dead = None if records is None else await trends.read_trend(context, records.queue_id, span)
+    context, period, records = call.context, PERIODS[key], call.find_queue(queue.records_queue)
+    trend = await trends.read_trend(context, queue.queue_id, period, with_times=True)
+    dead = None if records is None else await trends.read_trend(context, records.queue_id, period)
     return {
-        "span": span,
+        "span": period,
         "charts": [charts.draw_trend(key, trend, dead) for key in charts.TREND_CHARTS],
         "table": charts.trend_table(charts.TREND_CHARTS, trend, dead),
     }

@@ -23,7 +23,7 @@ from phpmq_lite.admin.queues.list import (
 from phpmq_lite.admin.queues.view import overview_tiles, read_oldest_ready_at, sum_totals
 from phpmq_lite.admin.system.attention import read_notices
 from phpmq_lite.admin.system.system import read_restart_report
-from phpmq_lite.admin.trends import SPANS
+from phpmq_lite.admin.trends import PERIODS
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import ALL, COUNTS, DEAD_LETTERS
@@ -65,15 +65,15 @@ async def show_overview(call: Call, query: OverviewPageQuery) -> web.Response:
 
 async def _charts(call: Call, key: str) -> dict[str, Any]:
     """Return charts covering all queues, or none if the caller cannot access every queue."""
-    context, span = call.context, SPANS[key]
+    context, period = call.context, PERIODS[key]
     if call.allowed is not None or not call.queues:
-        return {"charts": (), "table": None, "span": span}
-    trend = await trends.read_trend(context, ALL, span)
-    records = await trends.read_trend(context, DEAD_LETTERS, span)
+        return {"charts": (), "table": None, "span": period}
+    trend = await trends.read_trend(context, ALL, period)
+    records = await trends.read_trend(context, DEAD_LETTERS, period)
     return {
         "charts": [charts.draw_trend(kind, trend, records) for kind in ("depth", "rates")],
         "table": charts.trend_table(("depth", "rates"), trend, records),
-        "span": span,
+        "span": period,
     }
 
 
@@ -206,12 +206,12 @@ async def get_stats_history(call: Call, query: StatsHistoryQuery) -> StatsHistor
         detail = "Only users with access to all queues can see the totals."
         raise Problem(403, "foreign_queue", detail, field="queue")
     queue_id = call.queue(query.queue).queue_id if query.queue else ALL
-    span = SPANS[query.span]
-    trend = await trends.read_trend(call.context, queue_id, span, with_times=True)
+    period = PERIODS[query.span]
+    trend = await trends.read_trend(call.context, queue_id, period, with_times=True)
     points = [
         PointView.of(
             bucket,
-            at=(trend.start_s + at * span.step_s) * 1_000,
+            at=(trend.start_s + at * period.step_s) * 1_000,
             dispatched=bucket.held,
             bytes=bucket.live_bytes,
             **{f"{name}_per_s": round(getattr(bucket, name), 4) for name in COUNTS},
@@ -221,8 +221,8 @@ async def get_stats_history(call: Call, query: StatsHistoryQuery) -> StatsHistor
     ]
     return StatsHistoryView(
         queue=query.queue or None,
-        span=span.key,
-        step_s=span.step_s,
+        span=period.key,
+        step_s=period.step_s,
         start_at=trend.start_s * 1_000,
         end_at=trend.end_s * 1_000,
         points=points,

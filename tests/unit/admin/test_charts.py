@@ -9,7 +9,7 @@ import pytest
 
 from phpmq_lite.admin import charts
 from phpmq_lite.admin.app import page_environment
-from phpmq_lite.admin.trends import SPANS, Trend, TrendBucket
+from phpmq_lite.admin.trends import PERIODS, Trend, TrendBucket
 from phpmq_lite.installation import templates_folder
 from tests.unit.admin.cases import HOSTILE
 
@@ -20,8 +20,8 @@ BUSY = TrendBucket(published=20.0, acked=10.0, ready=100, held=5, oldest_age_ms=
 
 def made(*buckets: TrendBucket | None, span: str = "1h") -> Trend:
     """Return a trend that ends with these buckets and has no data before them."""
-    count = SPANS[span].length_s // SPANS[span].step_s
-    return Trend(SPANS[span], START_S, [None] * (count - len(buckets)) + list(buckets))
+    count = PERIODS[span].length_s // PERIODS[span].step_s
+    return Trend(PERIODS[span], START_S, [None] * (count - len(buckets)) + list(buckets))
 
 
 def line(chart: charts.Chart, key: str) -> charts.ChartLine:
@@ -95,7 +95,7 @@ def test_description_has_range_last_value_and_gaps() -> None:
     assert "No data for 178 of 180 steps." in chart.about
 
 
-@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("span", PERIODS)
 def test_time_axis_has_a_few_round_times(span: str) -> None:
     marks = charts.time_marks(made(span=span))
     assert 3 <= len(marks) <= 6

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from phpmq_lite.admin.trends import (
-    SPANS,
+    PERIODS,
     SPARK_SAMPLES,
     SPARK_STEP_S,
     Trend,
@@ -21,7 +21,7 @@ from phpmq_lite.histogram import BUCKETS, add, add_packed, bucket, pack, unpack
 from phpmq_lite.storage.read.activity import Point, UptimeSpan
 from tests.unit.admin.cases import queue_status
 
-HOUR = SPANS["1h"]
+HOUR = PERIODS["1h"]
 NOW_S = 1_700_006_400  # on the hour
 
 
@@ -47,9 +47,9 @@ def depths(buckets: Sequence[TrendBucket | None]) -> list[tuple[int, int]]:
     return [(bucket.ready, bucket.held) for bucket in buckets if bucket is not None]
 
 
-@pytest.mark.parametrize("span", SPANS.values(), ids=SPANS.keys())
-def test_number_of_buckets_is_bounded(span: object) -> None:
-    made = make_trend([], [], span, NOW_S)  # type: ignore[arg-type]
+@pytest.mark.parametrize("period", PERIODS.values(), ids=PERIODS.keys())
+def test_number_of_buckets_is_bounded(period: object) -> None:
+    made = make_trend([], [], period, NOW_S)  # type: ignore[arg-type]
     assert len(made.buckets) <= 240
     assert not any(made.buckets)
 
