@@ -185,11 +185,7 @@ class Accounts:
                 await self._store(None, [SetPassword(password, user.user_id)], apply)
 
     async def remove_user(self, entry: AuditEntry, user: User, *, is_opening: bool = False) -> None:
-        """Remove a user and end all their sessions; with ``is_opening``, even the only user.
-
-        Raises:
-            Problem: 409 if no admin would remain, 404 if the user has been removed.
-        """
+        """Remove a user, with ``is_opening`` even the only one; raise ``Problem``: 404 or 409."""
         async with self._changing:
             self._check_there(user)
             if not is_opening or len(self.users) > 1:

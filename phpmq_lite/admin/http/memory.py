@@ -80,11 +80,7 @@ class HttpMemory:
         return self.used + more <= self.total and not self._is_over_share(hold, more)
 
     async def take(self, hold: "MemoryReservation", more: int) -> None:
-        """Add memory to a reservation, ending slower or younger transfers if necessary.
-
-        Raises:
-            Problem: 429 if the identity has used its share, 503 if the budget is used up.
-        """
+        """Add memory, ending slower or younger transfers if need be; raise 429 or 503 if full."""
         if not self._fits(hold, more):
             self.reached += 1
             until_s = self.now_s() + WAIT_S

@@ -196,11 +196,7 @@ async def get_summary(call: Call) -> web.Response:
 
 
 async def visible_summary(call: Call) -> PipelineSummary | None:
-    """Return the part of the summary visible to the caller, or None if no summary is stored.
-
-    Raises:
-        BadSummaryError: the summary cannot be read, or is invalid.
-    """
+    """Return what the caller may see of the summary, or None; raise BadSummaryError if invalid."""
     summary = await call.context.app[SUMMARIES].read()
     if summary is None or not call.identity.queues:
         return summary

@@ -264,11 +264,7 @@ def remove_old(folder: Path, keep: int, newest_id: str) -> list[str]:
 
 
 def check_space(folder: Path, need: int) -> None:
-    """Check that a folder has enough free space.
-
-    Raises:
-        StorageFullError: there is too little space; the message says how much is needed.
-    """
+    """Raise StorageFullError, which says how much is needed, if a folder has too little space."""
     free = shutil.disk_usage(folder).free
     if free < need:
         raise StorageFullError(f"{folder} has {free:,} bytes free, but {need:,} are required")
@@ -332,11 +328,7 @@ class BackupSchedule:
             raise StorageError(f"cannot read {self.folder}: {error.strerror}") from error
 
     def start(self) -> "asyncio.Task[Backup]":
-        """Start a backup in a task, which returns the backup or raises StorageError.
-
-        Raises:
-            RefusedError: a backup is in progress.
-        """
+        """Start a backup in a task, which may raise StorageError; raise RefusedError during one."""
         self._check_idle()
         self._task = asyncio.create_task(self._make())
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

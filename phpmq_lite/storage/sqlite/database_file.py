@@ -117,11 +117,7 @@ class OpenedFiles:
         self._note(self._database)
 
     def note_log(self) -> None:
-        """Record the identity of the WAL and its index, and of the database if it is new.
-
-        Raises:
-            DatabaseReplacedError: the database has been replaced since ``note_database``.
-        """
+        """Record which WAL and index are used; raise DatabaseReplacedError for another database."""
         if self._opened:
             self.check()
         else:

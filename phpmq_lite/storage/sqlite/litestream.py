@@ -93,11 +93,7 @@ def run_litestream(*arguments: str, data: Path | None = None, timeout_s: float =
 
 
 def parse_target(target: str) -> tuple[str, str]:
-    """Return a target as an absolute path or URL without a history id, and that id, or "".
-
-    Raises:
-        SettingsError: Litestream does not support the target, or it contains credentials.
-    """
+    """Return an absolute path or URL and its history id, or ""; raise SettingsError if invalid."""
     scheme, _, location = target.rpartition("://")
     if scheme not in ("", "file", *_SCHEMES) or any(char in target for char in '$"\\\n'):
         raise SettingsError(f"{target}: use a folder, or a URL with {', '.join(_SCHEMES)}")
