@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TextIO
 
 from phpmq_lite.errors import StartRefusedError
 
@@ -98,22 +98,11 @@ class BrokerProcess:
             StartFailedError: the broker exited or was too slow; the message shows its last output.
         """
         began_s = time.monotonic()
-        environment = os.environ if self.env is None else self.env
-        if self.is_isolated:
-            environment = {n: v for n, v in environment.items() if not n.startswith("PHPMQ_")}
         # If Ctrl-C arrived before self.process is assigned, the process would keep running.
         # A broker that is not isolated must receive Ctrl-C, so SIGINT must not be blocked for it.
         blocked = [signal.SIGINT] if self.is_isolated else []
         with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
-            self.process = process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL if self.is_isolated else None,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                start_new_session=self.is_isolated,
-            )
+            self.process = process = self._open(log)
         self.phpmq, self.admin = [], []
         timer = threading.Timer(_START_S, process.kill)
         timer.start()
@@ -128,6 +117,21 @@ class BrokerProcess:
             timer.cancel()
         code = self._end(signal.SIGKILL)
         raise StartFailedError(code, self.log.read_text(encoding="utf-8")[-2_000:])
+
+    def _open(self, log: TextIO) -> "subprocess.Popen[str]":
+        """Start the process; tests start it in other ways, such as from a fork server."""
+        environment = os.environ if self.env is None else self.env
+        if self.is_isolated:
+            environment = {n: v for n, v in environment.items() if not n.startswith("PHPMQ_")}
+        return subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL if self.is_isolated else None,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=self.is_isolated,
+        )
 
     @property
     def command(self) -> list[str]:
