@@ -248,11 +248,11 @@ def _write_at_once() -> None:
     run_in_thread = Writer._run_in_thread
 
     def hasty(self: Writer, work: Callable[[SqliteStore], T]) -> asyncio.Future[T]:
-        one, self._in_process = self._in_process, None
+        one, self._turn.request = self._turn.request, None
         try:
             return run_in_thread(self, work)
         finally:
-            self._in_process = one
+            self._turn.request = one
 
     setattr(Writer, "_run_in_thread", hasty)  # noqa: B010 - a method is not assigned to
 

@@ -274,7 +274,7 @@ async def test_batch_removes_what_it_settles_when_the_history_is_full(
         if is_in_turn:
             both.settled[int(State.EXPIRED), None] = seqs[1::2]
         await served.commit(both)
-        await until(lambda: served._removal is None)
+        await until(lambda: served._turn.removal is None)
         [(kept, first, last, counted)] = rows(
             served,
             'SELECT count(*), min("offset"), max("offset"),'
@@ -305,7 +305,7 @@ async def fill(one: Writer) -> None:
 
 async def test_work_and_batches_wait_for_a_removal_in_their_order(served: Writer) -> None:
     await fill(served)
-    assert served._removal is not None
+    assert served._turn.removal is not None
     order: list[str] = []
     works: list[asyncio.Future[Any]] = [
         served.start(lambda _store: order.append("before")),
@@ -324,8 +324,8 @@ async def test_batch_does_not_wait_for_a_removal(served: Writer) -> None:
     store.retention = FULL["rows"]
     for number in range(1, 5):
         await settle(served, number)
-        assert served._removal is not None
-    await until(lambda: served._removal is None)
+        assert served._turn.removal is not None
+    await until(lambda: served._turn.removal is None)
     assert rows(served, "SELECT count(*) FROM history") == [(SETTLED,)]
     assert served._last is not None
     assert served._last.done()
@@ -337,12 +337,12 @@ async def test_rows_are_not_removed_before_their_bounds_are_known(served: Writer
     assert store is not None
     assert store.retention is None
     await settle(served, 1)
-    assert served._removal is None
+    assert served._turn.removal is None
 
 
 async def test_writer_that_closes_does_not_wait_for_a_removal(served: Writer) -> None:
     await fill(served)
-    assert served._removal is not None
+    assert served._turn.removal is not None
     await served.close()
     assert rows(served, "SELECT count(*) FROM message WHERE seq >= 1000") == [(0,)]
 

@@ -60,13 +60,6 @@ class Writer(StoreWriter):
 
     A write that is known to have failed is retried (``DiskSpace.wait_after``).  ``on_fatal`` is
     called, in any thread, once nothing more can be written, and should end the process.
-
-    The writer process has one of three states, and work in the thread waits for its end:
-
-    - free: the work starts at once;
-    - it stores a batch, ``_in_process``: the work waits in ``_after_process``;
-    - it removes old rows, ``_removal``: the work waits in ``_after_removal``.  The next batch does
-      not have to wait for a removal: the process stores it afterwards.
     """
 
     is_exclusive = True  # the data folder is locked
@@ -93,12 +86,7 @@ class Writer(StoreWriter):
         self._process: WriterProcess | None = None
         self._large_batches = 0  # since the last pause
         self._used_ms = 0  # when the engine last paused after large batches, in steady ms
-        self._in_process: _InProcess | None = None  # the batch that the process stores
-        self._after_process: list[Callable[[], None]] = []  # work that waits for this batch
-        self._removes = False  # whether the process will then remove old rows
-        # This removal, for which only work in this process has to wait, and this work.
-        self._removal: asyncio.Future[None] | None = None
-        self._after_removal: list[Callable[[], None]] = []
+        self._turn = _ProcessTurn()
 
     async def open(self, cache_bytes: int) -> None:
         self.files.note_database()
@@ -234,12 +222,7 @@ class Writer(StoreWriter):
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._last = future
         start = partial(self._connection.hop, partial(self._run_checked, work), self._store, future)
-        if self._in_process is not None:
-            self._after_process.append(start)
-        elif self._removal is not None:
-            self._after_removal.append(start)
-        else:
-            start()
+        self._turn.start_after(start)
         return future
 
     def _run_checked(self, work: Callable[[SqliteStore], T], store: SqliteStore) -> T:
@@ -269,8 +252,8 @@ class Writer(StoreWriter):
         self._large_batches += 1
         future: asyncio.Future[LoadedRows | None] = asyncio.get_running_loop().create_future()
         last, self._last = self._last, future
-        self._in_process = request = _InProcess(encoded, steps, batch, future)
-        if last is None or last.done() or last is self._removal:
+        self._turn.request = request = _ProcessRequest(encoded, steps, batch, future)
+        if last is None or last.done() or last is self._turn.removal:
             self._send(request)
         else:
             last.add_done_callback(lambda _: self._send(request))
@@ -290,15 +273,15 @@ class Writer(StoreWriter):
         asyncio.get_running_loop().add_reader(process.socket, self._on_message)
         self._may_start_process, self._process = True, process
 
-    def _send(self, request: "_InProcess") -> None:
+    def _send(self, request: "_ProcessRequest") -> None:
         if self._process is None or self._store is None or self._failed is not None:
             request.future.set_exception(self._failed or StorageError("the writer is not open"))
-            self._leave_process()
+            self._turn.end_request()
             return
         store = self._store
         rows = store.indexer.batch_rows if store.needs_index(request.batch) else 0
         retention = store.retention if rows else None
-        self._removes = retention is not None
+        self._turn.removes_rows = retention is not None
         self._process.send(request.encoded, rows, retention)
 
     def poll(self) -> None:
@@ -307,7 +290,7 @@ class Writer(StoreWriter):
         Otherwise, the process would be idle until the event loop has called everything that was due
         when the reply arrived.
         """
-        if self._in_process is not None:
+        if self._turn.request is not None:
             self._on_message()
 
     def _on_message(self) -> None:
@@ -330,34 +313,16 @@ class Writer(StoreWriter):
                 return
             reply = Reply(Outcome.UNKNOWN, error=end)
         if reply.outcome is Outcome.REMOVED:
-            self._end_removal()
-        elif self._in_process is not None:
-            self._finish_in_process(reply, self._in_process)
-            self._leave_process()
+            self._turn.end_removal()
+        elif self._turn.request is not None:
+            self._finish_request(reply, self._turn.request)
+            self._turn.end_request()
         elif reply.outcome is Outcome.UNKNOWN:
             self._fail(OutcomeUnknownError(reply.error))
         else:
             _log.info("writer_process_started", pid=process.pid)
 
-    def _leave_process(self) -> None:
-        """Start the work that has waited for the process's batch."""
-        self._in_process = None
-        waiting, self._after_process = self._after_process, []
-        if self._removal is not None:
-            self._after_removal = waiting
-            return
-        for start in waiting:
-            start()
-
-    def _end_removal(self) -> None:
-        removal, self._removal = self._removal, None
-        waiting, self._after_removal = self._after_removal, []
-        if removal is not None:
-            removal.set_result(None)
-        for start in waiting:
-            start()
-
-    def _finish_in_process(self, reply: Reply, request: "_InProcess") -> None:
+    def _finish_request(self, reply: Reply, request: "_ProcessRequest") -> None:
         """Complete a batch: load its rows in the thread, or store it there if it is not stored."""
         _, steps, batch, future = request
         store, connection = self._store, self._connection
@@ -370,10 +335,9 @@ class Writer(StoreWriter):
             retry = partial(self._store_with_retry, steps=steps, batch=batch)
             connection.hop(partial(self._run_checked, retry), store, future)
             return
-        if self._removes:
-            self._removal = asyncio.get_running_loop().create_future()
-            if self._last is future:
-                self._last = self._removal
+        removal = self._turn.begin_removal()
+        if removal is not None and self._last is future:
+            self._last = removal
         store.count(batch, reply.commit_s, reply.index_bytes)
         self.space.note_stored()
         if batch.loads:
@@ -395,7 +359,7 @@ class Writer(StoreWriter):
         if process is not None:
             asyncio.get_running_loop().remove_reader(process.socket)
             await asyncio.to_thread(process.close)
-            self._end_removal()
+            self._turn.end_removal()
 
     def _fail(self, error: Fatal) -> None:
         self._failed = error
@@ -441,13 +405,59 @@ class Writer(StoreWriter):
             self.files.close()
 
 
-class _InProcess(NamedTuple):
+class _ProcessRequest(NamedTuple):
     """A batch that the writer process stores."""
 
     encoded: bytes
     steps: Sequence[Step]
     batch: Batch
     future: asyncio.Future[LoadedRows | None]
+
+
+class _ProcessTurn:
+    """What the writer process does at the moment, and the thread's work that waits for its end.
+
+    The process stores a batch (``request``), then it may remove old rows (``removal``), or it does
+    nothing.  The next batch does not wait for a removal: the process stores it afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.request: _ProcessRequest | None = None
+        self.removes_rows = False  # whether the process removes old rows after this request
+        self.removal: asyncio.Future[None] | None = None
+        self._after_request: list[Callable[[], None]] = []
+        self._after_removal: list[Callable[[], None]] = []
+
+    def start_after(self, work: Callable[[], None]) -> None:
+        """Start the thread's work, if necessary at the end of what the process does."""
+        if self.request is not None:
+            self._after_request.append(work)
+        elif self.removal is not None:
+            self._after_removal.append(work)
+        else:
+            work()
+
+    def begin_removal(self) -> asyncio.Future[None] | None:
+        if self.removes_rows:
+            self.removal = asyncio.get_running_loop().create_future()
+        return self.removal if self.removes_rows else None
+
+    def end_request(self) -> None:
+        self.request = None
+        waiting, self._after_request = self._after_request, []
+        if self.removal is not None:
+            self._after_removal = waiting
+            return
+        for start in waiting:
+            start()
+
+    def end_removal(self) -> None:
+        removal, self.removal = self.removal, None
+        waiting, self._after_removal = self._after_removal, []
+        if removal is not None:
+            removal.set_result(None)
+        for start in waiting:
+            start()
 
 
 class _DirectConnection(aiosqlite.Connection):
