@@ -298,8 +298,8 @@ class Accounts:
                 user.last_login_at = now_ms
 
             rows: list[Write] = [DeleteSession(old.session_id) for old in ended]
-            values = tuple(getattr(session, name) for name in LoginSession.__slots__)
-            rows += [AddSession(*values), SetLastLogin(now_ms, user.user_id)]
+            values = {name: getattr(session, name) for name in AddSession._fields}
+            rows += [AddSession(**values), SetLastLogin(now_ms, user.user_id)]
             await self._store(entry, rows, apply)
         return cookie
 

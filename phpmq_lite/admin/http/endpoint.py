@@ -213,7 +213,8 @@ class Endpoints:
                 "takes": None if is_get or method == "DELETE" else signature.takes,
                 "gives": signature.gives,
             }
-            self._add(handler, answer, method, PREFIX + path, role, name, audit, **(models | more))
+            fields = models | more
+            self._add(handler, Route(method, PREFIX + path, role, name, answer, audit, **fields))
             return handler
 
         return declare
@@ -245,7 +246,7 @@ class Endpoints:
                 response: web.StreamResponse = await handler(call, *objects, *query)
                 return response
 
-            self._add(handler, show, "GET", path, role, name, **more)
+            self._add(handler, Route("GET", path, role, name, show, **more))
             return handler
 
         return declare
@@ -298,10 +299,12 @@ class Endpoints:
 
             if ask is not None:
                 show = _confirmation_page(signature, ask)
-                self._add(handler, show, "GET", path, role, f"{name}-form")
+                self._add(handler, Route("GET", path, role, f"{name}-form", show))
             limits = {key: more[key] for key in ("body", "has_content", "values") if key in more}
             page = form_page or (f"{name}-form" if ask is not None else "")
-            self._add(handler, submit, "POST", path, role, name, audit, form_page=page, **limits)
+            self._add(
+                handler, Route("POST", path, role, name, submit, audit, form_page=page, **limits)
+            )
             if api:
                 to = api if " " in api else f"{api} {path}"
                 self.api(to, api_name or f"api-{name}", role, audit, takes=takes, **more)(handler)
@@ -309,10 +312,9 @@ class Endpoints:
 
         return declare
 
-    def _add(self, of: Any, run: Any, *args: Any, **more: Any) -> None:
-        method, path, role, name, *audit = args
-        update_wrapper(run, of)
-        self.routes.append(Route(method, path, role, name, run, *audit, **more))
+    def _add(self, of: Any, route: Route) -> None:
+        update_wrapper(route.handler, of)
+        self.routes.append(route)
 
 
 def _confirmation_page(signature: Signature, ask: Callable[..., Any]) -> Handler:
