@@ -56,6 +56,8 @@ SLOW: Final = (
     "tests/faults/", "tests/spark/", "tests/docs/test_three_machines.py",
     "tests/browser/test_clocks.py", "tests/browser/test_numbers.py", "tests/browser/test_pages.py",
     "tests/browser/test_reach.py", "tests/integration/test_postgres_writer.py",
+    "tests/integration/test_heap.py", "tests/integration/test_stop_signals.py",
+    "tests/integration/test_store_copy.py", "tests/test_duplicates.py",
 )  # fmt: skip
 
 IN_MEMORY: Final = Path("/dev/shm")
