@@ -335,9 +335,9 @@ class Writer(StoreWriter):
             retry = partial(self._store_with_retry, steps=steps, batch=batch)
             connection.hop(partial(self._run_checked, retry), store, future)
             return
-        removal = self._turn.begin_removal()
-        if removal is not None and self._last is future:
-            self._last = removal
+        if self._turn.removes_rows:
+            removal = self._turn.removal = asyncio.get_running_loop().create_future()
+            self._last = removal if self._last is future else self._last
         store.count(batch, reply.commit_s, reply.index_bytes)
         self.space.note_stored()
         if batch.loads:
@@ -437,17 +437,11 @@ class _ProcessTurn:
         else:
             work()
 
-    def begin_removal(self) -> asyncio.Future[None] | None:
-        if self.removes_rows:
-            self.removal = asyncio.get_running_loop().create_future()
-        return self.removal if self.removes_rows else None
-
     def end_request(self) -> None:
         self.request = None
         waiting, self._after_request = self._after_request, []
         if self.removal is not None:
-            self._after_removal = waiting
-            return
+            self._after_removal, waiting = waiting, []
         for start in waiting:
             start()
 
