@@ -394,6 +394,14 @@ class CopiedRows(NamedTuple):
     counts: dict[int, int]  # queue_id -> number of messages; leftover seqs are never used
 
 
+class MovedMessage(NamedTuple):
+    """A message that changed queues: it was moved, moved back or forwarded."""
+
+    seq: int
+    from_id: int  # queue_id of its former queue
+    to_id: int  # queue_id of its new queue
+
+
 DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 ACKED_KEY: Final = (int(State.ACKED), None)  # of acknowledged messages in ``Batch.settled``
 
@@ -440,6 +448,7 @@ class Batch:
     writes: list[Write] = field(default_factory=list)
     # stored by items of ``writes``, but also listed here for code that reads the batch
     copied: list[CopiedRows] = field(default_factory=list)
+    moved: list[MovedMessage] = field(default_factory=list)  # one per event of a move, in order
     # -- loaded after the commit
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)

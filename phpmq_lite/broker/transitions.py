@@ -14,7 +14,7 @@ from phpmq_lite.broker.dead_letters import dead_letter, settle_dead
 from phpmq_lite.broker.queue import Consumer, Queue
 from phpmq_lite.broker.state_table import ACKED, DELETED, EXPIRED, StateEvent
 from phpmq_lite.broker.validation import index_content
-from phpmq_lite.model import EnvelopeInspection, Message, State, checksum
+from phpmq_lite.model import EnvelopeInspection, Message, MovedMessage, State, checksum
 from phpmq_lite.operator_actions import Action
 
 # -- publish
@@ -257,6 +257,7 @@ def _change_queue(core: Broker, message: Message, target: Queue, event: StateEve
         queue.count_record(source_id, -1)
         target.count_record(source_id, 1)
     core.record_event(message, event, f"{queue.name} to {target.name}")
+    core.batch.moved.append(MovedMessage(message.seq, queue.queue_id, target.queue_id))
     return queue
 
 

@@ -39,7 +39,7 @@ KINDS: Final = (
 )  # fmt: skip
 _OUTCOMES: Final[dict[int, str]] = {row.state: row.event for row in OUTCOMES.values()}
 _OWN_EVENT: Final = {"redriven"}  # deletion reasons that have their own event kind
-_MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # whose detail is "A to B"
+_MOVES: Final = {StateEvent.FORWARD, StateEvent.MOVE, StateEvent.PLACE}  # in ``Batch.moved``
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,14 +64,12 @@ class QueueTail(FeedState):
     def __init__(
         self,
         queue_id: int,
-        name: str,
         tap: Callable[[Callable[[Batch], None]], Callable[[], None]],
         activity: RecentActivity,
         on_stop: Callable[[], object] = lambda: None,
     ) -> None:
         self._on_stop = on_stop
         self.queue_id = queue_id
-        self._moves = (f"{name} to ", f" to {name}")
         self._tap = tap
         self._activity = activity
         self._pending: deque[TailEvent] = deque()
@@ -129,10 +127,15 @@ class QueueTail(FeedState):
             if outcome == State.DEAD
             for seq in seqs
         }
+        moves = iter(batch.moved)
         for at in range(0, len(batch.events), 4):
             seq, at_ms, kind, detail = batch.events[at : at + 4]
             event = TailEvent(str(kind), at_ms, seq, detail or "")
-            if event.kind != StateEvent.DEAD_LETTER or event.seq not in dead:
+            if event.kind in _MOVES:
+                moved = next(moves)
+                if self.queue_id in (moved.from_id, moved.to_id):
+                    self._add(event)
+            elif event.kind != StateEvent.DEAD_LETTER or event.seq not in dead:
                 self._add_if_ours(event)
         for (outcome, reason), seqs in batch.settled.items():
             if reason not in _OWN_EVENT or outcome != State.DELETED:
@@ -164,11 +167,7 @@ class QueueTail(FeedState):
         return preview
 
     def _add_if_ours(self, event: TailEvent) -> None:
-        if event.kind in _MOVES:
-            start, end = self._moves
-            if event.detail.startswith(start) or event.detail.endswith(end):
-                self._add(event)
-        elif event.seq not in self._previews:
+        if event.seq not in self._previews:
             self._add(event)
         elif (preview := self._previews[event.seq]) is not None:
             self._add(replace(event, preview=preview))
@@ -333,7 +332,6 @@ def _tail_of(call: Call, queue: QueueStatus) -> QueueTail:
         tail.stop()
     new_tail = live.states[key] = QueueTail(
         queue.queue_id,
-        queue.name,
         context.engine.tap,
         RecentActivity(context.readers),
         on_stop=lambda: live.drop_unwatched(key),

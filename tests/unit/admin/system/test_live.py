@@ -1,6 +1,7 @@
 """Live feeds, streams and tails: changes, limits, and what a tail records."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ from phpmq_lite.admin.messages import tail as tails
 from phpmq_lite.admin.messages.tail import QueueTail, TailEvent
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.admin.system import connections
+from phpmq_lite.broker import transitions
 from phpmq_lite.errors import StorageError
 from phpmq_lite.model import Batch, Message, State
 from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
+from tests.support.core_rig import CoreRig
 
 
 def test_feed_sends_everything_first_and_then_changes() -> None:
@@ -325,7 +328,7 @@ def message(seq: int, queue_id: int = 1, **values: Any) -> Message:
 
 def tail_of(*places: MessagePreview) -> tuple[Engine, QueueTail, Readings]:
     engine, readings = Engine(), Readings(*places)
-    tail = QueueTail(1, "mail", engine.tap, readings)
+    tail = QueueTail(1, engine.tap, readings)
     tail.listen()
     return engine, tail, readings
 
@@ -381,12 +384,27 @@ async def test_tail_reports_a_dead_letter_once() -> None:
     assert await kinds(engine, tail, batch) == ["dead"]
 
 
-@pytest.mark.parametrize("detail", ["mail to other", "other to mail"])
-async def test_tail_reports_a_move_in_both_queues(detail: str) -> None:
-    engine, tail, _ = tail_of(MessagePreview(9, 1, 2, 2, b""))
-    batch = Batch(60)
-    batch.events += (9, 60, "move", detail)
-    assert await kinds(engine, tail, batch) == ["move"]
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("mail", "other", ["move"]),
+        ("other", "mail", ["move"]),
+        ("other", "a to mail", []),
+        ("mail to a", "other", []),
+    ],
+)
+async def test_tail_reports_the_moves_of_its_queue_only(
+    source: str, target: str, expected: list[str]
+) -> None:
+    """The name of a queue may contain what the text of a move has between its two names."""
+    rig = CoreRig()
+    for name in ("mail", source, target):
+        rig.run(partial(rig.core.registry.get_or_create, name))
+    row = rig.publish(b"", queue=source).created[0]
+    place = MessagePreview(row.seq, 1, rig.queue(target).queue_id, 2, b"")
+    engine, tail, _ = tail_of(place)
+    batch = rig.run(lambda: transitions.move(rig.core, row, rig.queue(target)))
+    assert await kinds(engine, tail, batch) == expected
 
 
 async def test_tail_counts_events_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,7 @@ def test_move_puts_a_message_at_the_end_of_another_queue(rig: CoreRig) -> None:
     batch = run(rig, Action.MOVE, row, target="mails")
     assert (row.queue_id, row.position, row.deadline_ms) == (2, 3, rig.steady_ms + 9)
     assert (event_kinds(batch), batch.events[3]) == ([(1, "move")], "orders to mails")
+    assert batch.moved == [(1, 1, 2)]  # ids of orders and mails
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
     assert (rig.queue("mails").row.live_count, rig.queue("mails").row.live_bytes) == (2, 4)
     assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: (1, 1)})
