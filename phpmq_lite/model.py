@@ -227,6 +227,26 @@ class Limits:
     receipt_window_ms: int = 600_000
 
 
+class ShortageKind(NamedTuple):
+    """A kind of shortage of space."""
+
+    code: str  # error code returned over HTTP
+    reason: str  # for receipts and counters
+    refuses_all: bool = False  # even messages that acknowledgements are waiting for
+
+
+class Shortage(NamedTuple):
+    """Why publishing is stopped."""
+
+    kind: ShortageKind
+    detail: str  # explanation that includes the limits
+
+
+DISK_LOW: Final = ShortageKind("disk_full", "disk full: storage.free_bytes")
+DISK_FULL: Final = ShortageKind("disk_full", "disk full", refuses_all=True)
+DATABASE_FULL: Final = ShortageKind("database_full", "database full: storage.max_bytes")
+
+
 @dataclass(slots=True)
 class AuditEntry:
     """A row of the audit log, written in the same transaction as the change that it describes.

@@ -240,7 +240,7 @@ def force_publish(
     Refuse it if the disk is full: other acknowledgements need the remaining space.
     """
     stop = core.registry.publishing_stop
-    if stop is not None and stop.is_bare:
+    if stop is not None and stop.kind.refuses_all:
         return CommandResult.PARK
     queue = core.registry.get_or_create(name, connection.creator)
     if queue is None:

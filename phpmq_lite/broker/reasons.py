@@ -8,6 +8,7 @@ process.  An invalid envelope is dead-lettered with a code from ``envelopes/vali
 from typing import Final, NamedTuple
 
 from phpmq_lite.errors import KEY_CONFLICT
+from phpmq_lite.model import DATABASE_FULL, DISK_FULL, DISK_LOW
 from phpmq_lite.operator_actions import SkipReason
 
 # -- why a message is dead
@@ -43,6 +44,11 @@ class Refusal(NamedTuple):
 PAUSED: Final = Refusal("paused", "paused", SkipReason.PAUSED)
 FULL_OF_MESSAGES: Final = Refusal("queue full: messages", "queue_full", SkipReason.QUEUE_FULL)
 FULL_OF_BYTES: Final = Refusal("queue full: bytes", "queue_full", SkipReason.QUEUE_FULL)
+SHORTAGE_REFUSALS: Final = {
+    DISK_LOW: Refusal(DISK_LOW.reason, DISK_LOW.code, SkipReason.DISK_FULL),
+    DISK_FULL: Refusal(DISK_FULL.reason, DISK_FULL.code, SkipReason.DISK_FULL),
+    DATABASE_FULL: Refusal(DATABASE_FULL.reason, DATABASE_FULL.code, SkipReason.DATABASE_FULL),
+}
 TOO_MANY_QUEUES: Final = "too many queues"
 KEY_REUSED: Final = KEY_CONFLICT
 
@@ -61,18 +67,3 @@ def refusal_of_records(refusal: Refusal) -> Refusal:
         refusal.code,
         _RECORD_SKIP_REASONS[refusal.skip_reason],
     )
-
-
-class PublishBlock(NamedTuple):
-    """Why the broker refuses messages for all queues."""
-
-    code: str  # ``disk_full`` or ``database_full``
-    reason: str  # fixed text for receipts and counters
-    detail: str  # human-readable text that includes the limits
-    is_bare: bool  # whether to refuse even messages that acknowledgements are waiting for
-
-    @property
-    def queue_refusal(self) -> Refusal:
-        is_database = self.code == "database_full"
-        skip_reason = SkipReason.DATABASE_FULL if is_database else SkipReason.DISK_FULL
-        return Refusal(self.reason, self.code, skip_reason)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from phpmq_lite.broker.queue import Queue, effective_settings
-from phpmq_lite.broker.reasons import PublishBlock, Refusal, refusal_of_records
-from phpmq_lite.model import Batch, Limits, QueueRow, RecoveredState, has_room
+from phpmq_lite.broker.reasons import SHORTAGE_REFUSALS, Refusal, refusal_of_records
+from phpmq_lite.model import Batch, Limits, QueueRow, RecoveredState, Shortage, has_room
 from phpmq_lite.queue_settings import (
     DEAD_LETTER_SUFFIX,
     QueueSettings,
@@ -30,7 +30,7 @@ class QueueRegistry:
         self.batch = Batch(0)
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
-        self.publishing_stop: PublishBlock | None = None
+        self.publishing_stop: Shortage | None = None
         self.removed: dict[str, QueueRow] = {}  # kept because the history refers to these rows
         self.created: Counter[str] = Counter()  # queues that count towards the limit, by creator
         self.next_queue_id = 1
@@ -93,7 +93,7 @@ class QueueRegistry:
         self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
         queue = Queue(row, self._defaults)
         stop = self.publishing_stop
-        queue.stop = None if stop is None else stop.queue_refusal
+        queue.stop = None if stop is None else SHORTAGE_REFUSALS[stop.kind]
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] += 1
         self.queues[row.name] = self.queues_by_id[row.queue_id] = queue
@@ -252,11 +252,11 @@ class QueueRegistry:
 
     # -- waiting publishers
 
-    def stop_publishing(self, stop: PublishBlock | None) -> None:
+    def stop_publishing(self, stop: Shortage | None) -> None:
         """Refuse messages in all queues for lack of space, or accept them if ``stop`` is None."""
         self.publishing_stop = stop
         for queue in self.queues.values():
-            queue.stop = None if stop is None else stop.queue_refusal
+            queue.stop = None if stop is None else SHORTAGE_REFUSALS[stop.kind]
             _update_is_bounded(queue)
             self.wake_publishers(queue)
 

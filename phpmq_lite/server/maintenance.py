@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 
 from phpmq_lite import logs
 from phpmq_lite.broker.operator import message_actions
-from phpmq_lite.broker.reasons import PublishBlock
 from phpmq_lite.errors import BatchRefusedError, DataDamagedError, RefusedError, StorageError
+from phpmq_lite.model import Shortage
 from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE
-from phpmq_lite.storage.disk_space import DISK_FULL, DiskSpace, Shortage
+from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.sqlite.backups import RETRY_S, Backup, BackupSchedule
 from phpmq_lite.storage.sqlite.integrity.scrub import (
     PARTS,
@@ -388,10 +388,6 @@ class DiskSpaceMonitor:
         self._apply_shortage()
 
     def _apply_shortage(self) -> None:
-        block: PublishBlock | None = None
         shortage = self._shortage
-        if shortage is not None:
-            is_bare = (shortage.code, shortage.reason) == DISK_FULL
-            block = PublishBlock(shortage.code, shortage.reason, shortage.detail, is_bare)
         if self._engine is not None:
-            self._engine.submit(lambda core: core.registry.stop_publishing(block))
+            self._engine.submit(lambda core: core.registry.stop_publishing(shortage))

@@ -13,7 +13,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Reply
+from phpmq_lite.model import AuditEntry, Reply, Shortage
 from phpmq_lite.queue_settings import QueueSettings, home_of
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
@@ -23,7 +23,7 @@ from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
 from phpmq_lite.server.session import Session
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import StoreStatus
-from phpmq_lite.storage.disk_space import DiskSpace, Shortage
+from phpmq_lite.storage.disk_space import DiskSpace
 
 RATE_WINDOW_S: Final = 10.0
 NO_RATES: Final = (0.0, 0.0, 0.0)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
+from phpmq_lite.model import DATABASE_FULL, DISK_FULL, DISK_LOW, Shortage
 from phpmq_lite.storage.atomic_files import create_private
 from phpmq_lite.storage.read.read_pool import Readers
 
@@ -24,10 +25,6 @@ RETRY_S: Final = 1.0
 _MIB: Final = 1 << 20
 _MIN_RESERVE: Final = 8 * _MIB  # default reserve in bytes; a batch requires less
 
-DISK_LOW: Final = ("disk_full", "disk full: storage.free_bytes")  # error code and reason
-DISK_FULL: Final = ("disk_full", "disk full")
-DATABASE_FULL: Final = ("database_full", "database full: storage.max_bytes")
-
 
 @dataclass(slots=True, frozen=True)
 class DiskSpaceBounds:
@@ -36,15 +33,6 @@ class DiskSpaceBounds:
     free_bytes: int = 0  # publishing stops if less is free; with 0, only if the disk is full
     max_bytes: int = 0  # publishing stops when the database exceeds this size; 0 means no limit
     ballast_bytes: int = 0  # size of the ballast file, more than a batch needs; 0: no ballast
-
-
-@dataclass(slots=True, frozen=True)
-class Shortage:
-    """A reason why publishing is stopped."""
-
-    code: str  # error code returned over HTTP
-    reason: str  # short, constant text for receipts and counters
-    detail: str  # explanation that includes the limits
 
 
 @dataclass(slots=True)
@@ -132,13 +120,13 @@ class DiskSpace:
             return self._full()
         if is_low:
             return Shortage(
-                *DISK_LOW,
+                DISK_LOW,
                 f"the disk has less free space than storage.free_bytes ({_text(free_bound)}); "
                 f"publishing resumes once {_text(resume_bytes)} are free",
             )
         if is_over:
             return Shortage(
-                *DATABASE_FULL,
+                DATABASE_FULL,
                 f"the database uses more than storage.max_bytes ({_text(size_bound)}); "
                 f"publishing resumes below {_text(size_bound - size_bound // 16)}",
             )
@@ -150,7 +138,7 @@ class DiskSpace:
         )
         if self.bounds.free_bytes or self.bounds.ballast_bytes:
             detail += " (1.5 times the larger of storage.free_bytes and storage.ballast_bytes)"
-        return Shortage(*DISK_FULL, detail)
+        return Shortage(DISK_FULL, detail)
 
     @property
     def _reserve(self) -> int:

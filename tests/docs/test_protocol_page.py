@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.reasons import SHORTAGE_REFUSALS
 from phpmq_lite.broker.state_table import TRANSITIONS, StateEvent
 from phpmq_lite.errors import KEY_CONFLICT
 from phpmq_lite.model import QueueRow, State
@@ -17,7 +18,6 @@ from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import admission, backpressure
-from phpmq_lite.storage import disk_space
 from tests.docs import pages
 from tests.docs.pages import ROOT
 
@@ -119,7 +119,7 @@ def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
         row = QueueRow(1, "orders", 0, dict(own), live_count=1, live_bytes=1)
         refusal = Queue(row, QueueSettings()).refusal()
         refusals.add(None if refusal is None else refusal.reason)
-    shut = {disk_space.DISK_LOW[1], disk_space.DISK_FULL[1], disk_space.DATABASE_FULL[1]}
+    shut = {kind.reason for kind in SHORTAGE_REFUSALS}
     told = quoted(rows("| reason | what to do |"))
     others = {"too many queues", "dead-letter queue …", KEY_CONFLICT}
     assert told == refusals | shut | others

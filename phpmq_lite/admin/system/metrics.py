@@ -34,6 +34,7 @@ from phpmq_lite.admin.system.metric_labels import OTHER, DeathCount, MetricLabel
 from phpmq_lite.broker import reasons
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import StorageError
+from phpmq_lite.model import DATABASE_FULL, DISK_FULL
 from phpmq_lite.roles import Role
 from phpmq_lite.server.counters import (
     BATCH_BOUNDS,
@@ -44,13 +45,7 @@ from phpmq_lite.server.counters import (
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.storage.backend import Replica, StoreStatus
-from phpmq_lite.storage.disk_space import (
-    DATABASE_FULL,
-    DISK_FULL,
-    DISK_LOW,
-    measure_database,
-    measure_disk,
-)
+from phpmq_lite.storage.disk_space import measure_database, measure_disk
 from phpmq_lite.storage.sqlite.standby_lag import StandbyState
 
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -101,11 +96,12 @@ SPANS_MS: Final = tuple(1 << power for power in range(0, 28, 2))
 
 _SOURCES: Final = ("http", "ui", "cli")  # sources of messages other than tcp
 _REFUSALS: Final = {  # label values that are not the core's reason for a refusal, with _ for blanks
-    reasons.FULL_OF_MESSAGES.reason: reasons.FULL_OF_MESSAGES.code,
-    reasons.FULL_OF_BYTES.reason: reasons.FULL_OF_BYTES.code,
-    DISK_FULL[1]: DISK_FULL[0],
-    DISK_LOW[1]: DISK_LOW[0],
-    DATABASE_FULL[1]: DATABASE_FULL[0],
+    row.reason: row.code
+    for row in (
+        reasons.FULL_OF_MESSAGES,
+        reasons.FULL_OF_BYTES,
+        *reasons.SHORTAGE_REFUSALS.values(),
+    )
 }
 # Exported even if 0, because Prometheus does not see the first value of a series as an increase.
 _KNOWN_DEATHS: Final = (
@@ -116,8 +112,8 @@ _KNOWN_DEATHS: Final = (
     reasons.DAMAGED,
 )
 _KNOWN_REFUSALS: Final = (
-    DATABASE_FULL[0],
-    DISK_FULL[0],
+    DATABASE_FULL.code,
+    DISK_FULL.code,
     "draining",
     reasons.PAUSED.code,
     "too_large",

@@ -160,7 +160,7 @@ def _validate_in_background(
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:
     if (stop := core.registry.publishing_stop) is not None:
-        refusal, detail = stop.queue_refusal, stop.detail
+        refusal, detail = reasons.SHORTAGE_REFUSALS[stop.kind], stop.detail
     elif queue is None:
         return
     else:

@@ -128,7 +128,7 @@ def _check_stage(
 ) -> None:
     core.check_not_draining()
     if (shut := core.registry.publishing_stop) is not None:
-        raise RefusedError(shut.code, shut.detail)
+        raise RefusedError(shut.kind.code, shut.detail)
     if not TOKEN.fullmatch(token):
         raise RefusedError(
             "bad_token", f"{token[:50]!r}: a token must have 1 to 128 printable ASCII characters"

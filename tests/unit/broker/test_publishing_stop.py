@@ -6,16 +6,16 @@ from phpmq_lite.broker import commands
 from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.pipeline import staging
-from phpmq_lite.broker.reasons import PublishBlock
+from phpmq_lite.broker.reasons import SHORTAGE_REFUSALS
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, LoadedRows, checksum
+from phpmq_lite.model import DISK_FULL, DISK_LOW, Batch, LoadedRows, Shortage, checksum
 from tests.support.core_rig import CoreRig, bodies, sent_messages, sent_receipts
 
-LOW = PublishBlock("disk_full", "disk full: storage.free_bytes", "little room", is_bare=False)
-FULL = LOW._replace(reason="disk full", is_bare=True)
+LOW = Shortage(DISK_LOW, "little room")
+FULL = Shortage(DISK_FULL, "no room")
 
 
-def set_block(rig: CoreRig, block: PublishBlock | None) -> Batch:
+def set_block(rig: CoreRig, block: Shortage | None) -> Batch:
     return rig.run(lambda: rig.core.registry.stop_publishing(block))
 
 
@@ -34,8 +34,8 @@ def test_confirmed_publish_is_refused_until_there_is_space(rig: CoreRig) -> None
 
     set_block(rig, LOW)
     batch = publish()
-    assert sent_receipts(batch, one) == [(b"k", LOW.reason)]
-    assert (batch.created, rig.core.refused) == ([], {LOW.reason: 1})
+    assert sent_receipts(batch, one) == [(b"k", DISK_LOW.reason)]
+    assert (batch.created, rig.core.refused) == ([], {DISK_LOW.reason: 1})
     set_block(rig, None)
     assert sent_receipts(publish(), one) == [(b"k", None)]
     set_block(rig, FULL)
@@ -119,13 +119,13 @@ def test_operator_is_refused_with_code_and_setting(rig: CoreRig, name: str) -> N
             rig.core, rig.answers.append, rig.entry("queue.publish"), name, [(b"x", None)]
         )
     assert refused.value.code == "disk_full"
-    assert rig.core.refused == {LOW.reason: 1}
+    assert rig.core.refused == {DISK_LOW.reason: 1}
     assert rig.finish().new_queues == []
 
 
 def test_block_is_a_refusal_of_every_queue(rig: CoreRig) -> None:
     set_block(rig, LOW)
-    assert rig.queue().refusal() == LOW.queue_refusal
+    assert rig.queue().refusal() == SHORTAGE_REFUSALS[DISK_LOW]
     set_block(rig, None)
     assert rig.queue().refusal() is None
 

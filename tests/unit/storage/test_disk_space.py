@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.errors import NotWritableError, StorageFullError
+from phpmq_lite.model import DATABASE_FULL, DISK_FULL, DISK_LOW, ShortageKind
 from phpmq_lite.storage import disk_space as spaces
 from phpmq_lite.storage.disk_space import (
     BALLAST,
-    DATABASE_FULL,
-    DISK_FULL,
-    DISK_LOW,
     MAX_TROUBLE_S,
     DiskSpace,
     DiskSpaceBounds,
@@ -80,12 +78,12 @@ class Rig:
     def problem(self) -> str | None:
         return self.space.write_problem
 
-    def measure(self, room: int, used: int = 0) -> tuple[str, str] | None:
-        """Measure with this room; return the code and reason of any shortage."""
+    def measure(self, room: int, used: int = 0) -> ShortageKind | None:
+        """Measure with this room; return the kind of any shortage."""
         self.room = room
         self.space.measure(used)
         found = self.space.shortage
-        return None if found is None else (found.code, found.reason)
+        return None if found is None else found.kind
 
 
 @pytest.fixture
@@ -167,7 +165,7 @@ def test_full_disk_releases_the_ballast_and_stops_publishing(rig: Rig) -> None:
     rig.space.wait_after(FULL)  # retry immediately
     assert (rig.waits_s, rig.has_ballast(), rig.problem()) == ([], False, None)
     assert rig.space.shortage is not None
-    assert rig.space.shortage.reason == DISK_FULL[1]
+    assert rig.space.shortage.kind == DISK_FULL
     assert rig.measure(LEAST * 3 // 2 - 1) == DISK_FULL
     assert rig.measure(LEAST * 3 // 2) is None
     assert not rig.has_ballast()

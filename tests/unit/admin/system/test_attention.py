@@ -1,9 +1,9 @@
 """What needs attention, and what does not."""
 
 from phpmq_lite.admin.system.attention import NOTICES_MAX, AttentionFacts, Notice, find_notices
+from phpmq_lite.model import DISK_FULL, Shortage
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.disk_space import Shortage
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad
 from phpmq_lite.storage.sqlite.standby_lag import StandbyState
 from tests.unit.admin.cases import NOW_MS, broker_status, client_status, queue_status
@@ -165,7 +165,7 @@ def test_refusals_point_to_paused_queues_only_where_there_are_some() -> None:
 
 
 def test_want_of_room_is_reported_instead_of_how_full_the_disk_is() -> None:
-    shortage = Shortage("disk_full", "disk full", "the disk is full")
+    shortage = Shortage(DISK_FULL, "the disk is full")
     notices = found(
         shortage=shortage, write_problem="locked", seen=AttentionFacts(NOW_MS, disk_share=0.94)
     )

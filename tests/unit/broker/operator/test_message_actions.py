@@ -12,9 +12,17 @@ from phpmq_lite.broker.operator.message_actions import (
     ActionOutcome,
     act_on_messages,
 )
-from phpmq_lite.broker.reasons import PublishBlock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, LoadedRows, Message, MessageSource, State
+from phpmq_lite.model import (
+    DISK_LOW,
+    Batch,
+    Limits,
+    LoadedRows,
+    Message,
+    MessageSource,
+    Shortage,
+    State,
+)
 from phpmq_lite.operator_actions import Action, SkipReason
 from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
 from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
@@ -276,8 +284,7 @@ def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig) -> None:
 def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: Action) -> None:
     """Results are counted by reason, and the admin interface describes each."""
     row = record(rig)
-    stop = PublishBlock("disk_full", "disk full: storage.free_bytes", "", is_bare=False)
-    rig.run(lambda: rig.core.registry.stop_publishing(stop))
+    rig.run(lambda: rig.core.registry.stop_publishing(Shortage(DISK_LOW, "")))
     run(rig, action, row, target="orders")
     assert skip_reasons(rig) == {SkipReason.DISK_FULL: 1}
 
