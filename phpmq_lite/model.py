@@ -578,7 +578,7 @@ class PipelineRows:
     """Rows that the core keeps in memory for the pipeline; see ``batch.sql``."""
 
     subscriptions: list[tuple[int, str, int, int, int]] = field(default_factory=list)
-    held: list[tuple[int, int, int]] = field(default_factory=list)  # (queue_id, claimed, bytes)
+    claimed: list[tuple[int, int]] = field(default_factory=list)  # (queue_id, messages)
     staged: list[tuple[int, str, int, int, int]] = field(default_factory=list)
     parts: list[tuple[int, int, int, int, int, int, int | None, str]] = field(default_factory=list)
     # (app_id, version, owner, used_ms, single_use), least recently used first

@@ -292,12 +292,11 @@ def _may_hold(core: Broker, queue: Queue, size: int) -> bool:
     limits, short = core.limits, core.starved
     if not short and core.held < limits.held and core.held_bytes + size <= limits.held_bytes:
         return True
-    held, held_bytes = queue.held - queue.claimed, queue.held_bytes - queue.claimed_bytes
     sharing = len(short) + (queue.queue_id not in short)
-    if not _has_share(held, core.held, 1, limits.held, sharing):
+    if not _has_share(queue.held, core.held, 1, limits.held, sharing):
         return False
-    is_first = not held and core.held_bytes <= limits.held_bytes  # one message may have any size
-    return is_first or _has_share(held_bytes, core.held_bytes, size, limits.held_bytes, sharing)
+    is_first = not queue.held and core.held_bytes <= limits.held_bytes  # one message may have any size
+    return is_first or _has_share(queue.held_bytes, core.held_bytes, size, limits.held_bytes, sharing)
 
 
 def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:

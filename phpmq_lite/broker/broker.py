@@ -537,20 +537,12 @@ class Broker:
         consumer = message.holder
         if consumer is SUBSCRIPTION:
             message.holder = None
-            queue.held -= 1
-            queue.held_bytes -= message.size
             queue.claimed -= 1
-            queue.claimed_bytes -= message.size
             self.batch.claims_removed.append(message.seq)
         elif consumer is not None:
             message.holder = None
-            size = message.size
-            if consumer.held.pop(message.message_id, None) is not None:
-                consumer.held_bytes -= size
-            self.held -= 1
-            self.held_bytes -= size
-            queue.held -= 1
-            queue.held_bytes -= size
+            del consumer.held[message.message_id]
+            self.count_held(consumer, -1, -message.size)
             if consumer.credit:
                 self.wake_consumer(consumer)
             else:
@@ -558,6 +550,15 @@ class Broker:
         elif queue.window is not None:
             queue.window.discard(message)
             self.needs_dispatch[queue.queue_id] = queue  # the first message may have changed
+
+    def count_held(self, consumer: Consumer, change: int, size: int) -> None:
+        """Count messages that a consumer now holds, or with negative numbers no longer holds."""
+        queue = consumer.queue
+        consumer.held_bytes += size
+        queue.held += change
+        queue.held_bytes += size
+        self.held += change
+        self.held_bytes += size
 
     # -- dispatch
 
@@ -597,11 +598,7 @@ class Broker:
             total += message.size
         dispatched = len(messages)
         connection.batch_bytes += total
-        consumer.held_bytes += total
-        self.held += dispatched
-        self.held_bytes += total
-        queue.held += dispatched
-        queue.held_bytes += total
+        self.count_held(consumer, dispatched, total)
         queue.counters.dispatched += dispatched
         queue.counters.redelivered += redelivered
         sends = self.batch.sends

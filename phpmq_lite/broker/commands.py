@@ -338,11 +338,7 @@ def _count_released(core: Broker, consumer: Consumer, count: int, size: int) -> 
     if not count:
         return
     queue = consumer.queue
-    consumer.held_bytes -= size
-    core.held -= count
-    core.held_bytes -= size
-    queue.held -= count
-    queue.held_bytes -= size
+    core.count_held(consumer, -count, -size)
     if not consumer.is_waiting:  # as in Broker.wake_consumer, without a call
         consumer.is_waiting = True
         queue.waiting_consumers.append(consumer)

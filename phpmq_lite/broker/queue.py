@@ -158,10 +158,9 @@ class Queue:
         self.waiting_consumers: deque[Consumer] = deque()  # consumers with free credit, in order
         self.window: ReadyWindow | None = None
         self.claimed_to = 0  # all ready messages have higher positions
-        self.held = 0  # dispatched messages, including claimed ones
+        self.held = 0  # messages held by consumers; Broker.count_held changes these
         self.held_bytes = 0
-        self.claimed = 0  # dispatched messages held by subscriptions
-        self.claimed_bytes = 0
+        self.claimed = 0  # messages held by subscriptions
         self.publish_share: Any = None  # a QueueShare once publishers compete with consumers
         # publishers waiting for the queue to accept messages
         self.parked = OrderedSet[Connection]()
@@ -172,6 +171,11 @@ class Queue:
         # If there are many queues, most of them are idle.
         self.wait_histogram: list[int] | None = None  # times from publish to first dispatch
         self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
+
+    @property
+    def dispatched(self) -> int:
+        """Return the number of messages held by consumers or subscriptions."""
+        return self.held + self.claimed
 
     def is_used_up(self, message: Message) -> bool:
         """Return whether a message has used up the queue's ``max_deliveries``."""

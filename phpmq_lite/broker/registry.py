@@ -82,10 +82,9 @@ class QueueRegistry:
                 self.removed[row.name] = row
             else:
                 self._add(row)
-        for queue_id, count, size in stored.pipeline.held:
+        for queue_id, count in stored.pipeline.claimed:
             if (queue := self.queues_by_id.get(queue_id)) is not None:
-                queue.held = queue.claimed = count
-                queue.held_bytes = queue.claimed_bytes = size
+                queue.claimed = count
         for queue_id, source_id, count in stored.records:
             self.queues_by_id[queue_id].count_record(source_id, count)
 

@@ -227,7 +227,7 @@ class Rollups:
 
     def _sample_queue(self, queue: Queue) -> bool:
         """Add one queue's activity; return False if there was none."""
-        queue_id, row, held = queue.queue_id, queue.row, queue.held
+        queue_id, row, held = queue.queue_id, queue.row, queue.dispatched
         counts: tuple[int, ...] = _counts(queue.counters)
         totals, before = self._before.get(queue_id, (queue.counters, _ZEROS))
         if totals is not queue.counters:  # the queue was recreated

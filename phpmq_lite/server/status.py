@@ -373,7 +373,7 @@ class BrokerHandle:
                 and status.is_dead_letter_queue is queue.is_dead_letter_queue
                 and status.bytes == row.live_bytes
                 and status.ready + status.dispatched == row.live_count
-                and status.dispatched == queue.held
+                and status.dispatched == queue.dispatched
             ):
                 return status
         status = _queue(queue, dead_letter_name, dead, rates)
@@ -389,8 +389,8 @@ def _queue(
     return QueueStatus(
         queue_id=queue.queue_id,
         name=queue.name,
-        ready=queue.row.live_count - queue.held,
-        dispatched=queue.held,
+        ready=queue.row.live_count - queue.dispatched,
+        dispatched=queue.dispatched,
         dead=dead,
         bytes=queue.row.live_bytes,
         published_per_s=published,

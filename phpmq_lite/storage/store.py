@@ -124,7 +124,7 @@ class Store(ABC):
             records=records,
             pipeline=PipelineRows(
                 subscriptions=self.query("subscriptions"),
-                held=self.query("claimed_by_queue"),
+                claimed=self.query("claimed_by_queue"),
                 staged=self.query("stages"),
                 parts=self.query("stage_queues"),
                 published=self.query("published_versions"),

@@ -42,7 +42,7 @@ def publish(driver: Driver, *numbers: int, ttl_s: int = 0) -> None:
 def figures(driver: Driver) -> tuple[int, int]:
     """Return how many messages are ready and dispatched, as the core counts them."""
     queue = driver.core.queues["orders"]
-    return queue.row.live_count - queue.held, queue.held
+    return queue.row.live_count - queue.dispatched, queue.dispatched
 
 
 def test_claims_are_numbered_in_the_order_of_the_queue(driver: Driver) -> None:
@@ -262,7 +262,7 @@ def test_kill_in_the_middle_leaves_nothing_half_done(driver: Driver, verb: str, 
     driver.kill_and_restart()
     held = len(claimed(driver))
     assert driver.rows("SELECT count(*) FROM message WHERE state = 1") == [(held,)]
-    assert driver.core.queues["orders"].held == held
+    assert driver.core.queues["orders"].claimed == held
     if verb == "claim":
         hi = claim(driver, 6, after=0) if turns else claim(driver, 6)
         assert [number for number, _ in claimed(driver)] == list(range(1, hi + 1))

@@ -42,7 +42,7 @@ async def test_claims_and_tokens_outlive_the_process(tmp_path: Path) -> None:
         assert await ask(running, "ack_claims", "s", 2) == 2
         assert await ask(running, "claim", "s", "orders", 9, 1 << 20, after=3) == 6
         queues = running.service.handle.engine.core.queues  # type: ignore[union-attr]
-        assert (queues["orders"].held, queues["strict.dlq"].row.live_count) == (4, 1)
+        assert (queues["orders"].claimed, queues["strict.dlq"].row.live_count) == (4, 1)
 
 
 async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:

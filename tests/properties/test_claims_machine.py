@@ -144,8 +144,8 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         queue = self.driver.core.queues.get("orders")
         if queue is None:
             return
-        assert (queue.row.live_count, queue.held) == (len(rows), held)
-        assert queue.held_bytes == sum(len(m.body) for m in self.alive if m.place != "ready")
+        assert (queue.row.live_count, queue.dispatched) == (len(rows), held)
+        assert queue.held_bytes == sum(len(m.body) for m in self.alive if m.place == "worker")
         assert self.driver.core.held == sum(m.place == "worker" for m in self.alive)
         [(behind,)] = self.driver.rows(
             "SELECT count(*) FROM message WHERE state = 0 AND position <= ?", queue.claimed_to

@@ -287,7 +287,7 @@ class PipelineOfBatches(RuleBasedStateMachine):
         assert {key for _, key, _, _ in house.receipts()} == self.keys
         assert (core.held, core.held_bytes, core.messages, core.bodies.total_bytes) == (0, 0, {}, 0)
         for queue in core.queues.values():
-            assert (queue.held, queue.held_bytes) == (0, 0)
+            assert (queue.dispatched, queue.held_bytes) == (0, 0)
             assert (queue.row.live_count, queue.row.live_bytes) == (0, 0)
         assert house.rows("SELECT DISTINCT live_count, live_bytes FROM queue") in ([], [(0, 0)])
 

@@ -255,10 +255,7 @@ class ClaimOperation:
             wait[bucket(wall_ms - message.published_at)] += 1
         else:
             queue.counters.redelivered += 1
-        queue.held += 1
-        queue.held_bytes += message.size
         queue.claimed += 1
-        queue.claimed_bytes += message.size
         queue.counters.dispatched += 1
         core.batch.dispatched.append(message)
         core.batch.claims_added.extend(

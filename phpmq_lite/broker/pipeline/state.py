@@ -321,11 +321,10 @@ class StagingArea:
     @property
     def due_ms(self) -> int | None:
         """Return the steady-clock time, in ms, at which the next token is dropped, or None."""
-        due = [stage.until_ms for stage in islice(self.stages.values(), 1)]
-        if self.sealed:
-            sealed = (stages for versions in self.sealed.values() for stages in versions.values())
-            due += [stages[0].until_ms for stages in sealed]
-        return min(due, default=None)
+        if not (self.stages or self.sealed):
+            return None
+        sealed = [stages[0] for versions in self.sealed.values() for stages in versions.values()]
+        return min(stage.until_ms for stage in (*islice(self.stages.values(), 1), *sealed))
 
     def drop_old(self, batch: Batch, now_ms: int) -> None:
         """Drop tokens that have expired; ``now_ms`` is on the steady clock."""

@@ -414,8 +414,8 @@ SELECT subscription_id, name, queue_id, next_claim, acked_upto FROM subscription
 
 -- name: claimed_by_queue
 -- Claimed messages of each queue, read at startup.
--- columns: queue_id, messages, bytes
-SELECT message.queue_id, count(*), CAST(sum(message.size) AS bigint)
+-- columns: queue_id, messages
+SELECT message.queue_id, count(*)
 FROM claim CROSS JOIN message USING (seq) GROUP BY message.queue_id;
 
 -- name: record_history_reader

@@ -59,7 +59,7 @@ def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     assert [(m.seq, m.state, m.deliveries) for m in batch.dispatched] == [(1, 1, 1), (2, 1, 1)]
     assert rig.answers == [2]
     queue = rig.queue()
-    assert (queue.held, queue.held_bytes, queue.counters.dispatched) == (2, 2, 2)
+    assert (queue.held, queue.claimed, queue.counters.dispatched) == (0, 2, 2)
 
 
 def test_claimed_messages_are_not_in_memory_and_delay_no_stop(rig: CoreRig) -> None:
@@ -77,7 +77,7 @@ def test_claimed_message_leaves_the_window(rig: CoreRig) -> None:
     assert [m.seq for m in window] == [2, 3]
     batch = load_page(rig, claim(rig, 1), message(2), is_last=False)
     assert [m.seq for m in window] == [3]
-    assert (set(rig.core.messages), rig.queue().held) == ({1, 3}, 2)
+    assert (set(rig.core.messages), rig.queue().dispatched) == ({1, 3}, 2)
     assert batch.pages == []  # the claim is complete
 
 
@@ -107,7 +107,7 @@ def test_acknowledged_claims_settle_like_any_message(rig: CoreRig) -> None:
     assert batch.claims_removed == [1, 2]
     assert rig.answers == [2, 2]
     queue = rig.queue()
-    assert (queue.held, queue.held_bytes, queue.row.live_count) == (0, 0, 0)
+    assert (queue.claimed, queue.dispatched, queue.row.live_count) == (0, 0, 0)
     assert (queue.counters.acked, sum(queue.hold_histogram or [])) == (2, 2)
 
 
@@ -118,7 +118,7 @@ def test_released_claims_are_ready_and_uncharged(rig: CoreRig) -> None:
     batch = load_page(rig, asked, held(1))
     assert [(m.seq, m.state, m.charged) for m in batch.changed.values()] == [(1, 0, 0)]
     assert event_kinds(batch) == [(1, "release")]
-    assert (rig.queue().held, rig.queue().claimed_to) == (0, 0)
+    assert (rig.queue().dispatched, rig.queue().claimed_to) == (0, 0)
 
 
 def test_commands_of_a_subscription_wait_for_one_another(rig: CoreRig) -> None:
@@ -166,9 +166,9 @@ def test_subscriptions_are_bounded(rig: CoreRig, monkeypatch: pytest.MonkeyPatch
 
 
 def test_subscriptions_are_recovered_at_start(rig: CoreRig) -> None:
-    rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], held=[(1, 2, 30)])
+    rows = PipelineRows(subscriptions=[(4, "s", 1, 9, 6)], claimed=[(1, 2)])
     stored = RecoveredState([QueueRow(1, "orders", 0, {}, 3, 40)], [], {}, None, 0, rows)
     rig.core = type(rig.core)(stored, rig.limits, rig.defaults)
-    assert (rig.queue().held, rig.queue().held_bytes) == (2, 30)
+    assert rig.queue().claimed == 2
     claim(rig, after=6)
     assert rig.answers == [8]
