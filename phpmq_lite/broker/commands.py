@@ -109,7 +109,7 @@ def publish(
             inspection.reason is not None
             and (full := core.registry.dead_letter_refusal(queue)) is not None
         ):
-            return _refuse(core, connection, name, key, full[1].reason, full[0])
+            return _refuse(core, connection, name, key, full.refusal.reason, full.queue)
     message = transitions.publish(core, queue, body, ttl_s, connection.number, inspection)
     connection.published += 1
     if key is not None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from phpmq_lite.broker.queue import Queue, effective_settings
 from phpmq_lite.broker.reasons import SHORTAGE_REFUSALS, Refusal, refusal_of_records
@@ -21,6 +21,13 @@ _DEAD_LETTER_SETTINGS: Final = frozenset(
 )
 REMOVED_QUEUES: Final = 10  # number of removed queues with rows, as a multiple of the limit
 REMOVED: Final = "removed"  # settings key that marks the row of a removed queue
+
+
+class RecordRefusal(NamedTuple):
+    """The dead-letter queue that refuses a record, and why."""
+
+    queue: Queue
+    refusal: Refusal
 
 
 class QueueRegistry:
@@ -240,14 +247,14 @@ class QueueRegistry:
 
     def dead_letter_refusal(
         self, queue: Queue, number: int = 1, size: int = 1
-    ) -> tuple[Queue, Refusal] | None:
-        """Return the dead-letter queue and why that refuses a record, or None if it accepts one.
+    ) -> RecordRefusal | None:
+        """Return why the dead-letter queue refuses a record, or None if it accepts one.
 
         Creates the dead-letter queue if it does not exist.
         """
         target = self.dead_letter_queue(queue)
         refusal = target.refusal(number, size)
-        return None if refusal is None else (target, refusal_of_records(refusal))
+        return None if refusal is None else RecordRefusal(target, refusal_of_records(refusal))
 
     # -- waiting publishers
 

@@ -145,7 +145,7 @@ def _find_destination(
     if inspection.reason is not None and not work.options.is_dry_run:
         full = core.registry.dead_letter_refusal(origin)
         if full is not None:
-            return full[1].skip_reason
+            return full.refusal.skip_reason
     return RedriveDestination(origin, read.content, inspection)
 
 

@@ -130,9 +130,9 @@ def _invalid_reasons(
     if bad and (full := core.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
         core.refuse(
             queue,
-            full[1],
+            full.refusal,
             f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored:"
-            f" {full[1].reason}",
+            f" {full.refusal.reason}",
         )
     return bad
 

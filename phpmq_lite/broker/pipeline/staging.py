@@ -397,7 +397,7 @@ class _StagedPublish:
             refusal = queue.refusal(part.rows, part.bytes)
             if refusal is None and part.bad_rows:
                 full = core.registry.dead_letter_refusal(queue, part.bad_rows, part.bad_bytes)
-                refusal = None if full is None else full[1]
+                refusal = None if full is None else full.refusal
             if refusal is not None:
                 core.refuse(
                     queue,
