@@ -99,6 +99,8 @@ def publish(
         if seq is not None:
             return _publish_again(core, connection, queue, key, seq, body)
     if queue.is_bounded and (refusal := queue.refusal()) is not None:
+        if key is None:
+            return _park(connection, queue)
         return _refuse(core, connection, name, key, refusal.reason, queue)
     inspection: EnvelopeInspection | None = None
     if queue.validates:
@@ -109,6 +111,8 @@ def publish(
             inspection.reason is not None
             and (full := core.registry.dead_letter_refusal(queue)) is not None
         ):
+            if key is None:
+                return _park(connection, full.queue)
             return _refuse(core, connection, name, key, full.refusal.reason, full.queue)
     message = transitions.publish(core, queue, body, ttl_s, connection.number, inspection)
     connection.published += 1
@@ -191,23 +195,18 @@ def _receipts_for(core: Broker, connection: Connection) -> list[Receipt]:
     return core.batch.sends.setdefault(connection, ([], []))[1]
 
 
+def _park(connection: Connection, queue: Queue) -> CommandResult:
+    """Hold back a publisher without a key, which gets no receipt, until ``queue`` has room."""
+    connection.parked = queue
+    queue.parked.add(connection)
+    return CommandResult.PARK
+
+
 def _refuse(
-    core: Broker,
-    connection: Connection,
-    name: str,
-    key: bytes | None,
-    reason: str,
-    queue: Queue | None,
+    core: Broker, connection: Connection, name: str, key: bytes, reason: str, queue: Queue
 ) -> CommandResult:
-    if key is None and queue is not None:
-        connection.parked = queue
-        queue.parked.add(connection)
-        return CommandResult.PARK
     core.refused[reason] += 1  # as Broker.refuse, but the reason goes into a receipt
-    if queue is not None:
-        queue.counters.refused += 1
-    if key is None:
-        return CommandResult.CLOSE
+    queue.counters.refused += 1
     _receipts_for(core, connection).append(Receipt(name, (key,), reason))
     return CommandResult.DONE
 
@@ -216,7 +215,11 @@ def _refuse_queue(
     core: Broker, connection: Connection, name: str, key: bytes | None
 ) -> CommandResult:
     core.registry.note_limited("publishes_refused", name)
-    return _refuse(core, connection, name, key, reasons.TOO_MANY_QUEUES, None)
+    core.refused[reasons.TOO_MANY_QUEUES] += 1
+    if key is None:
+        return CommandResult.CLOSE
+    _receipts_for(core, connection).append(Receipt(name, (key,), reasons.TOO_MANY_QUEUES))
+    return CommandResult.DONE
 
 
 def validate_in_background(
