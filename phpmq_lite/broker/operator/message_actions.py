@@ -292,7 +292,7 @@ class PagedAction:
 
     def _apply(self, row: Message) -> SkipReason | Step:
         core, seq = self.core, row.seq
-        if seq in core.pending or seq in core.transitioned:
+        if core.has_changed(seq):
             return SkipReason.GONE
         message = row if self._action in _SETTLED else core.messages.get(seq, row)
         queues = self.options.queues
@@ -425,7 +425,7 @@ def _restore(work: PagedAction, old: Message, body: bytes | None) -> SkipReason 
 def _take_back(work: PagedAction, record: Message, body: bytes | None) -> SkipReason | Step:
     core, seq = work.core, work.options.redriven.get(record.seq, 0)
     message = core.messages.get(seq, work.redriven.get(seq))
-    if message is None or seq in core.pending or seq in core.transitioned:
+    if message is None or core.has_changed(seq):
         return SkipReason.CONSUMED
     if message.state == State.DISPATCHED:
         return SkipReason.DISPATCHED
@@ -594,7 +594,7 @@ def dead_letter_damaged(core: Broker, reply: Callable[[int], None], seqs: Sequen
 
 def _dead_letter_if_damaged(core: Broker, row: Message) -> bool:
     seq = row.seq
-    if row.body is not None or seq in core.pending or seq in core.transitioned:
+    if row.body is not None or core.has_changed(seq):
         return False
     message = core.messages.get(seq, row)
     if message.state == State.DISPATCHED or message.body is not None:

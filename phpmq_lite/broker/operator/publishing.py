@@ -150,10 +150,7 @@ def _validate_in_background(
     }
 
     def resume(validated: dict[int, ValidatedPublish]) -> None:
-        try:
-            publish_again(validated=validated)
-        except RefusedError as error:
-            core.reply(reply, error)
+        core.run_late(partial(publish_again, validated=validated), reply)
 
     core.batch.background.append((lambda: {at: work() for at, work in works.items()}, resume))
 

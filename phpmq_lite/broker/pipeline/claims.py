@@ -142,12 +142,10 @@ def _run_in_turn(
         return
 
     def begin_late() -> None:
-        try:
-            if core.subscriptions.get(subscription.name) is not subscription:  # removed since then
-                raise _unknown_subscription(subscription.name)
-            begin()
-        except RefusedError as error:
-            _finish(core, subscription, reply, error)
+        if core.subscriptions.get(subscription.name) is not subscription:  # removed since then
+            _finish(core, subscription, reply, _unknown_subscription(subscription.name))
+        elif not core.run_late(begin, reply):
+            subscription.finish()
 
     subscription.run(begin_late)
 
@@ -223,8 +221,8 @@ class ClaimOperation:
         if self._claimed_to != queue.claimed_to or has_returned:
             self._claimed_to = None
         for row in page:
-            is_gone = row.seq in core.pending or row.seq in core.transitioned
-            if is_gone or (row.deadline_ms is not None and row.deadline_ms <= core.now.steady_ms):
+            is_due = row.deadline_ms is not None and row.deadline_ms <= core.now.steady_ms
+            if is_due or core.has_changed(row.seq):
                 self._claimed_to = None
                 continue
             if row.size > self._remaining_bytes and self._subscription.next_claim > self._first:

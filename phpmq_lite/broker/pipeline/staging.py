@@ -113,12 +113,12 @@ def stage(
         return
     works = [_background_inspection(core, row.queue, row.body) for row in new_rows]
 
+    def check_and_store(inspections: list[EnvelopeInspection]) -> None:
+        _check_stage(core, entry.actor, token, rows, after)
+        _store(core, entry.actor, token, new_rows, inspections, reply, is_whole=is_whole)
+
     def resume(inspections: list[EnvelopeInspection]) -> None:
-        try:
-            _check_stage(core, entry.actor, token, rows, after)
-            _store(core, entry.actor, token, new_rows, inspections, reply, is_whole=is_whole)
-        except RefusedError as error:
-            core.reply(reply, error)
+        core.run_late(partial(check_and_store, inspections), reply)
 
     core.batch.background.append((lambda: [work() for work in works], resume))
 
@@ -358,10 +358,7 @@ class _StagedPublish:
     def resume(self, rows: list[tuple[Any, ...]]) -> None:
         """Keep the invalid rows and check again, because tokens and queues may have changed."""
         self.bad = rows
-        try:
-            self.begin()
-        except RefusedError as error:
-            self.core.reply(self.reply, error)
+        self.core.run_late(self.begin, self.reply)
 
     def _stages(self) -> list[StageState]:
         stages = []
