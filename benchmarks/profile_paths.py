@@ -34,7 +34,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl, PublishQuota
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, Receipt
+from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, Outbox, Receipt
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame, Dispatch, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
@@ -209,10 +209,10 @@ class Walk:
         with meter.step("commit, whole"):
             self.store.begin(batch_statements(batch) if batch.stores else [])
             self.loaded = self.store.end(batch)
-        for connection, (dispatches, receipts) in batch.sends.items():
+        for connection, outbox in batch.sends.items():
             is_consumer = connection is self.consuming
             with meter.step("encode dispatch" if is_consumer else "encode receipt"):
-                connection.peer.send(dispatches, receipts, 0)
+                connection.peer.send(outbox.dispatches, outbox.receipts, 0)
 
     def step(self) -> None:
         """Run a batch without a command."""
@@ -231,7 +231,7 @@ class Walk:
             batch = batches.begin(core, self.clock.now(), self.loaded)
         with meter.step("core: dispatch, finish"):
             batches.dispatch(core)
-        dispatches, _ = batch.sends.pop(self.consuming, ([], []))
+        dispatches = batch.sends.pop(self.consuming, Outbox()).dispatches
         with meter.step("encode dispatch"):
             self.consumer.send(dispatches, [], 0)
         ends = self._parse_acks()

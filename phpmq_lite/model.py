@@ -5,9 +5,11 @@ All types are plain data.  The core passes a ``Batch`` to the writer, which retu
 
 import re
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from zlib import crc32
@@ -363,6 +365,14 @@ class Receipt:
     reason: str | None = None
 
 
+@dataclass(slots=True)
+class Outbox:
+    """What a batch sends to one connection."""
+
+    dispatches: list[Message] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+
+
 # A row of the table receipt: number of its last key, queue_id, seq of its first key's message,
 # time (steady ms), length of each key, and the keys.  The messages have consecutive seqs.
 KeyRun = tuple[int, int, int, int, int, bytes]
@@ -482,9 +492,8 @@ class Batch:
     queries: list[tuple[QuarantinedRows, Callable[[list[Any]], None]]] = field(default_factory=list)
     due_at: int | None = None  # load messages due at or before this steady time
     due_from: int = 0  # no ready message is due before this steady time
-    # -- done after the commit
-    # connection -> messages to dispatch and receipts to send
-    sends: dict[Any, tuple[list[Message], list[Receipt]]] = field(default_factory=dict)
+    # -- done after the commit; ``sends`` is by connection
+    sends: defaultdict[Any, Outbox] = field(default_factory=partial(defaultdict, Outbox))
     is_partly_sent: bool = False  # part of it has been sent, and clients may be processing it
     # connections allowed to publish again
     to_resume: OrderedSet[Any] = field(default_factory=OrderedSet)

@@ -614,11 +614,7 @@ class Broker:
         self.count_held(consumer, dispatched, total)
         queue.counters.dispatched += dispatched
         queue.counters.redelivered += redelivered
-        sends = self.batch.sends
-        entry = sends.get(connection)
-        if entry is None:
-            entry = sends[connection] = ([], [])
-        entry[0].extend(messages)
+        self.batch.sends[connection].dispatches.extend(messages)
 
     # -- settle
 

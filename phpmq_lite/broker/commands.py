@@ -120,7 +120,7 @@ def publish(
         core.batch.keys += core.publish_keys.add(
             queue.queue_id, key, message.seq, core.now.steady_ms
         )
-        _receipts_for(core, connection).append(Receipt(name, (key,)))
+        core.batch.sends[connection].receipts.append(Receipt(name, (key,)))
     return CommandResult.DONE
 
 
@@ -138,7 +138,7 @@ def _publish_again(
     if stored is not None and stored != checksum(seq, body):
         return _refuse(core, connection, queue.name, key, reasons.KEY_REUSED, queue)
     queue.counters.deduplicated += 1
-    _receipts_for(core, connection).append(Receipt(queue.name, (key,)))
+    core.batch.sends[connection].receipts.append(Receipt(queue.name, (key,)))
     return CommandResult.DONE
 
 
@@ -187,12 +187,8 @@ def _store_keys(
     rows = core.publish_keys.add_new(keys_by_queue, core.next_number, core.now.steady_ms)
     if rows:
         core.batch.keys += rows
-        _receipts_for(core, connection).extend(receipts)
+        core.batch.sends[connection].receipts.extend(receipts)
     return bool(rows)
-
-
-def _receipts_for(core: Broker, connection: Connection) -> list[Receipt]:
-    return core.batch.sends.setdefault(connection, ([], []))[1]
 
 
 def _park(connection: Connection, queue: Queue) -> CommandResult:
@@ -207,7 +203,7 @@ def _refuse(
 ) -> CommandResult:
     core.refused[reason] += 1  # as Broker.refuse, but the reason goes into a receipt
     queue.counters.refused += 1
-    _receipts_for(core, connection).append(Receipt(name, (key,), reason))
+    core.batch.sends[connection].receipts.append(Receipt(name, (key,), reason))
     return CommandResult.DONE
 
 
@@ -218,7 +214,7 @@ def _refuse_queue(
     core.refused[reasons.TOO_MANY_QUEUES] += 1
     if key is None:
         return CommandResult.CLOSE
-    _receipts_for(core, connection).append(Receipt(name, (key,), reasons.TOO_MANY_QUEUES))
+    core.batch.sends[connection].receipts.append(Receipt(name, (key,), reasons.TOO_MANY_QUEUES))
     return CommandResult.DONE
 
 

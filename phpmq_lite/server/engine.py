@@ -34,8 +34,7 @@ from phpmq_lite.model import (
     BatchStore,
     ClockReading,
     LoadedRows,
-    Message,
-    Receipt,
+    Outbox,
 )
 from phpmq_lite.server.counters import CommitCounters
 
@@ -53,7 +52,7 @@ _ACK_DELAY_S: Final = 0.0009  # uvloop's timers are set in whole ms, so they fir
 _ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay
 _MAX_DEFER_S: Final = 0.01  # deferred work waits at most this long for a commit; the disk may hang
 _REFUSED: Final = "the database refused the batch with this change, so nothing of it was stored"
-_NOTHING: Final[tuple[list[Message], list[Receipt]]] = ([], [])
+_NOTHING: Final = Outbox()
 
 
 class CooperativeTasks:
@@ -438,7 +437,7 @@ class Engine:
             and 0 < batch.commands < _ACK_COMMANDS
             and len(batch.settled.get(ACKED_KEY, ())) == batch.commands
             and not (batch.loads or batch.replies or batch.to_resume or batch.background)
-            and not any(d or r for d, r in batch.sends.values())
+            and not any(outbox.dispatches or outbox.receipts for outbox in batch.sends.values())
             and self._loop.time() < self._delay_ends_at
         )
 
@@ -497,14 +496,15 @@ class Engine:
         commit = self._commit
         first = batch.first_number if commit is None else commit.batch.first_number
         before = {} if commit is None or commit.batch is batch else commit.batch.sends
-        for connection, (dispatches, _) in batch.sends.items():
-            if before and before.get(connection, _NOTHING)[0]:
+        for connection, outbox in batch.sends.items():
+            if before and before.get(connection, _NOTHING).dispatches:
                 continue  # the dispatches of the commit in progress come first
+            dispatches = outbox.dispatches
             if dispatches and dispatches[0].seq < first:
                 count = next((at for at, m in enumerate(dispatches) if m.seq >= first), None)
                 stored = dispatches[:count]
                 del dispatches[:count]
-                self._send(connection, stored, [], self.clock.now().steady_ms)
+                self._send(connection, Outbox(stored), self.clock.now().steady_ms)
                 batch.is_partly_sent = True
 
     def _record(self) -> Batch | None:
@@ -549,10 +549,10 @@ class Engine:
             self._call_taps(batch)
         if batch.sends:
             now_ms = self.clock.now().steady_ms
-            for connection, (dispatches, receipts) in batch.sends.items():
-                if receipts and not dispatches:
-                    self._send(connection, [], receipts, now_ms)
-                    receipts.clear()
+            for connection, outbox in batch.sends.items():
+                if outbox.receipts and not outbox.dispatches:
+                    self._send(connection, outbox, now_ms)
+                    outbox.receipts.clear()
 
     def _send_results(self, batch: Batch | None) -> None:
         """Notify clients of a stored batch, and start its follow-up work."""
@@ -560,9 +560,9 @@ class Engine:
             return
         if batch.sends:
             now_ms = self.clock.now().steady_ms
-            for connection, (dispatches, receipts) in batch.sends.items():
-                if dispatches or receipts:
-                    self._send(connection, dispatches, receipts, now_ms)
+            for connection, outbox in batch.sends.items():
+                if outbox.dispatches or outbox.receipts:
+                    self._send(connection, outbox, now_ms)
         for reply, value in batch.replies:
             reply(value)
         for connection in batch.to_resume:
@@ -571,14 +571,8 @@ class Engine:
             self._background.run(work, on_result)
         self._run_maintenance(is_idle=False)  # needed even if everything was refused
 
-    def _send(
-        self,
-        connection: Connection,
-        dispatches: list[Message],
-        receipts: list[Receipt],
-        now_ms: int,
-    ) -> None:
-        unsent = connection.peer.send(dispatches, receipts, now_ms)
+    def _send(self, connection: Connection, outbox: Outbox, now_ms: int) -> None:
+        unsent = connection.peer.send(outbox.dispatches, outbox.receipts, now_ms)
         if unsent:
             self.submit_first(lambda core: commands.undo_dispatches(core, connection, unsent))
 

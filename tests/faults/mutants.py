@@ -26,7 +26,7 @@ from phpmq_lite.broker.queue import AckTimeouts, Connection, Queue
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
 from phpmq_lite.installation import build_kind
-from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, RecoveredState
+from phpmq_lite.model import Batch, ClockReading, LoadedRows, Message, Outbox, RecoveredState
 from phpmq_lite.server import engine
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.service import active, lifecycle, starting
@@ -191,10 +191,10 @@ class DispatchesBeforeCommit(Defective):
     def commit(self, batch: Batch) -> asyncio.Future[LoadedRows | None]:
         """Dispatch first."""
         now_ms = self.clock.now().steady_ms
-        for connection, (dispatches, _) in batch.sends.items():
-            if dispatches:
-                self._send(connection, dispatches[:], [], now_ms)
-                dispatches.clear()
+        for connection, outbox in batch.sends.items():
+            if outbox.dispatches:
+                self._send(connection, Outbox(outbox.dispatches[:]), now_ms)
+                outbox.dispatches.clear()
         return super().commit(batch)
 
 

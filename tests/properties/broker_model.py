@@ -123,7 +123,7 @@ class Model:
             self.credit[client] = {}
         for seq in turn.taken_back:
             self._take_back(seq)
-        receipts = {c.peer: iter(given) for c, (_, given) in turn.batch.sends.items()}
+        receipts = {c.peer: iter(outbox.receipts) for c, outbox in turn.batch.sends.items()}
         for item in turn.done:
             if isinstance(item, OperatorCommand):
                 if self.acts.ask(item, turn):
@@ -450,7 +450,9 @@ class Model:
             m.is_placed = False
             got.setdefault(client, []).append(m.seq)
         sends = turn.batch.sends.items()
-        assert got == {c.peer: [m.seq for m in sent] for c, (sent, _) in sends if sent}
+        assert got == {
+            c.peer: [m.seq for m in out.dispatches] for c, out in sends if out.dispatches
+        }
 
     # -- at rest
 

@@ -101,10 +101,10 @@ class Twin:
             "rows": [(key, r.live_count, r.live_bytes) for key, r in batch.queue_rows.items()],
             "sent": {
                 c.number: (
-                    [m.seq for m in messages],
-                    [(r.queue, key, r.reason) for r in receipts for key in r.keys],
+                    [m.seq for m in outbox.dispatches],
+                    [(r.queue, key, r.reason) for r in outbox.receipts for key in r.keys],
                 )
-                for c, (messages, receipts) in batch.sends.items()
+                for c, outbox in batch.sends.items()
             },
             "totals": [asdict(queue.counters) for queue in core.queues.values()],
             "clients": [(c.published, c.acked) for c in self.rig.core.connections.values()],

@@ -394,8 +394,8 @@ class Driver:
 
     def _act(self, batch: Batch) -> None:
         now_ms = self.clock.steady_ms
-        for connection, (dispatches, receipts) in batch.sends.items():
-            if late := connection.peer.send(dispatches, receipts, now_ms):
+        for connection, outbox in batch.sends.items():
+            if late := connection.peer.send(outbox.dispatches, outbox.receipts, now_ms):
                 self._late.append((connection, late))
         for answer, value in batch.replies:
             answer(value)

@@ -22,6 +22,7 @@ from phpmq_lite.model import (
     Limits,
     LoadedRows,
     Message,
+    Outbox,
     Receipt,
     RecoveredState,
     State,
@@ -102,8 +103,8 @@ class CoreRig:
         Sent messages keep their bodies, by which tests identify them.
         """
         batch = batches.finish(self.core)
-        for messages, _ in batch.sends.values():
-            for message in messages:
+        for outbox in batch.sends.values():
+            for message in outbox.dispatches:
                 message.is_sent = True
         for answer, value in batch.replies:
             answer(value)
@@ -225,13 +226,13 @@ class CoreRig:
 
 
 def sent_messages(batch: Batch, connection: Connection) -> list[Message]:
-    return batch.sends.get(connection, ([], []))[0]
+    return batch.sends.get(connection, Outbox()).dispatches
 
 
 def sent_receipts(batch: Batch, connection: Connection) -> list[tuple[bytes, str | None]]:
     """Return key and reason of the receipts that a batch sends to a connection."""
-    given = batch.sends.get(connection, ([], []))[1]
-    return [(key, receipt.reason) for receipt in given for key in receipt.keys]
+    receipts = batch.sends.get(connection, Outbox()).receipts
+    return [(key, receipt.reason) for receipt in receipts for key in receipt.keys]
 
 
 def bodies(messages: list[Message]) -> list[bytes | None]:

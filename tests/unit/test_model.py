@@ -383,7 +383,8 @@ def test_queues_take_turns_at_the_limit_of_held_messages() -> None:
     for _ in range(6):
         rig.begin()
         commands.acknowledge_late(rig.core, workers[order[-1]], order[-1], held.message_id)
-        [(connection, ([held], _))] = rig.finish().sends.items()
+        [(connection, outbox)] = rig.finish().sends.items()
+        [held] = outbox.dispatches
         order += [name for name, one in workers.items() if one is connection]
     assert order == ["orders", *["orders", "mails"] * 3]
 

@@ -68,8 +68,8 @@ def test_repeated_key_is_stored_once_and_receipted_twice() -> None:
     rig = rig_with("a", "b")
     keys = [publish("a", b"1"), publish("b", b"1"), publish("a", b"1"), publish("b", b"2")]
     assert run_of(rig, *keys) == 4
-    [(_, receipts)] = rig.core.batch.sends.values()
-    assert [(r.queue, key) for r in receipts for key in r.keys] == [
+    [outbox] = rig.core.batch.sends.values()
+    assert [(r.queue, key) for r in outbox.receipts for key in r.keys] == [
         ("a", b"1"), ("b", b"1"), ("a", b"1"), ("b", b"2"),
     ]  # fmt: skip
     queues = rig.core.queues.values()
