@@ -279,13 +279,24 @@ class RowsRequest:
     settled: bool = False  # load settled messages, with their outcome as ``state``
 
 
+class PreparedRecord(NamedTuple):
+    """A dead-letter record built before its message has an id."""
+
+    placeholder: bytes  # stands for the id in ``content``
+    content: bytes
+
+    def for_message(self, message_id: bytes) -> bytes:
+        """Return the content of the record for a message."""
+        return self.content.replace(self.placeholder, message_id, 1)
+
+
 class EnvelopeInspection(NamedTuple):
     """The indexed fields of a message body and, if the body is invalid, the reason."""
 
     indexed: Indexed
     reason: str | None = None  # code for why consumers must not receive the body
     detail: str = ""  # the reason in words
-    record: tuple[bytes, bytes] | None = None  # record built in advance: (placeholder id, content)
+    record: PreparedRecord | None = None
 
 
 class ValidatedPublish(NamedTuple):

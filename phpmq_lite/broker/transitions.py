@@ -40,7 +40,7 @@ def publish(
         inspection = index_content(core, message, queue, body, inspection)
     if inspection is not None and inspection.reason is not None and queue.validates:
         record = inspection.record
-        content = None if record is None else record[1].replace(record[0], message.message_id, 1)
+        content = None if record is None else record.for_message(message.message_id)
         settle_dead(
             core, message, inspection.reason, body, detail=inspection.detail, content=content
         )

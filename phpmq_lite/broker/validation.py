@@ -17,6 +17,7 @@ from phpmq_lite.model import (
     EnvelopeInspection,
     EnvelopeInspector,
     Message,
+    PreparedRecord,
     ValidatedPublish,
 )
 from phpmq_lite.queue_settings import QueueSettings
@@ -70,8 +71,8 @@ def validate_with(
     inspection = inspector.validate(body, settings)
     if inspection.reason is not None:
         cause = DeadLetterCause(name, placeholder, inspection.reason, inspection.detail, at_ms)
-        record = inspector.make_record(body, settings, cause)
-        inspection = inspection._replace(record=(placeholder, record))
+        record = PreparedRecord(placeholder, inspector.make_record(body, settings, cause))
+        inspection = inspection._replace(record=record)
     return ValidatedPublish(settings, inspection)
 
 

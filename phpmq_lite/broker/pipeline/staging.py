@@ -23,6 +23,7 @@ from phpmq_lite.model import (
     CopiedRows,
     EnvelopeInspection,
     EnvelopeInspector,
+    PreparedRecord,
     Reply,
     has_room,
 )
@@ -230,7 +231,7 @@ def _store(
         touched[queue.queue_id] = part
         size, is_bad = len(body), inspection.reason is not None
         part.add(StageQueue(queue.queue_id, 1, size, int(is_bad), size * is_bad, kept_s, policy))
-        record_id, record = inspection.record or (None, None)
+        placeholder, content = inspection.record or (None, None)
         flat += (
             stage.first_row + stage.rows,
             queue.queue_id,
@@ -239,8 +240,8 @@ def _store(
             *inspection.indexed,
             inspection.reason,
             inspection.detail or None,
-            record_id,
-            record,
+            placeholder,
+            content,
             body,
         )
         stage.rows += 1
@@ -418,8 +419,8 @@ class _StagedPublish:
         client = core.client_number_of(self.entry)
         for row in self.bad:
             _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
-            parsed = None if record is None else (record_id, record)
-            inspection = EnvelopeInspection(tuple(indexed), reason, detail or "", parsed)
+            prepared = None if record is None else PreparedRecord(record_id, record)
+            inspection = EnvelopeInspection(tuple(indexed), reason, detail or "", prepared)
             transitions.publish(core, queues[queue_id], body, ttl_s or 0, client, inspection)
         first = core.next_number
         for stage in stages:
