@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Final
 
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.queue import Queue, QueueCounters
+from phpmq_lite.broker.ready_window import ReadyWindow
 
 # Each batch accepts at least this many messages; a window with less room counts as full.
 MIN_PER_BATCH: Final = 64
@@ -30,7 +31,8 @@ _WaitingPublisher = tuple[Callable[[Broker], None], int]
 class QueueShare:
     """Computes how many messages a queue still accepts in the current batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: QueueCounters) -> None:
+        self.counters = counters
         self._batch = 0  # batch number that _published and _minimum refer to
         self._published = 0  # the queue's publish counter when the batch began
         self._minimum = 0  # number of messages accepted in the batch even without room
@@ -40,8 +42,8 @@ class QueueShare:
         # These messages would have to be read back from disk.
         self._silent = 0
 
-    def available(self, queue: Queue, batch_number: int) -> int:
-        totals, window = queue.counters, queue.window
+    def available(self, window: ReadyWindow, batch_number: int) -> int:
+        totals = self.counters
         if self._batch != batch_number:
             self._batch = batch_number
             self._silent = self._silent + 1 if totals.acked == self._acked else 0
@@ -49,7 +51,7 @@ class QueueShare:
             taken = totals.published - self._published
             self._published = totals.published
             self._minimum = MIN_PER_BATCH if taken <= MIN_PER_BATCH else 0
-        if window is None or self._silent >= _ACTIVE_BATCHES:
+        if self._silent >= _ACTIVE_BATCHES:
             return UNLIMITED
         # Reserve a quarter of the window for the minimum that the next batches must accept.
         # Once the window overflows, messages must be loaded from disk.
@@ -66,6 +68,7 @@ class FlowControl:
         self.waiting_publishers = 0
         self._core = core
         self._waiting_by_queue: dict[int, deque[_WaitingPublisher]] = {}
+        self._shares: dict[int, QueueShare] = {}  # of queues with consumers, by queue_id
 
     def available(self, name: str, *, is_called: bool = False) -> int:
         """Return how many messages one publisher may publish to a queue now; 0 means it must wait.
@@ -120,12 +123,15 @@ class FlowControl:
 
     def _available(self, queue: Queue) -> int:
         if queue.window is None:  # the queue has no consumers
-            queue.publish_share = None
+            self._shares.pop(queue.queue_id, None)
             return UNLIMITED
-        share: QueueShare | None = queue.publish_share
-        if share is None:
-            share = queue.publish_share = QueueShare()
-        return share.available(queue, self._core.batch_number)
+        share = self._shares.get(queue.queue_id)
+        if share is None or share.counters is not queue.counters:  # a recreated queue keeps its id
+            queues = self._core.queues_by_id
+            if len(self._shares) >= len(queues):  # there are shares of removed queues
+                self._shares = {key: old for key, old in self._shares.items() if key in queues}
+            share = self._shares[queue.queue_id] = QueueShare(queue.counters)
+        return share.available(queue.window, self._core.batch_number)
 
 
 class PublishQuota:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from phpmq_lite.broker import reasons
 from phpmq_lite.broker.ready_window import ReadyWindow
@@ -161,7 +161,6 @@ class Queue:
         self.held = 0  # messages held by consumers; Broker.count_held changes these
         self.held_bytes = 0
         self.claimed = 0  # messages held by subscriptions
-        self.publish_share: Any = None  # a QueueShare once publishers compete with consumers
         # publishers waiting for the queue to accept messages
         self.parked = OrderedSet[Connection]()
         self.counters = QueueCounters()

@@ -102,6 +102,27 @@ def test_limit_ends_a_while_after_the_last_acknowledgement(rig: FlowRig) -> None
     assert rig.available() == ROOM
 
 
+def remove_with_consumer(rig: FlowRig, worker: Connection, name: str) -> None:
+    rig.run(lambda: commands.disconnect(rig.core, worker, None, None, "bye"))
+    rig.run(lambda: rig.core.remove_queue(rig.core.queues[name]))
+
+
+def test_shares_of_removed_queues_are_forgotten(rig: FlowRig) -> None:
+    for number in range(5):
+        queue, worker = f"reply {number}", rig.consumer(f"reply {number}")
+        assert rig.available(queue) == ROOM
+        remove_with_consumer(rig, worker, queue)
+    assert len(rig.flow._shares) == 1
+
+
+def test_recreated_queue_starts_with_an_active_consumer(rig: FlowRig) -> None:
+    worker = rig.consumer()
+    rig.pass_quiet_batches()
+    remove_with_consumer(rig, worker, "orders")
+    rig.consumer("orders")
+    assert rig.available() == ROOM
+
+
 # -- active consumers
 
 
