@@ -289,11 +289,21 @@ class KnownAppIds:
             batch.writes.append(ForgetPublishedVersion(oldest))
 
 
+def sealed_token(key: str, version: int, number: int) -> str:
+    """Return a token that no client can name, because it contains spaces."""
+    return f"{key} {version} {number:05}"
+
+
+def parse_sealed_token(token: str) -> tuple[str, int] | None:
+    """Return the key and the version of a sealed token, or None for a client's token."""
+    key, *numbers = token.split(" ")
+    return (key, int(numbers[0])) if numbers else None
+
+
 class StagingArea:
     """All tokens, oldest first, and the app_ids under which they are published.
 
-    ``sealed`` holds the remaining tokens of partial publishes, by hashed app_id and version.  Their
-    names contain spaces, so no client can name them.
+    ``sealed`` holds the remaining tokens of partial publishes, by hashed app_id and version.
     """
 
     def __init__(self, stored: PipelineRows) -> None:
@@ -303,14 +313,15 @@ class StagingArea:
         by_id: dict[int, StageState] = {}
         for stage_id, token, until_ms, rows, size in stored.staged:
             stage = by_id[stage_id] = StageState(
-                stage_id, token, until_ms, rows, size, is_whole=True, is_sealed=" " in token
+                stage_id, token, until_ms, rows, size, is_whole=True
             )
-            if not stage.is_sealed:
+            if parse_sealed_token(token) is None:
                 self.stages[token] = stage
-        sealed = [stage for stage in by_id.values() if stage.is_sealed]
-        for stage in sorted(sealed, key=lambda stage: stage.token):
-            key, version, _ = stage.token.split(" ")
-            self.sealed.setdefault(key, {}).setdefault(int(version), []).append(stage)
+        for stage in sorted(by_id.values(), key=lambda stage: stage.token):
+            if (parsed := parse_sealed_token(stage.token)) is not None:
+                key, version = parsed
+                stage.is_sealed = True
+                self.sealed.setdefault(key, {}).setdefault(version, []).append(stage)
         for row in stored.parts:
             by_id[row[0]].queues[row[1]] = StageQueue(*row[1:])
         self.bytes = sum(stage.bytes for stage in by_id.values())
@@ -330,10 +341,10 @@ class StagingArea:
         """Drop tokens that have expired; ``now_ms`` is on the steady clock."""
         while (old := next(iter(self.stages.values()), None)) and old.until_ms <= now_ms:
             self.drop(batch, old.token)
-        for app_id, versions in list(self.sealed.items()):
+        for key, versions in list(self.sealed.items()):
             for version, stages in list(versions.items()):
                 if stages[0].until_ms <= now_ms:
-                    self.unseal(batch, app_id, version, len(stages))
+                    self._unseal(batch, key, version, len(stages))
 
     def unfinished(self, app_id: str) -> dict[int, list[StageState]]:
         """Return the remaining tokens of an app_id's partial publishes, by version."""
@@ -346,14 +357,16 @@ class StagingArea:
         key, until_ms = _key(app_id), now_ms + APP_ID_KEPT_MS
         for number, stage in enumerate(stages):
             del self.stages[stage.token]
-            stage.token, stage.until_ms = f"{key} {version} {number:05}", until_ms
+            stage.token, stage.until_ms = sealed_token(key, version, number), until_ms
             stage.is_sealed = True
             batch.writes.append(SealStage(stage.token, until_ms, stage.stage_id))
         self.sealed.setdefault(key, {})[version] = list(stages)
 
     def unseal(self, batch: Batch, app_id: str, version: int, count: int) -> None:
-        """Remove the first ``count`` sealed tokens; ``app_id`` may also be a hash from ``_key``."""
-        key = app_id if app_id in self.sealed else _key(app_id)
+        """Remove the first ``count`` sealed tokens of a partial publish."""
+        self._unseal(batch, _key(app_id), version, count)
+
+    def _unseal(self, batch: Batch, key: str, version: int, count: int) -> None:
         stages = self.sealed[key][version]
         for stage in stages[:count]:
             self._remove(batch, stage)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
-from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS
+from phpmq_lite.broker.pipeline.staging import TOKEN, StagedPublishResult, StagingStatus
+from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, parse_sealed_token, sealed_token
 from phpmq_lite.model import Batch
 from phpmq_lite.writes import (
     CopyStagedRows,
@@ -22,6 +22,14 @@ def stage(rig: CoreRig, token: str, *bodies: bytes, ttl_s: int | None = None) ->
 
 def writes(batch: Batch, of_type: type[Any]) -> list[Any]:
     return [write for write in batch.writes if isinstance(write, of_type)]
+
+
+def test_only_sealed_tokens_are_parsed_as_such() -> None:
+    tokens = [sealed_token("cafe", 1 << 62, number) for number in (2, 9, 10_000)]
+    assert [parse_sealed_token(token) for token in tokens] == [("cafe", 1 << 62)] * 3
+    assert sorted(tokens) == tokens
+    assert not any(map(TOKEN.fullmatch, tokens))
+    assert parse_sealed_token("cafe-1-2") is None
 
 
 def test_staged_rows_are_numbered_under_their_token(rig: CoreRig) -> None:
