@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +22,22 @@ ROWS: Final = 500  # number of rows kept per feed
 FIRST_ROWS: Final = 100  # number of rows sent to a viewer who has no event id
 CONTROL: Final = "control"  # used as the session key for the control socket
 
-FeedData = Mapping[str, Any]
-EvaluateFeed = Callable[[], Awaitable[FeedData]]
-
 _log = get_logger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class LiveValues:
+    """A topic's current values, which ``system.live.LiveView`` describes; None if it has none."""
+
+    shown: dict[str, str] = field(default_factory=dict)
+    points: dict[str, str] = field(default_factory=dict)
+    new: int | None = None
+    says: str | None = None
+    rows: list[dict[str, Any]] | None = None  # only rows that are new since the last evaluation
+    missed: int = 0  # number of rows omitted before these
+
+
+EvaluateFeed = Callable[[], Awaitable[LiveValues]]
 
 
 class FeedPosition(NamedTuple):
@@ -56,16 +68,13 @@ class FeedUpdate:
 
 
 class Feed:
-    """A topic's current data, including the version in which each field last changed.
-
-    The data for ``update`` consists of ``shown`` and ``points`` (a text per field), ``rows`` (only
-    new rows), ``missed`` (number of rows omitted before these), and any other single values.
-    """
+    """A topic's current values, including the version in which each of them last changed."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._version = 0
-        self._fields: dict[tuple[str, str], tuple[Any, int]] = {}  # value, version by (member, key)
+        # value and version, by (member, key); the key is None for a single value
+        self._fields: dict[tuple[str, str | None], tuple[str | int | None, int]] = {}
         self._rows: deque[tuple[int, dict[str, Any]]] = deque(maxlen=ROWS)  # row number and row
         self._has_rows = False
         self._row = 0  # number of rows so far, including those omitted
@@ -75,25 +84,22 @@ class Feed:
         """The position of a viewer who has seen everything."""
         return FeedPosition(self.number, self._version, self._row)
 
-    def update(self, data: FeedData) -> bool:
-        """Store newly evaluated data; return whether anything changed."""
+    def update(self, values: LiveValues) -> bool:
+        """Store newly evaluated values; return whether anything changed."""
         before = self.position
         version = self._version + 1
-        values: dict[tuple[str, str], Any] = {}
-        for member, value in data.items():
-            if member in ("shown", "points"):
-                values.update({(member, key): text for key, text in value.items()})
-            elif member not in ("rows", "missed"):
-                values[member, ""] = value
-        for name in self._fields.keys() - values.keys():
-            values[name] = None
-        for field, value in values.items():
-            if field not in self._fields or self._fields[field][0] != value:
-                self._fields[field] = (value, version)
+        fields: dict[tuple[str, str | None], str | int | None] = dict.fromkeys(self._fields)
+        fields |= {("shown", key): text for key, text in values.shown.items()}
+        fields |= {("points", key): text for key, text in values.points.items()}
+        single = {"new": values.new, "says": values.says}
+        fields |= {(member, None): value for member, value in single.items() if value is not None}
+        for name, value in fields.items():
+            if name not in self._fields or self._fields[name][0] != value:
+                self._fields[name] = (value, version)
                 self._version = version
-        self._has_rows |= "rows" in data
-        self._row += int(data.get("missed", 0))
-        for row in data.get("rows", ()):
+        self._has_rows |= values.rows is not None
+        self._row += values.missed
+        for row in values.rows or ():
             self._row += 1
             self._rows.append((self._row, row))
         return self.position != before
@@ -111,10 +117,10 @@ class Feed:
         for (member, key), (value, version) in self._fields.items():
             if position is not None and version <= position.version:
                 continue
-            if key or member in ("shown", "points"):
-                data.setdefault(member, {})[key] = value
-            else:
+            if key is None:
                 data[member] = value
+            else:
+                data.setdefault(member, {})[key] = value
         self._add_rows(data, position)
         return FeedUpdate(self.position, data)
 

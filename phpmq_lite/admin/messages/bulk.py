@@ -17,6 +17,7 @@ from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From, check_typed_text, texts_to_type
 from phpmq_lite.admin.http.fields import ActionInput, EmptyInput, RedriveTarget, UndoToken
 from phpmq_lite.admin.http.input import TimeToLive, Untrimmed, parse_number
+from phpmq_lite.admin.http.live_feeds import LiveValues
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.actions import describe_result, describe_skipped, options_of
@@ -437,12 +438,12 @@ async def get_job(call: Call) -> BulkJobView:
     return BulkJobView.of_row(job, int(call.path("job")))
 
 
-async def live_bulk(call: Call, argument: str, _ids: object) -> dict[str, Any]:
+async def live_bulk(call: Call, argument: str, _ids: object) -> LiveValues:
     """Return the live values for a bulk job's page."""
     number = parse_number(argument)
     job = None if number is None else find_job(call, number)
     if job is None:
-        return {"shown": {}, "points": {}, "new": 0, "says": ""}
+        return LiveValues(new=0, says="")
     left_s = job_time_left_s(call, job)
     values = {
         "bulk.done": formats.format_number(job.changed),
@@ -455,4 +456,4 @@ async def live_bulk(call: Call, argument: str, _ids: object) -> dict[str, Any]:
     }
     is_over = job.state is not BulkJobState.RUNNING
     summary = f"{values['bulk.handled']} of {formats.format_number(job.total)}, {job.state}"
-    return {"shown": values, "points": {}, "new": int(is_over), "says": summary}
+    return LiveValues(values, new=int(is_over), says=summary)

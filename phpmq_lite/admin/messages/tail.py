@@ -15,7 +15,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints, From, Queue
 from phpmq_lite.admin.http.fields import QueryModel
-from phpmq_lite.admin.http.live_feeds import STREAMS, FeedState
+from phpmq_lite.admin.http.live_feeds import STREAMS, FeedState, LiveValues
 from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.messages import bodies
 from phpmq_lite.broker.state_table import StateEvent
@@ -313,12 +313,12 @@ async def show_tail(
     )
 
 
-async def live_tail(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_tail(call: Call, argument: str, _ids: tuple[int, ...]) -> LiveValues:
     """Return the message events in a queue since the feed was last evaluated."""
     events, missed = await _tail_of(call, call.queue(argument)).take_events()
     rows = await _rows(call, events, _read_query(call))
     newest = rows[-ROWS_PER_S:]
-    return {"rows": newest, "missed": missed + len(rows) - len(newest)}
+    return LiveValues(rows=newest, missed=missed + len(rows) - len(newest))
 
 
 def _tail_of(call: Call, queue: QueueStatus) -> QueueTail:

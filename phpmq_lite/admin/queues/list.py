@@ -16,6 +16,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import ActionInput, ListQuery
 from phpmq_lite.admin.http.input import read_query
+from phpmq_lite.admin.http.live_feeds import LiveValues
 from phpmq_lite.admin.http.output import ListPage
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.source import host_name
@@ -231,7 +232,7 @@ def _first_snippets(call: Call) -> Any:
 
 async def read_live_list(
     call: Call, ids: Collection[int], query: QueueQuery
-) -> tuple[dict[str, str], dict[str, Any]]:
+) -> tuple[dict[str, str], LiveValues]:
     """Return the totals over all queues, and the live values of a list that shows these ids."""
     status, now_ms, listed_ids = call.status, call.now_ms, frozenset(ids)
     oldest_ready_at = await read_oldest_ready_at(call, status.queues)
@@ -244,15 +245,15 @@ async def read_live_list(
             points[f"{queue.queue_id}.in"] = trends.read_spark(call.context, queue.queue_id)
     tiles = overview_tiles(status, oldest_ready_at, now_ms)
     listed = make_queue_page(status.queues, oldest_ready_at, query)
-    return tiles, {
-        "shown": texts,
-        "points": points,
-        "new": sum(queue.status.queue_id not in ids for queue in listed.queues),
-        "says": f"Ready {tiles['total.ready']}, dispatched {tiles['total.dispatched']}",
-    }
+    return tiles, LiveValues(
+        texts,
+        points,
+        new=sum(queue.status.queue_id not in ids for queue in listed.queues),
+        says=f"Ready {tiles['total.ready']}, dispatched {tiles['total.dispatched']}",
+    )
 
 
-async def live_queues(call: Call, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_queues(call: Call, _argument: str, ids: tuple[int, ...]) -> LiveValues:
     """Return live values for the queue list; ``ids`` are the ids of the queues shown."""
     _, listed = await read_live_list(call, ids, read_query(call.request, QueueQuery))
     return listed

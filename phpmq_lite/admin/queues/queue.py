@@ -13,6 +13,7 @@ from phpmq_lite.admin import charts, trends
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, Queue
 from phpmq_lite.admin.http.input import Form
+from phpmq_lite.admin.http.live_feeds import LiveValues
 from phpmq_lite.admin.http.output import ListPage, json_response
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.listing import (
@@ -203,11 +204,11 @@ def _forecast(call: Call, queue: QueueStatus) -> str:
     return trends.forecast(queue, trends.slope(points, rollups.uptime(), now_s))
 
 
-async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_queue(call: Call, argument: str, _ids: tuple[int, ...]) -> LiveValues:
     queue = call.queue(argument)
     cells = await _cells(call, queue) | {"forecast": _forecast(call, queue)}
     texts = {f"{queue.queue_id}.{key}": value for key, value in cells.items()}
-    return {"shown": texts, "points": {}, "new": 0, "says": f"Ready {cells['ready']}"}
+    return LiveValues(texts, new=0, says=f"Ready {cells['ready']}")
 
 
 # -- settings

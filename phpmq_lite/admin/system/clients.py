@@ -23,7 +23,7 @@ from phpmq_lite.admin.http.fields import (
     QueryModel,
 )
 from phpmq_lite.admin.http.input import Form, read_query
-from phpmq_lite.admin.http.live_feeds import FeedState
+from phpmq_lite.admin.http.live_feeds import FeedState, LiveValues
 from phpmq_lite.admin.http.output import ListPage, PerSecond, ResponseModel, respond
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.saved_items import store_item
@@ -96,7 +96,7 @@ async def read_closed_page(
     return rows, output.encode_cursor(_SCOPE, "after", [last.closed_at or 0, last.client])
 
 
-async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> LiveValues:
     query = read_query(call.request, ClientsPageQuery)
     clients, listed = list_consuming(call, query.queue), frozenset(ids)
     texts = {
@@ -106,12 +106,8 @@ async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> dict
         for key, value in connections.format_cells(client).items()
     }
     new = sum(client.client not in listed for client in clients)
-    return {
-        "shown": texts,
-        "points": {},
-        "new": new if query.state == "open" else 0,
-        "says": f"{formats.format_number(len(clients))} clients",
-    }
+    summary = f"{formats.format_number(len(clients))} clients"
+    return LiveValues(texts, new=new if query.state == "open" else 0, says=summary)
 
 
 class ClientPageQuery(QueryModel):
@@ -197,20 +193,19 @@ def _frames(call: Call, recorder: FrameRecorder | None, after: int = 0) -> list[
     return [row(frame) for frame in recorder.frames if frame.number > after]
 
 
-async def live_client(call: Call, argument: str, _ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_client(call: Call, argument: str, _ids: tuple[int, ...]) -> LiveValues:
     number = parse_client_number(argument)
     snapshot = await connections.take_snapshot(call, number, is_watching=True)
     status, is_open = find_client_status(call, number), snapshot.is_open
     cells = {} if status is None else connections.format_cells(status)
     rows, missed = _new_frames(call, snapshot.recorder)
-    return {
-        "shown": {"state": "open" if is_open else "closed"} | cells,
-        "points": {},
-        "new": 0,
-        "says": f"Messages held: {snapshot.held_total}" if is_open else "Connection closed",
-        "rows": rows,
-        "missed": missed,
-    }
+    return LiveValues(
+        {"state": "open" if is_open else "closed"} | cells,
+        new=0,
+        says=f"Messages held: {snapshot.held_total}" if is_open else "Connection closed",
+        rows=rows,
+        missed=missed,
+    )
 
 
 def _new_frames(call: Call, recorder: FrameRecorder | None) -> tuple[list[dict[str, Any]], int]:

@@ -16,8 +16,8 @@ from phpmq_lite.admin.http.fields import QueryModel
 from phpmq_lite.admin.http.live_feeds import (
     CONTROL,
     EvaluateFeed,
-    FeedData,
     FeedStream,
+    LiveValues,
     parse_position,
 )
 from phpmq_lite.admin.http.output import json_response
@@ -29,7 +29,7 @@ from phpmq_lite.admin.queues.queue import live_queue
 from phpmq_lite.admin.system.clients import live_client, live_clients
 from phpmq_lite.admin.system.overview import live_overview
 
-TopicEvaluator = Callable[[Call, str, tuple[int, ...]], Awaitable[FeedData]]
+TopicEvaluator = Callable[[Call, str, tuple[int, ...]], Awaitable[LiveValues]]
 
 # maps a topic name (before any colon) to its evaluator and whether it requires an argument
 TOPICS: Final[dict[str, tuple[TopicEvaluator, bool]]] = {
@@ -52,7 +52,7 @@ def evaluation_of(call: Call, topic: str, ids: tuple[int, ...]) -> EvaluateFeed:
         detail = f"There is no topic {topic!r}."
         raise Problem(422, "unknown_topic", detail, field="topic", bound=topics)
 
-    async def evaluate() -> FeedData:
+    async def evaluate() -> LiveValues:
         call.forget_status()
         return await evaluator(call, argument, ids)
 

@@ -1,5 +1,6 @@
 """The state of the broker: the overview page, and its current and historical statistics."""
 
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import LimitParameter, QueryModel
 from phpmq_lite.admin.http.input import read_query
+from phpmq_lite.admin.http.live_feeds import LiveValues
 from phpmq_lite.admin.http.output import PerSecond, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.queues.list import (
@@ -77,12 +79,12 @@ async def _charts(call: Call, key: str) -> dict[str, Any]:
     }
 
 
-async def live_overview(call: Call, _argument: str, ids: tuple[int, ...]) -> dict[str, Any]:
+async def live_overview(call: Call, _argument: str, ids: tuple[int, ...]) -> LiveValues:
     """Return live values for the overview; ``ids`` are the ids of the queues shown."""
     query = read_query(call.request, OverviewPageQuery)
     tiles, listed = await read_live_list(call, ids, query)
-    points = trends.read_sparks(call.context, call.allowed) | listed["points"]
-    return listed | {"shown": tiles | listed["shown"], "points": points}
+    points = trends.read_sparks(call.context, call.allowed) | listed.points
+    return replace(listed, shown=tiles | listed.shown, points=points)
 
 
 # -- statistics

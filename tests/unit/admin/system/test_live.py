@@ -1,6 +1,7 @@
 """Live feeds, streams and tails: changes, limits, and what a tail records."""
 
 import asyncio
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from phpmq_lite.admin.http.live_feeds import (
     FeedState,
     FeedStream,
     LiveFeeds,
+    LiveValues,
     parse_position,
 )
 from phpmq_lite.admin.http.problems import Problem
@@ -27,6 +29,7 @@ from phpmq_lite.admin.messages import tail as tails
 from phpmq_lite.admin.messages.tail import QueueTail, TailEvent
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.admin.system import connections
+from phpmq_lite.admin.system.live import LiveView
 from phpmq_lite.broker import transitions
 from phpmq_lite.errors import StorageError
 from phpmq_lite.model import Batch, Message, State
@@ -36,35 +39,40 @@ from tests.support.core_rig import CoreRig
 
 def test_feed_sends_everything_first_and_then_changes() -> None:
     feed = Feed(3)
-    feed.update({"shown": {"a": "1", "b": "2"}, "points": {"p": "0"}, "new": 0, "says": "x"})
+    feed.update(LiveValues({"a": "1", "b": "2"}, {"p": "0"}, new=0, says="x"))
     first = feed.since(None)
     assert first.data == {
         "shown": {"a": "1", "b": "2"}, "points": {"p": "0"}, "new": 0, "says": "x",
     }  # fmt: skip
-    assert feed.update({"shown": {"a": "1", "b": "3"}, "points": {"p": "0"}, "new": 2, "says": "x"})
+    assert feed.update(LiveValues({"a": "1", "b": "3"}, {"p": "0"}, new=2, says="x"))
     assert feed.since(first.position).data == {"shown": {"b": "3"}, "new": 2}
     assert feed.since(feed.position).data == {}
 
 
+def test_live_view_describes_the_values() -> None:
+    names = {each.name for each in fields(LiveValues)}
+    assert names == LiveView.model_fields.keys() - {"id"}
+
+
 def test_feed_reports_changes_and_names_a_removed_field_once() -> None:
     feed = Feed(1)
-    assert feed.update({"shown": {"a": "1"}})
-    assert not feed.update({"shown": {"a": "1"}})
+    assert feed.update(LiveValues({"a": "1"}))
+    assert not feed.update(LiveValues({"a": "1"}))
     seen = feed.position
-    feed.update({"shown": {}})
+    feed.update(LiveValues({}))
     assert feed.since(seen).data == {"shown": {"a": None}}
-    assert not feed.update({"shown": {}})
+    assert not feed.update(LiveValues({}))
 
 
 def test_feed_sends_everything_after_a_position_in_another_feed() -> None:
     feed = Feed(2)
-    feed.update({"shown": {"a": "1"}})
+    feed.update(LiveValues({"a": "1"}))
     assert feed.since(FeedPosition(1, 9, 9)).data == {"shown": {"a": "1"}}
 
 
 def test_feed_says_that_rows_may_be_missing_after_a_position_in_another_feed() -> None:
     feed = Feed(3)
-    feed.update({"rows": []})
+    feed.update(LiveValues(rows=[]))
     assert "gap" not in feed.since(None).data
     assert feed.since(FeedPosition(2, 9, 9)).data["gap"] is True
     assert "gap" not in feed.since(feed.position).data
@@ -72,18 +80,18 @@ def test_feed_says_that_rows_may_be_missing_after_a_position_in_another_feed() -
 
 def test_feed_sends_rows_once_and_counts_omitted_ones() -> None:
     feed = Feed(1)
-    feed.update({"rows": [{"id": "1"}]})
+    feed.update(LiveValues(rows=[{"id": "1"}]))
     seen = feed.position
-    feed.update({"rows": [{"id": "5"}], "missed": 3})
+    feed.update(LiveValues(rows=[{"id": "5"}], missed=3))
     assert feed.since(seen).data == {"rows": [{"id": "5"}], "missed": 3}
     assert feed.since(feed.position).data == {}
 
 
 def test_feed_keeps_the_last_rows_and_counts_the_others_as_missed() -> None:
     feed = Feed(1)
-    feed.update({"rows": [{"id": "first"}]})
+    feed.update(LiveValues(rows=[{"id": "first"}]))
     seen = feed.position
-    feed.update({"rows": [{"id": str(number)} for number in range(ROWS + 20)]})
+    feed.update(LiveValues(rows=[{"id": str(number)} for number in range(ROWS + 20)]))
     update = feed.since(seen)
     assert (len(update.data["rows"]), update.data["missed"]) == (ROWS, 20)
     assert len(feed.since(None).data["rows"]) == FIRST_ROWS
@@ -103,18 +111,18 @@ def test_event_id_reads_back() -> None:
 
 
 class Source:
-    """A feed's data; counts its evaluations."""
+    """A feed's values; counts its evaluations."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.data: dict[str, Any] = {"shown": {"n": "0"}}
+        self.values = LiveValues({"n": "0"})
         self.error: Exception | None = None
 
-    async def __call__(self) -> dict[str, Any]:
+    async def __call__(self) -> LiveValues:
         self.count += 1
         if self.error is not None:
             raise self.error
-        return self.data
+        return self.values
 
 
 @pytest.fixture
@@ -135,9 +143,9 @@ async def test_streams_of_one_feed_share_its_evaluations(hub: LiveFeeds) -> None
     source = Source()
     both = [opened(hub, source, f"s{number}") for number in range(2)]
     for number in "01":
-        source.data = {"shown": {"n": number}}
+        source.values = LiveValues({"n": number})
         updates = [await stream.next() for stream in both]
-        assert [update.data for update in updates if update] == [source.data] * 2
+        assert [update.data for update in updates if update] == [{"shown": {"n": number}}] * 2
     for stream in both:
         hub.leave("k", stream)
 
@@ -174,7 +182,7 @@ async def test_feed_that_was_dropped_is_no_longer_evaluated(hub: LiveFeeds) -> N
 
 async def test_first_event_comes_even_if_a_feed_has_nothing(hub: LiveFeeds) -> None:
     source = Source()
-    source.data = {"rows": [], "missed": 0}
+    source.values = LiveValues(rows=[])
     stream = opened(hub, source)
     update = await stream.next()
     assert update is not None
@@ -271,7 +279,7 @@ async def test_poll_returns_what_a_stream_sends(hub: LiveFeeds) -> None:
     first = await hub.poll("k", source, None)
     assert first.data == {"shown": {"n": "0"}}
     await asyncio.sleep(0.002)
-    source.data = {"shown": {"n": "7"}}
+    source.values = LiveValues({"n": "7"})
     assert (await hub.poll("k", source, first.position)).data == {"shown": {"n": "7"}}
 
 
