@@ -181,16 +181,14 @@ class FeedStream:
         return None
 
 
+@dataclass(slots=True, eq=False)
 class _Running:
-    __slots__ = ("evaluate", "evaluated_at", "feed", "lock", "streams", "task")
-
-    def __init__(self, feed: Feed, evaluate: EvaluateFeed) -> None:
-        self.feed = feed
-        self.evaluate = evaluate
-        self.evaluated_at = -EVERY_S  # on the event loop's clock
-        self.lock = asyncio.Lock()
-        self.streams: set[FeedStream] = set()
-        self.task: asyncio.Task[None] | None = None
+    feed: Feed
+    evaluate: EvaluateFeed
+    evaluated_at: float = -EVERY_S  # on the event loop's clock
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    streams: set[FeedStream] = field(default_factory=set)
+    task: asyncio.Task[None] | None = None
 
 
 class FeedState:
@@ -276,8 +274,7 @@ class LiveFeeds:
         return stream
 
     def leave(self, key: Hashable, stream: FeedStream) -> None:
-        running = self._feeds.get(key)
-        if running is not None:
+        if (running := self._feeds.get(key)) is not None:
             running.streams.discard(stream)
             if not running.streams and running.task is not None:
                 running.task.cancel()
@@ -285,8 +282,7 @@ class LiveFeeds:
 
     def drop_unwatched(self, key: Hashable) -> None:
         """Forget a feed and its rows, unless a stream of it is open."""
-        running = self._feeds.get(key)
-        if running is not None:
+        if (running := self._feeds.get(key)) is not None:
             _drop_dead(running)
             if any(not stream.reason for stream in running.streams):
                 return
@@ -301,8 +297,7 @@ class LiveFeeds:
     ) -> FeedUpdate:
         """Return the changes since a position; evaluate the feed at most once a second."""
         running = self._feed(key, evaluate)
-        now_s = asyncio.get_running_loop().time()
-        if now_s - running.evaluated_at >= EVERY_S:
+        if asyncio.get_running_loop().time() - running.evaluated_at >= EVERY_S:
             await self._evaluate(running)
         return running.feed.since(position)
 
@@ -346,8 +341,7 @@ class LiveFeeds:
 
     async def _evaluate(self, running: _Running) -> bool:
         async with running.lock:
-            now_s = asyncio.get_running_loop().time()
-            running.evaluated_at = now_s
+            running.evaluated_at = asyncio.get_running_loop().time()
             return running.feed.update(await running.evaluate())
 
 
