@@ -140,11 +140,12 @@ async def publish_messages(call: Call, name: QueueName) -> PublishedView:
         check_size(call, body, f"{at}.content" if is_list else "content")
     before = await WaitPosition.now(call.context.readers)  # read first, so that no event is missed
     ids = await call.run(publishing.publish, target, contents, key=key, target=target)
+    warnings = (warning_of(call, target, ttl_s) for ttl_s in {ttl for _, ttl in contents})
     return PublishedView(
         ids=ids,
         cursor=before.after(ids).text,
         quarantined=ids.quarantined,
-        warning=max(warning_of(call, target, ttl_s) for ttl_s in {ttl for _, ttl in contents}),
+        warning=next(filter(None, warnings), ""),
     )
 
 
