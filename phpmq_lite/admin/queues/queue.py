@@ -281,18 +281,18 @@ async def configure_queue(call: Call, queue: Queue, body: SettingsInput) -> web.
     if target := changes.get("dead_letter_queue"):
         call.check_queue(target, "dead_letter_queue")
     check = check_etag(call, queue.name)
-    settings = await call.run(queue_operations.configure, queue.name, changes, check=check)
-    return _with_etag(SettingsView(**settings), settings)
+    new_settings = await call.run(queue_operations.configure, queue.name, changes, check=check)
+    return _with_etag(SettingsView(**new_settings), new_settings)
 
 
-def _with_etag(view: object, settings: dict[str, Any]) -> web.Response:
+def _with_etag(view: object, queue_settings: dict[str, Any]) -> web.Response:
     response = json_response(view)
-    response.headers["ETag"] = settings_etag(settings)
+    response.headers["ETag"] = settings_etag(queue_settings)
     return response
 
 
-def settings_etag(settings: dict[str, Any]) -> str:
-    return f'"{sha256(dumps(settings, sort_keys=True).encode()).hexdigest()[:16]}"'
+def settings_etag(queue_settings: dict[str, Any]) -> str:
+    return f'"{sha256(dumps(queue_settings, sort_keys=True).encode()).hexdigest()[:16]}"'
 
 
 def check_etag(call: Call, name: str) -> Callable[[Broker], None]:
