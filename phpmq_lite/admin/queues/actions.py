@@ -104,7 +104,8 @@ def _source(call: Call, queue: QueueStatus, action: Action) -> QueueStatus | Non
 
 async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
     row = ON_QUEUES[name]
-    source, fields, is_danger = _source(call, queue, row.action), row.fields, name == "purge"
+    source, fields = _source(call, queue, row.action), row.fields
+    is_danger, names = ACTIONS[row.action].is_danger, [queue.name]
     count = source.ready if source is not None else 0
     if is_danger and queue.dispatched:
         label = f"Also delete {formats.count_messages(queue.dispatched)} held by consumers"
@@ -121,9 +122,7 @@ async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
         text=row.text,
         fields=fields,
         hidden=[("upto", upto)],
-        typed=[queue.name]
-        if ACTIONS[row.action].is_danger
-        else texts_to_type(call.context.settings, count, [queue.name]),
+        typed=names if is_danger else texts_to_type(call.context.settings, count, names),
         is_danger=is_danger,
         is_disabled=not (count or (is_danger and queue.dispatched)),
         preview=(search, str(row.action)) if count else None,
