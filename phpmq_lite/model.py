@@ -178,6 +178,7 @@ class QueueRow:
     live_bytes: int = 0
     stored: tuple[int, int] = (0, 0)  # live_count and live_bytes as last passed to the writer
     created_by: str = ""  # an actor or a connection's address; empty if unknown
+    is_removed: bool = False  # the row stays because the history refers to it
 
 
 class OrderedSet(dict[T, None]):

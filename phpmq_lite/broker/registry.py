@@ -20,7 +20,6 @@ _DEAD_LETTER_SETTINGS: Final = frozenset(
     {"payload_policy", "dead_letter_queue", "schema_mode", "empty_list_data"}
 )
 REMOVED_QUEUES: Final = 10  # number of removed queues with rows, as a multiple of the limit
-REMOVED: Final = "removed"  # settings key that marks the row of a removed queue
 
 
 class RecordRefusal(NamedTuple):
@@ -76,7 +75,7 @@ class QueueRegistry:
             self.batch.new_queues.append(row)
             self.batch.counters["next_queue_id"] = self.next_queue_id + 1
         else:  # keep the old id, because the history refers to it
-            row.own, row.created_by = {}, creator
+            row.is_removed, row.created_by = False, creator
             self.batch.configured.append(row)
         return self._add(row)
 
@@ -84,7 +83,7 @@ class QueueRegistry:
         """Load the stored queues into memory; of a removed queue, keep only the row."""
         self.next_queue_id = stored.counters.get("next_queue_id", 1)
         for row in stored.queues:
-            if REMOVED in row.own:
+            if row.is_removed:
                 self.next_queue_id = max(self.next_queue_id, row.queue_id + 1)
                 self.removed[row.name] = row
             else:
@@ -110,7 +109,7 @@ class QueueRegistry:
     def remove(self, queue: Queue) -> None:
         """Remove an empty queue without consumers; its row is kept for the history."""
         row = queue.row
-        row.own = {REMOVED: True}
+        row.own, row.is_removed = {}, True
         self.removed[row.name] = row
         self.batch.configured.append(row)
         self._count_own_dead_letter_queue(row.name, 1)

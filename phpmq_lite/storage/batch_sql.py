@@ -40,6 +40,7 @@ _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
 }
 
 _NO_ENVELOPE: Final = (None,) * 7
+REMOVED_SETTINGS: Final = '{"removed": true}'  # what the row of a removed queue has as settings
 MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
 # Values of a new message to which nothing but a dispatch has happened.
 _SHARED: Final = attrgetter(
@@ -292,4 +293,5 @@ def _settle_dispatched(before: tuple[Any, ...], messages: list[Message]) -> list
 
 def _own_values(row: QueueRow) -> tuple[Any, ...]:
     rare = {name: value for name, value in row.own.items() if name not in COLUMNS}
-    return (*(row.own.get(name) for name in COLUMNS), json.dumps(rare, sort_keys=True))
+    settings = REMOVED_SETTINGS if row.is_removed else json.dumps(rare, sort_keys=True)
+    return (*(row.own.get(name) for name in COLUMNS), settings)

@@ -31,7 +31,7 @@ from phpmq_lite.model import (
     checksum,
 )
 from phpmq_lite.queue_settings import COLUMNS, DEAD_LETTER_SUFFIX
-from phpmq_lite.storage.batch_sql import message_of, write_statements
+from phpmq_lite.storage.batch_sql import REMOVED_SETTINGS, message_of, write_statements
 from phpmq_lite.storage.statements import load
 
 _PAGES: Final = {
@@ -96,7 +96,7 @@ class Store(ABC):
             execute(sql["delete_queues_of_dropped_stages"])
             execute(sql["close_clients"], (now.wall_ms, "the broker stopped"))
             execute(sql["interrupt_audit"])
-            execute(sql["delete_forgotten_queues"])
+            execute(sql["delete_forgotten_queues"], (REMOVED_SETTINGS,))
         stored = self.state(returned)
         stored.receipts = self._receipts(now.steady_ms - receipt_window_ms, receipt_limit)
         return stored
@@ -278,11 +278,11 @@ def _count_fitting(page: list[Message], room: int) -> int:
 
 
 def _queue_row(row: tuple[Any, ...]) -> QueueRow:
-    own = dict(zip(COLUMNS, row[3:9], strict=True)) | json.loads(row[9])
+    queue_id, name, created_at, *values, settings, live_count, live_bytes, created_by = row
+    is_removed, counts = settings == REMOVED_SETTINGS, (live_count, live_bytes)
+    own = dict(zip(COLUMNS, values, strict=True)) | ({} if is_removed else json.loads(settings))
     own = {name: value for name, value in own.items() if value is not None}
-    queue_id, name, created_at, *_, live_count, live_bytes, created_by = row
-    counts = live_count, live_bytes
-    return QueueRow(queue_id, name, created_at, own, *counts, counts, created_by)
+    return QueueRow(queue_id, name, created_at, own, *counts, counts, created_by, is_removed)
 
 
 _MIN_STEP_MS: Final = 2_000  # smaller clock differences are not recorded at startup

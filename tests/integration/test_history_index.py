@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from phpmq_lite.errors import OutcomeUnknownError, StorageFullError
 from phpmq_lite.model import Batch, ClockReading, State
-from phpmq_lite.storage.batch_sql import batch_statements
+from phpmq_lite.storage.batch_sql import REMOVED_SETTINGS, batch_statements
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.retention import RetentionBounds, remove_expired
 from phpmq_lite.storage.search.language import parse_search
@@ -268,13 +268,13 @@ def test_removed_queue_is_kept_while_the_history_refers_to_it(ledger: Ledger) ->
     for queue_id in (1, 2, 3):
         ledger.execute(
             "INSERT INTO queue (queue_id, name, created_at, settings) "
-            "VALUES (?, ?, 0, '{\"removed\": true}')",
-            (queue_id, f"q{queue_id}"),
+            "VALUES (?, ?, 0, ?)",
+            (queue_id, f"q{queue_id}", REMOVED_SETTINGS),
         )
     ledger.settle(1, 5)
     HistoryIndexer().run(ledger.connection, 0, is_idle=True)
     ledger.settle(2, 5)
-    ledger.execute(load("batch")["delete_forgotten_queues"])
+    ledger.execute(load("batch")["delete_forgotten_queues"], (REMOVED_SETTINGS,))
     assert ledger.execute("SELECT queue_id FROM queue").fetchall() == [(1,), (2,)]
 
 

@@ -32,7 +32,7 @@ SELECT FROM change_counter(?::text, ?::bigint, false);
 SELECT FROM change_counter(?::text, ?::bigint, true);
 
 -- name: delete_forgotten_queues
-DELETE FROM queue WHERE settings = '{"removed": true}'
+DELETE FROM queue WHERE settings = ?
   AND NOT EXISTS (SELECT 1 FROM history WHERE history.queue_id = queue.queue_id)
   AND queue_id NOT IN (SELECT queue_id FROM receipt)
   AND queue_id NOT IN (SELECT queue_id FROM stage_part)

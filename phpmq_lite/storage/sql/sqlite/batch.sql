@@ -34,8 +34,9 @@ ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
 
 -- name: delete_forgotten_queues
 -- At startup, deletes removed queues to which neither the history nor a receipt refers.
+-- parameters: settings of a removed queue (JSON)
 -- index: history_run USING PRIMARY KEY
-DELETE FROM queue WHERE settings = '{"removed": true}'
+DELETE FROM queue WHERE settings = ?
   AND NOT EXISTS (
     SELECT 1 FROM history_run CROSS JOIN history
       ON history."offset" >= first_offset AND history."offset" < first_offset + length

@@ -85,11 +85,12 @@ def test_removed_queue_keeps_its_row_and_number(rig: CoreRig) -> None:
     run(rig, "create_queue", "orders")
     run(rig, "configure", "orders", {"max_messages": 5})
     batch = run(rig, "remove_queue", "orders")
-    assert [(row.name, row.own) for row in batch.configured] == [("orders", {"removed": True})]
+    [row] = batch.configured
+    assert (row.name, row.own, row.is_removed) == ("orders", {}, True)
     assert (rig.core.queues, rig.core.queues_by_id) == ({}, {})
     assert refusal(rig, "purge", "orders") == "unknown_queue"
     batch = rig.publish(b"a")
-    assert (batch.new_queues, batch.configured[0].own) == ([], {})
+    assert (batch.new_queues, batch.configured, row.is_removed) == ([], [row], False)
     assert (rig.queue().queue_id, rig.queue().settings.max_messages) == (1, 0)
 
 
