@@ -38,10 +38,6 @@ class ClockJumps:
         self._from = [row[0] for row in rows]
         self._jumps = [row[1] for row in rows] or [0]
 
-    @classmethod
-    def read(cls, store: Store) -> "ClockJumps":
-        return cls(store.execute(store.sql("retention")["clock_steps"]).fetchall())
-
     def at_offset(self, offset: int) -> int:
         """Return the lead that applied when the message with this offset was settled."""
         return self._jumps[max(0, bisect_right(self._from, offset) - 1)]
@@ -169,6 +165,23 @@ def remove_in_batch(store: Store, bounds: RetentionBounds, now_ms: int, settled:
     slice_run.trim_history(bounds, now_ms - bounds.age_ms)
 
 
+@dataclass(slots=True, frozen=True)
+class _RowKind:
+    """Ordinary or deleted rows: the statements that select the next ones, and their counters."""
+
+    next_rows: str
+    next_range: str | None  # None if rows of the other kind lie between them
+    lo: str
+    rows: str
+    bytes: str
+
+
+_OTHERS: Final = _RowKind(
+    "next_settled", "settled_range", "history_lo", "history_rows", "history_bytes"
+)
+_DELETED: Final = _RowKind("next_deleted", None, "deleted_lo", "deleted_rows", "deleted_bytes")
+
+
 class _SliceRun:
     """One slice of retention, executed inside a transaction."""
 
@@ -182,11 +195,12 @@ class _SliceRun:
         self._rows = rows
         self._rows_at_once = rows_at_once
         self._execute = store.execute
+        self._has_index_tables = store.has_index_tables
         self._sql = store.sql("retention")
         self._counters = store.sql("batch")
         self._totals = store.sql("database_size")["totals"]
         self._timer = timer
-        self._jumps = ClockJumps.read(store)
+        self._jumps = ClockJumps(self._execute(self._sql["clock_steps"]).fetchall())
         self._ends_at = timer() + SLICE_S
         self._removed = 0
         self._has_moved = False
@@ -196,7 +210,7 @@ class _SliceRun:
         cutoff_ms = now_ms - bounds.age_ms
         ahead_ms = self._jumps.smallest
         self._remove_newest_body(cutoff_ms + ahead_ms, *self.trim_history(bounds, cutoff_ms))
-        if "remove_runs" in self._sql:  # only SQLite's history has an index of runs
+        if self._has_index_tables:
             self._execute(self._sql["remove_runs"], {"limit": ROWS_PER_SLICE})
         self._trim_receipts(bounds.receipt_window_ms)
         self._trim_clients("remove_clients", {"cutoff": cutoff_ms + ahead_ms})
@@ -209,10 +223,10 @@ class _SliceRun:
     def trim_history(self, bounds: RetentionBounds, cutoff_ms: int) -> tuple[bool, bool]:
         """Remove history rows; return whether ordinary and deleted ones still exceed a bound."""
         # Include unindexed rows, because a full disk prevents indexing until rows are removed.
-        totals = self._execute(self._totals).fetchone()
+        rows, size, deleted_rows, deleted_size = self._execute(self._totals).fetchone()
         return (
-            self._trim("history", totals[:2], bounds.share_of_others(), cutoff_ms),
-            self._trim("deleted", totals[2:], bounds.share_of_deleted(), cutoff_ms),
+            self._trim(_OTHERS, rows, size, *bounds.share_of_others(), cutoff_ms),
+            self._trim(_DELETED, deleted_rows, deleted_size, *bounds.share_of_deleted(), cutoff_ms),
         )
 
     @property
@@ -222,30 +236,27 @@ class _SliceRun:
         return 0 if is_late else max(0, self._rows - self._removed)
 
     def _trim(
-        self, name: str, total: tuple[int, int], bound: tuple[int, int], cutoff_ms: int
+        self, kind: _RowKind, rows: int, size: int, max_rows: int, max_bytes: int, cutoff_ms: int
     ) -> bool:
-        """Remove the next rows of one kind, ordinary or deleted, while they exceed a bound.
+        """Remove the next of ``rows`` rows with ``size`` bytes while they exceed a bound.
 
-        ``total`` and ``bound`` are rows and bytes.  Returns whether the total still exceeds the
-        bound when no more rows can be removed.
+        Returns whether they still exceed it when no more of them can be removed.
         """
-        pick = "next_deleted" if name == "deleted" else "next_settled"
-        rows, size = total
         fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
-        lo, is_old = fronts[f"{name}_lo"], False
+        lo, is_old = fronts[kind.lo], False
         while room := self._rows_left:
-            part = RetentionSlice(lo, rows - bound[0], size - bound[1], cutoff_ms, self._jumps)
+            part = RetentionSlice(lo, rows - max_rows, size - max_bytes, cutoff_ms, self._jumps)
             excess = max(part.excess_rows, part.excess_bytes * rows // max(1, size))
-            if not self._is_enough(pick, part, excess):
+            if not self._is_enough(kind, part, excess):
                 return False
             # If no bound is exceeded, look at one row first: usually, it is not too old.
             is_check = not is_old and part.excess_rows <= 0 >= part.excess_bytes
             limit = 1 if is_check else excess if excess > 0 else self._rows_at_once
             parameters = {"lo": lo, "limit": min(limit, room, self._rows_at_once)}
-            if name == "deleted" or not self._take_range(part, parameters):
-                part.take(self._execute(self._sql[pick], parameters))
+            if kind.next_range is None or not self._take_range(kind.next_range, part, parameters):
+                part.take(self._execute(self._sql[kind.next_rows], parameters))
             if part.lo == lo:
-                return rows > bound[0] or size > bound[1]
+                return rows > max_rows or size > max_bytes
             if is_check:
                 is_old = True
                 continue
@@ -253,17 +264,17 @@ class _SliceRun:
             events = self._remove_by_seq("remove_events", "remove_events_run", part)
             if events >= ROWS_PER_SLICE:
                 continue  # retry the same rows if time remains
-            self._remove(name, lo, part)
+            self._remove(kind, lo, part)
             lo, rows, size = part.lo, rows - part.rows, size - part.bytes
         return False
 
-    def _is_enough(self, pick: str, part: RetentionSlice, excess: int) -> bool:
+    def _is_enough(self, kind: _RowKind, part: RetentionSlice, excess: int) -> bool:
         """Return whether a complete range exceeds a bound, if this slice is part of a batch."""
         if self._rows_at_once < _RANGE_ROWS or excess >= _RANGE_ROWS:
             return True
         parameters = {"lo": part.lo + _RANGE_ROWS - 1, "limit": 1}
-        row = self._execute(self._sql[pick], parameters).fetchone()
-        is_old = row is not None and part.is_old(*row[::3])
+        rows = self._execute(self._sql[kind.next_rows], parameters)
+        is_old = any(part.is_old(offset, settled_at) for offset, _, _, settled_at, _ in rows)
         return is_old or part.excess_bytes >= _BYTES_AT_ONCE
 
     def _remove_newest_body(self, cutoff_ms: int, others: bool, deleted: bool) -> None:
@@ -274,10 +285,10 @@ class _SliceRun:
             self._execute(self._sql["store_next_number"])
             self._execute(self._sql["remove_bodies"], {"seqs": json.dumps([row[0]])})
 
-    def _take_range(self, part: RetentionSlice, parameters: dict[str, int]) -> bool:
+    def _take_range(self, name: str, part: RetentionSlice, parameters: dict[str, int]) -> bool:
         """Add all of the next rows to ``part`` if all may go: a third of the time of ``take``."""
         execute, sql = self._execute, self._sql
-        sums = execute(sql["settled_range"], parameters).fetchone()
+        sums = execute(sql[name], parameters).fetchone()
         last, rows, records, traces, low, high, size, newest_at = sums
         if last is None or records or not part.may_take(rows, size, newest_at):
             return False
@@ -302,7 +313,7 @@ class _SliceRun:
             rows += self._execute(statement, parameters).rowcount
         return rows
 
-    def _remove(self, name: str, lo: int, part: RetentionSlice) -> None:
+    def _remove(self, kind: _RowKind, lo: int, part: RetentionSlice) -> None:
         execute, sql = self._execute, self._sql
         if part.rows:
             execute(sql["store_next_number"])
@@ -313,14 +324,14 @@ class _SliceRun:
                 parameters = {"offsets": json.dumps(part.offsets)}
                 remove_traces, remove_rows = "remove_traces", "remove_settled"
                 execute(sql["remove_originals"], parameters)
-            if part.has_traces and remove_traces in sql:  # only SQLite's have their own table
+            if part.has_traces and self._has_index_tables:
                 execute(sql[remove_traces], parameters)
             execute(sql[remove_rows], parameters)
-            self._count(f"{name}_rows", -part.rows)
-            self._count(f"{name}_bytes", -part.bytes)
+            self._count(kind.rows, -part.rows)
+            self._count(kind.bytes, -part.bytes)
             self._count("retention_removed", part.rows)
             self._removed += part.rows
-        execute(self._counters["set_counter"], (f"{name}_lo", part.lo))
+        execute(self._counters["set_counter"], (kind.lo, part.lo))
 
     def _count(self, name: str, number: int) -> None:
         self._execute(self._counters["add_counter"], (name, number))
@@ -352,13 +363,14 @@ class _SliceRun:
         if last is not None:
             execute(self._counters["set_counter"], ("audit_counted", last))
         kinds = (("audit_rows", new - refused), ("audit_refusals", refused))
-        for refused, (name, more) in enumerate(kinds):
+        for is_refusal, (name, more) in enumerate(kinds):
+            kind = {"refused": is_refusal}
             excess = counters[name] + more - getattr(bounds, name)
-            oldest = execute(sql["oldest_audit"], {"refused": refused}).fetchone()
+            oldest = execute(sql["oldest_audit"], kind).fetchone()
             removed, room = 0, self._rows_left
             if room and oldest is not None and (excess > 0 or oldest[0] < cutoff_ms):
-                parameters = {"excess": excess, "cutoff": cutoff_ms, "limit": room}
-                removed = execute(sql["remove_audit"], parameters | {"refused": refused}).rowcount
+                parameters = kind | {"excess": excess, "cutoff": cutoff_ms, "limit": room}
+                removed = execute(sql["remove_audit"], parameters).rowcount
                 self._was_cut |= removed == room
             self._removed += removed
             if more != removed:

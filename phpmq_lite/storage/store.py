@@ -53,6 +53,7 @@ class Store(ABC):
     """The connection that writes, with the statements of its engine."""
 
     engine: ClassVar[str]  # name of the folder with the engine's statements
+    has_index_tables: ClassVar[bool]  # whether indexes of the history are tables: runs and traces
 
     # Executes a statement and returns a cursor; the values are a sequence, or keyed by the
     # parameters' names.

@@ -180,6 +180,7 @@ class PostgresStore(Store):
     """Executes the statements of a broker that is active in ``epoch``, or of a standby (0)."""
 
     engine = "postgres"
+    has_index_tables = False
 
     def __init__(self, connection: Connection, check: Check = lambda *_: None) -> None:
         self.connection = connection

@@ -50,6 +50,7 @@ class SqliteStore(Store):
     """The synchronous store; ``writer.py`` runs blocking calls in the writer's thread."""
 
     engine = "sqlite"
+    has_index_tables = True
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
