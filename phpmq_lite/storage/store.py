@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
-from itertools import accumulate
 from secrets import token_hex
 from typing import Any, ClassVar, Final
 
@@ -104,7 +103,7 @@ class Store(ABC):
 
     def state(self, returned: int = 0) -> RecoveredState:
         """Return the core's state as it is stored, without receipts."""
-        [(next_deadline_ms,)] = self.query("next_deadline", (-1,))
+        [(next_deadline_ms,)] = self.query("next_deadline", (0,))
         [(newest_key,)] = self.query("newest_key")
         [(next_stage_id,)] = self.query("next_stage_id")
         queues = [_queue_row(row) for row in self.query("queues")]
@@ -153,7 +152,7 @@ class Store(ABC):
         before = 1 << 62
         while limit > 0 and (runs := self.query("receipts", (before, after_ms, _RECEIPTS_AT_ONCE))):
             yield from runs
-            before = runs[-1][0]
+            before, *_ = runs[-1]
             limit -= sum(len(keys) // size for *_, size, keys in runs)
 
     def load(self, batch: Batch) -> LoadedRows | None:
@@ -170,8 +169,8 @@ class Store(ABC):
                 loaded.query_results.append((take, self.query(name, query._asdict())))
             if batch.seqs:
                 loaded.by_seq = dict.fromkeys(batch.seqs)
-                for row in self.many("messages_by_seq", list(batch.seqs)):
-                    loaded.by_seq[row[0]] = message_of(row)
+                for message in map(message_of, self.many("messages_by_seq", list(batch.seqs))):
+                    loaded.by_seq[message.seq] = message
             if batch.key_seqs:
                 seqs = list(batch.key_seqs)
                 loaded.checksums = dict.fromkeys(seqs)
@@ -185,8 +184,8 @@ class Store(ABC):
                 rows = self.query("due_messages", (batch.due_from, batch.due_at, DUE_AT_ONCE))
                 loaded.has_due = True
                 loaded.due = [message_of(row) for row in rows]
-                after = batch.due_at if len(rows) < DUE_AT_ONCE else rows[-1][6] - 1
-                [(loaded.next_deadline_ms,)] = self.query("next_deadline", (after,))
+                start = batch.due_at + 1 if len(rows) < DUE_AT_ONCE else loaded.due[-1].deadline_ms
+                [(loaded.next_deadline_ms,)] = self.query("next_deadline", (start,))
         return loaded
 
     def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
@@ -215,13 +214,11 @@ class Store(ABC):
         """Load the bodies of a page if requested, shortening the page if they are too large."""
         if request.bodies:
             count = max(1, _count_fitting(page, _PAGE_BYTES))
+            self._load_bodies(page[:count], checksums)
+            if checksums == "checksums":
+                count = self._load_originals(page[:count])
             is_last = is_last and count >= len(page)
             page = page[:count]
-            self._load_bodies(page, checksums)
-            if checksums == "checksums":
-                count = self._load_originals(page)
-                is_last = is_last and count >= len(page)
-                page = page[:count]
         return request.on_rows, page, is_last
 
     def _load_originals(self, page: list[Message]) -> int:
@@ -256,15 +253,15 @@ class Store(ABC):
     ) -> dict[int, list[tuple[bytes, bytes]]]:
         """Return ids and contents of dead-letter records by seq, the smallest ones: no padding."""
         flat = [number for seq, others in places.items() for number in (seq, *others)]
-        rows = self.many("client_records", flat)
-        rows.sort(key=lambda row: row[3])
-        sums = accumulate(row[3] for row in rows)
-        small_rows = [row for row, size in zip(rows, sums, strict=True) if size <= _RECORD_BYTES]
-        bodies = self._bodies([seq for _, seq, _, _ in small_rows])
+        total, records = 0, []
+        for size, source_seq, seq, token in sorted(self.many("client_records", flat)):
+            total += size
+            if total <= _RECORD_BYTES:
+                records.append((source_seq, seq, token))
+        bodies = self._bodies([seq for _, seq, _ in records])
         about: dict[int, list[tuple[bytes, bytes]]] = {}
-        for source_seq, seq, token, _ in sorted(small_rows):
-            body = bodies[seq]
-            if body is not None:
+        for source_seq, seq, token in sorted(records):
+            if (body := bodies[seq]) is not None:
                 about.setdefault(source_seq, []).append((b"%016x%016x" % (seq, token), body))
         return about
 

@@ -100,9 +100,9 @@ INSERT INTO stage_row {values: row_id, queue_id, ttl_s, token, urn, trace_id, me
 -- Live dead letters that clients published about messages that were not dead yet: by any client in
 -- their dead-letter queue or NAME.dlq, in other queues only by the client that held the message.
 -- Reads only the newest few for each message, because clients may publish any number of them.
--- columns: source_seq, seq, token, size
+-- columns: size, source_seq, seq, token
 -- index: message_source
-SELECT record.source_seq, record.seq, record.token, record.size
+SELECT record.size, record.source_seq, record.seq, record.token
 FROM {given: source_seq, queue_id, other_queue_id, publisher}
 CROSS JOIN message AS record ON record.seq IN (
   SELECT seq FROM (
@@ -210,11 +210,11 @@ FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms >= ? AN
 ORDER BY deadline_ms LIMIT ?;
 
 -- name: next_deadline
--- Soonest deadline of a ready message after a given time (steady ms).
--- parameters: after (steady ms, exclusive)
+-- Soonest deadline of a ready message from a time on.
+-- parameters: from (steady ms, inclusive)
 -- index: message_deadline
 SELECT min(deadline_ms) FROM message
-WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms > ?;
+WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms >= ?;
 
 -- name: bodies
 -- rows: seq
