@@ -1,6 +1,6 @@
 """Types of the rows in ``Batch.writes``, which are occasional and written in order.
 
-A type's name states its effect and selects a statement in ``batch.sql`` of ``storage/sql/``; the
+A type's name states its effect and selects a statement in ``writes.sql`` of ``storage/sql/``; the
 type's fields are the parameters.  Times are Unix milliseconds unless marked as steady.
 """
 

@@ -410,7 +410,9 @@ def admin_imports() -> Iterator[tuple[str, str, str]]:
 
 
 STATEMENTS: Final = frozenset(
-    (file, name) for file in files("sqlite") for name in {**load(file), **parts(file)}
+    (file, name)
+    for file in files("sqlite")
+    for name in {**load(file, "sqlite"), **parts(file, "sqlite")}
 )
 
 
@@ -546,7 +548,7 @@ def test_checker_reports_a_forbidden_import(name: str, source: str) -> None:
         "from phpmq_lite.storage.statements import load",
         "from phpmq_lite.storage import statements",
         'rows = await readers.read("audit", "older", limit=1)',
-        'write = ("batch", "drop_stage")',
+        'write = ("writes", "drop_stage")',
     ],
 )
 def test_checker_reports_the_name_of_a_statement(source: str) -> None:

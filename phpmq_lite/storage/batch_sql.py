@@ -6,7 +6,7 @@ the batch refers to change while the next batch is prepared.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -25,7 +25,7 @@ from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import load
 from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, Write
 
-# The name of a statement in ``batch.sql`` and its values.  For a multi-row statement, these are a
+# The name of one of the ``step_statements`` and its values.  For a multi-row statement, these are a
 # flat list of all rows' values, and the values before the rows; for any other, the latter are None.
 Step = tuple[str, Any, tuple[Any, ...] | None]
 
@@ -115,10 +115,10 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def execute_write(execute: Callable[..., Any], write: Write) -> None:
-    values = write._asdict()
-    for name in write_statements(type(write)):
-        execute(load("batch")[name], values)
+@cache
+def step_statements(engine: str) -> dict[str, str]:
+    """Return an engine's statements for steps, which are those of two files, by name."""
+    return load("batch", engine) | load("writes", engine)
 
 
 def batch_statements(batch: Batch) -> list[Step]:

@@ -166,7 +166,8 @@ class Store(ABC):
             loaded.pages += [self._rows(request) for request in batch.rows]
             for query, take in batch.queries:
                 [name] = write_statements(type(query))
-                loaded.query_results.append((take, self.query(name, query._asdict())))
+                rows = self.execute(self.sql("writes")[name], query._asdict()).fetchall()
+                loaded.query_results.append((take, rows))
             if batch.seqs:
                 loaded.by_seq = dict.fromkeys(batch.seqs)
                 for message in map(message_of, self.many("messages_by_seq", list(batch.seqs))):

@@ -60,7 +60,7 @@ def day(share: float, since_s: int) -> Iterator[Point]:
 
 def write_day(database: Path) -> None:
     """Store the day in the roll-ups of a running broker, which seals its database at a stop."""
-    put = load("batch")["put_rollup"]
+    put = load("writes", "sqlite")["put_rollup"]
     since_s = int(time.time()) // MINUTE_S * MINUTE_S - DAY * MINUTE_S
     with closing(sqlite3.connect(database)) as connection, connection:
         ids = dict(connection.execute("SELECT name, queue_id FROM queue"))

@@ -35,7 +35,7 @@ class Rows:
             "reason": "", "detail": "", "result": "done", "request_id": "r",
         } | changes  # fmt: skip
         for _ in range(count):
-            self.database.connection.execute(load("batch")["insert_audit"], row)
+            self.database.connection.execute(load("writes", "sqlite")["insert_audit"], row)
 
     async def ids(self, wanted: AuditFilter = ANY) -> list[int]:
         return [row.audit_id for row in (await self.audit.page(wanted)).rows]

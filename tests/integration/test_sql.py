@@ -21,7 +21,7 @@ from tests.unit.admin.cases import add_reader_functions
 
 PACKAGE = Path(statements.__file__).parent.parent
 FILES = sorted(files("sqlite"))
-STATEMENTS = [(file, name) for file in FILES for name in load(file)]
+STATEMENTS = [(file, name) for file in FILES for name in load(file, "sqlite")]
 
 WRITTEN = {
     name
@@ -51,7 +51,7 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 def texts(file: str, name: str) -> list[str]:
     """Return a statement as it is run; one with rows, once for each size."""
-    text = load(file)[name]
+    text = load(file, "sqlite")[name]
     if "{rows:" not in text:
         return [text]
     return list(MultiRowStatement(text)._texts.values())
@@ -74,7 +74,8 @@ def test_every_statement_is_used() -> None:
 
 
 def test_every_write_has_its_statements() -> None:
-    assert WRITTEN - load("batch").keys() == set()
+    assert load("writes", "sqlite").keys() == WRITTEN
+    assert WRITTEN.isdisjoint(load("batch", "sqlite"))
 
 
 @pytest.mark.parametrize(("file", "name"), STATEMENTS)
@@ -113,9 +114,9 @@ def test_statement_of_the_hot_path_searches_by_number(
 
 def test_next_page_needs_no_sorting(connection: sqlite3.Connection) -> None:
     for name in ("ready_page", "due_messages"):
-        plan = explain(connection, load("batch")[name], "EXPLAIN QUERY PLAN")
+        plan = explain(connection, load("batch", "sqlite")[name], "EXPLAIN QUERY PLAN")
         assert len(plan) == 1, plan
-    plan = explain(connection, load("batch")["all_page"], "EXPLAIN QUERY PLAN")
+    plan = explain(connection, load("batch", "sqlite")["all_page"], "EXPLAIN QUERY PLAN")
     assert not any("TEMP B-TREE" in step for step in plan), plan
 
 

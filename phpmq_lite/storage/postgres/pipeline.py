@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from phpmq_lite.storage.batch_sql import OPTIONAL, Step
+from phpmq_lite.storage.batch_sql import OPTIONAL, Step, step_statements
 from phpmq_lite.storage.postgres.store import (
     BEGIN_BATCH,
     QUORUM_SQL,
@@ -23,7 +23,7 @@ from phpmq_lite.storage.postgres.store import (
     Quorum,
     failure_of,
 )
-from phpmq_lite.storage.statements import compiled, load, postgres_value
+from phpmq_lite.storage.statements import compiled, postgres_value
 
 _BYTEA_OID: Final = 17
 _ARRAY: Final = struct.Struct(">IIIII")  # dimensions, has NULLs, type, length, lower bound
@@ -52,7 +52,7 @@ def prepared(text: str) -> PreparedStatement:
 
 @cache
 def _batch_statement(name: str) -> PreparedStatement:
-    return prepared(load("batch", "postgres")[name])
+    return prepared(step_statements("postgres")[name])
 
 
 _BEGIN: Final = prepared("BEGIN")

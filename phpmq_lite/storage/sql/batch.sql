@@ -1,22 +1,33 @@
--- The writer's statements for startup, for batches, and for loading rows after a batch.
+-- The writer's statements for startup, for batches (also writes.sql), and for loading rows after.
+
+-- part: place
+seq, token, queue_id, position
+
+-- part: terms
+ttl_s, deadline_ms, published_at
+
+-- part: contents
+charged, size, crc, publisher
+
+-- part: envelope
+urn, trace_id, meta_id, attempts
+
+-- part: source
+source_seq, source_queue_id, source_reason
+
+-- part: details
+{terms}, first_dispatched_at, last_dispatched_at, deliveries, {contents}, consumer, {envelope}
 
 -- part: envelope_columns
--- Columns set for every message, plus the indexed members of an envelope, in the order of
--- model.Message.
-seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher, consumer,
-  urn, trace_id, meta_id, attempts
+-- Columns of all messages except dead letters, in the order of model.Message.
+{place}, state, {details}
 
 -- part: all_columns
--- All columns of a live message, in the order of model.Message.
-{envelope_columns}, source_seq, source_queue_id, source_reason
+{envelope_columns}, {source}
 
 -- part: history_columns
 -- Columns copied to the history, which are all columns except the state.
-seq, token, queue_id, position, ttl_s,
-  deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size,
-  crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
-  source_reason
+{place}, {details}, {source}
 
 -- name: insert_enveloped
 -- New messages that are not dead letters and not in a run; dead-letter columns stay NULL.
@@ -62,22 +73,19 @@ FROM message WHERE seq {{seqs} | BETWEEN ? AND ?} ORDER BY seq;
 -- updating their live rows in between saves 1 µs per message.
 -- before the rows: outcome, reason, now (Unix ms).  rows: seq, consumer, dispatched (Unix ms)
 INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
-SELECT {next_offset} ?::bigint, ?::text, ?::bigint, message.seq, token, queue_id, position, ttl_s,
-  deadline_ms, published_at, coalesce(first_dispatched_at, given.at_ms), given.at_ms,
-  deliveries + 1, charged, size, crc, publisher, given.consumer, urn, trace_id, meta_id, attempts,
-  source_seq, source_queue_id, source_reason
-FROM {given: seq, consumer, at_ms} CROSS JOIN message ON message.seq = given.seq
-ORDER BY message.seq;
+SELECT {next_offset} ?::bigint, ?::text, ?::bigint, {place}, {terms},
+  coalesce(first_dispatched_at, given.at_ms), given.at_ms, deliveries + 1, {contents},
+  given.consumer, {envelope}, {source}
+FROM {given: number, consumer, at_ms} CROSS JOIN message ON seq = given.number ORDER BY seq;
 
 -- name: settle_dispatched_run
 -- Like settle_dispatched, for messages with consecutive numbers dispatched to one consumer.
 -- parameters: consumer, dispatched (Unix ms), outcome, reason, now (Unix ms), first and last seq
 -- index: PRIMARY KEY
 INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
-SELECT {next_offset} ?3::bigint, ?4::text, ?5::bigint, seq, token, queue_id, position, ttl_s,
-  deadline_ms, published_at, coalesce(first_dispatched_at, ?2::bigint), ?2::bigint,
-  deliveries + 1, charged, size, crc, publisher, ?1::bigint, urn, trace_id, meta_id, attempts,
-  source_seq, source_queue_id, source_reason
+SELECT {next_offset} ?3::bigint, ?4::text, ?5::bigint, {place}, {terms},
+  coalesce(first_dispatched_at, ?2::bigint), ?2::bigint, deliveries + 1, {contents},
+  ?1::bigint, {envelope}, {source}
 FROM message WHERE seq BETWEEN ?6 AND ?7 ORDER BY seq;
 
 -- name: insert_event
@@ -153,25 +161,23 @@ UPDATE queue SET on_expire = ?, max_deliveries = ?, ack_timeout_s = ?, max_messa
 -- parameters: closed_at, framing, revision, reason, client
 UPDATE client SET closed_at = ?, framing = ?, revision = ?, reason = ? WHERE client = ?;
 
+-- part: ready_rows
+-- twin: dispatched_rows
+SELECT {all_columns}
+FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = {0 | 1}
+
 -- name: all_page
 -- A page of a queue's live messages, in order.
 -- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
 -- index: message_held
-SELECT {all_columns}
-FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 0
-UNION ALL
-SELECT {all_columns}
-FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 1
-ORDER BY position LIMIT :limit;
+{ready_rows} UNION ALL {dispatched_rows} ORDER BY position LIMIT :limit;
 
 -- name: ready_page
 -- A page of a queue's ready messages, in order.
 -- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
 -- index: message_place
-SELECT {all_columns}
-FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = 0
-ORDER BY position LIMIT :limit;
+{ready_rows} ORDER BY position LIMIT :limit;
 
 -- name: claimed_page
 -- A page of messages held by a subscription, in claim order.
@@ -184,20 +190,17 @@ ORDER BY claim LIMIT :limit;
 
 -- name: messages_by_seq
 -- rows: seq
-SELECT {all_columns}
-FROM message WHERE seq IN ({rows:?});
+SELECT {all_columns} FROM message WHERE seq IN ({rows:?});
 
 -- name: settled_by_seq
 -- Settled messages with the columns of live ones.  The state is the outcome, or 0 (ready) if the
 -- message was restored; in that case, its restore event contains the id of a younger message.
 -- rows: seq
 -- index: history_seq
-SELECT seq, token, queue_id, position,
+SELECT {place},
   CASE WHEN EXISTS (SELECT 1 FROM event WHERE event.seq = history.seq AND kind = 'restore'
     AND detail > message_id(history.seq, token)) THEN 0 ELSE outcome END,
-  ttl_s, deadline_ms, published_at, first_dispatched_at, last_dispatched_at, deliveries, charged,
-  size, crc, publisher, consumer, urn, trace_id, meta_id, attempts, source_seq, source_queue_id,
-  source_reason
+  {details}, {source}
 FROM history WHERE seq IN ({rows:?});
 
 -- name: due_messages
@@ -267,20 +270,6 @@ UNION ALL SELECT 'next_number', next_number FROM line;
 -- index: client_closed
 UPDATE client SET closed_at = ?, reason = ? WHERE closed_at IS NULL AND client > 0;
 
--- name: delete_body
--- index: PRIMARY KEY
-DELETE FROM body WHERE seq = :seq;
-
--- name: link_messages
--- Links a message to the message from which it was created, by an event with that message's id.
--- parameters: seq, at_ms, kind; seq of the other message three times
--- index: PRIMARY KEY
--- index: history_seq
-INSERT INTO event_entry (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, coalesce(
-  (SELECT message_id(seq, token) FROM message WHERE seq = :source_seq),
-  (SELECT message_id(seq, token) FROM history WHERE seq = :source_seq),
-  seq_digits(:source_seq));
-
 -- name: insert_clock_step
 -- Applies to all messages settled from now on; stored before any batch decided after the change.
 -- parameters: at_ms (steady), step_ms
@@ -290,74 +279,6 @@ SELECT coalesce(max("offset"), 0) + 1, CAST(? AS bigint), CAST(? AS bigint) FROM
 -- name: newest_clock_step
 -- columns: step_ms; no row in a new database
 SELECT step_ms FROM clock_step ORDER BY number DESC LIMIT 1;
-
--- name: shift_deadlines
--- Subtracts the broker's downtime from the remaining time of messages stored before it.
-UPDATE message SET deadline_ms = deadline_ms - :away_ms
-WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
-  AND NOT seq IN ids(:excluded);
-
--- name: create_stage
-INSERT INTO stage (stage_id, token, created_at, until_ms, "rows", bytes, is_whole)
-VALUES (:stage_id, :token, :created_at, :until_ms, 0, 0, 0);
-
--- name: update_stage
--- index: PRIMARY KEY
-UPDATE stage SET "rows" = :rows, bytes = :bytes, is_whole = :is_whole WHERE stage_id = :stage_id;
-
--- name: update_stage_queue
-INSERT INTO stage_part
-  (stage_id, queue_id, "rows", bytes, bad_rows, bad_bytes, least_ttl_s, policy)
-VALUES (:stage_id, :queue_id, :rows, :bytes, :bad_rows, :bad_bytes, :least_ttl_s, :policy)
-ON CONFLICT (stage_id, queue_id) DO UPDATE SET "rows" = excluded."rows", bytes = excluded.bytes,
-  bad_rows = excluded.bad_rows, bad_bytes = excluded.bad_bytes,
-  least_ttl_s = excluded.least_ttl_s, policy = excluded.policy;
-
--- name: copy_staged_messages
--- Appends new messages to their queues, numbered in the order of the staged rows.
--- index: PRIMARY KEY
-INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  deliveries, charged, size, crc, publisher, urn, trace_id, meta_id, attempts)
-SELECT row_id + CAST(:offset AS bigint), token, queue_id, row_id + CAST(:offset AS bigint), 0,
-  ttl_s,  CAST(:steady_ms AS bigint) + ttl_s * 1000, CAST(:at_ms AS bigint), 0, 0, length(content),
-  checksum(row_id + CAST(:offset AS bigint), content), CAST(:publisher AS bigint),
-  urn, trace_id, meta_id, attempts
-FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row AND reason IS NULL ORDER BY row_id;
-
--- name: copy_staged_bodies
--- index: PRIMARY KEY
-INSERT INTO body (seq, content) SELECT row_id + CAST(:offset AS bigint), content
-FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row AND reason IS NULL ORDER BY row_id;
-
--- name: drop_stage
--- Marks a stage as published or cancelled; its rows are removed later, in slices.
--- index: PRIMARY KEY
-UPDATE stage SET token = NULL WHERE stage_id = :stage_id;
-
--- name: seal_stage
--- Keeps the remaining rows of a partial publish.
--- index: PRIMARY KEY
-UPDATE stage SET token = :token, until_ms = :until_ms WHERE stage_id = :stage_id;
-
--- name: drop_stage_queues
--- index: PRIMARY KEY
-DELETE FROM stage_part WHERE stage_id = :stage_id;
-
--- name: record_published_version
-INSERT INTO published (app_id, version, at_ms, "rows", owner, used_ms, single_use)
-VALUES (:app_id, :version, :at_ms, :rows, :owner, :used_ms, :is_single)
-ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, at_ms = excluded.at_ms,
-  "rows" = excluded."rows", owner = excluded.owner, used_ms = excluded.used_ms,
-  single_use = excluded.single_use;
-
--- name: record_app_id_use
--- Records a repeated publish or a new owner of an app_id.
--- index: PRIMARY KEY
-UPDATE published SET owner = :owner, used_ms = :used_ms WHERE app_id = :app_id;
-
--- name: forget_published_version
--- index: PRIMARY KEY
-DELETE FROM published WHERE app_id = :app_id;
 
 -- name: drop_unfinished_stages
 -- Run at startup, because the publishers of unfinished stages are disconnected.
@@ -393,20 +314,6 @@ SELECT app_id, version, owner, used_ms, single_use FROM published ORDER BY used_
 -- index: claim_seq
 DELETE FROM claim WHERE seq IN ({rows:?});
 
--- name: create_subscription
-INSERT INTO subscription (subscription_id, name, queue_id, next_claim, acked_upto, created_at)
-VALUES (:subscription_id, :name, :queue_id, 1, 0, :created_at);
-
--- name: update_subscription
--- index: PRIMARY KEY
-UPDATE subscription
-SET queue_id = :queue_id, next_claim = :next_claim, acked_upto = :acked_upto
-WHERE subscription_id = :subscription_id;
-
--- name: delete_subscription
--- index: PRIMARY KEY
-DELETE FROM subscription WHERE subscription_id = :subscription_id;
-
 -- name: subscriptions
 -- All subscriptions, read at startup.
 -- columns: subscription_id, name, queue_id, next_claim, acked_upto
@@ -418,28 +325,10 @@ SELECT subscription_id, name, queue_id, next_claim, acked_upto FROM subscription
 SELECT message.queue_id, count(*)
 FROM claim CROSS JOIN message USING (seq) GROUP BY message.queue_id;
 
--- name: record_history_reader
-INSERT INTO reader (name, "offset", at_ms, owner) VALUES (:name, :offset, :at_ms, :owner)
-ON CONFLICT (name) DO UPDATE
-  SET "offset" = excluded."offset", at_ms = excluded.at_ms, owner = excluded.owner;
-
--- name: delete_history_reader
-DELETE FROM reader WHERE name = :name;
-
 -- name: reader_owners
 -- History readers, read at startup, least recently active first.
 -- columns: name, owner
 SELECT name, owner FROM reader ORDER BY at_ms, name;
-
--- name: insert_audit
-INSERT INTO audit (audit_id, at_ms, actor, source, address, action, target, count, reason, result,
-  detail, request_id)
-VALUES (:audit_id, :at_ms, :actor, :source, :address, :action, :target, :number, :reason, :result,
-  :detail, :request_id);
-
--- name: advance_audit
--- Adds a completed slice of a bulk job to its audit row.
-UPDATE audit SET count = count + CAST(:more AS bigint), result = :result WHERE audit_id = :audit_id;
 
 -- name: create_history_id
 -- twin: renew_history_id
@@ -451,91 +340,3 @@ ON CONFLICT (name) DO {NOTHING | UPDATE SET value = excluded.value};
 -- name: interrupt_audit
 -- At startup, marks jobs that were running when the broker stopped as interrupted.
 UPDATE audit SET result = 'interrupted' WHERE result = 'running';
-
--- name: add_user
-INSERT INTO "user" (user_id, name, password, role, queues, created_at)
-VALUES (:user_id, :name, :password, :role, :queues, :created_at);
-
--- name: set_password
-UPDATE "user" SET password = :password WHERE user_id = :user_id;
-
--- name: set_user_rights
-UPDATE "user" SET role = :role, queues = :queues WHERE user_id = :user_id;
-
--- name: set_last_login
-UPDATE "user" SET last_login_at = :at_ms WHERE user_id = :user_id;
-
--- name: delete_user
-DELETE FROM "user" WHERE user_id = :user_id;
-
--- name: add_token
-INSERT INTO token (token_id, name, sha256, role, queues, created_at, created_by, expires_at)
-VALUES (:token_id, :name, :sha256, :role, :queues, :created_at, :created_by, :expires_at);
-
--- name: set_token_used
-UPDATE token SET last_used_at = :at_ms WHERE token_id = :token_id;
-
--- name: expire_token
-UPDATE token SET expires_at = :expires_at WHERE token_id = :token_id;
-
--- name: delete_token
-DELETE FROM token WHERE token_id = :token_id;
-
--- name: add_session
-INSERT INTO session
-  (session_id, sha256, user_id, csrf, created_at, seen_at, expires_at, address, agent)
-VALUES (:session_id, :sha256, :user_id, :csrf, :created_at, :seen_at, :expires_at, :address,
-  :agent);
-
--- name: set_session_seen
-UPDATE session SET seen_at = :at_ms WHERE session_id = :session_id;
-
--- name: delete_session
-DELETE FROM session WHERE session_id = :session_id;
-
--- name: delete_user_sessions
--- index of SQLite: session_user
-DELETE FROM session WHERE user_id = :user_id;
-
--- name: save_item
--- Replaces any item that has the same name.
-INSERT INTO saved (kind, name, content, saved_at, saved_by)
-VALUES (:kind, :name, :content, :saved_at, :saved_by)
-ON CONFLICT (kind, name) DO UPDATE SET
-  content = excluded.content, saved_at = excluded.saved_at, saved_by = excluded.saved_by;
-
--- name: delete_saved_item
-DELETE FROM saved WHERE kind = :kind AND name = :name;
-
--- name: dismiss_start_report
--- Hides a startup report for everyone.
--- index: PRIMARY KEY
-UPDATE start SET dismissed_by = :dismissed_by WHERE start_id = :start_id AND dismissed_by IS NULL;
-
--- part: clock_ahead_s
--- Seconds by which the clock is ahead of its earliest step; rows may be younger by this amount.
-coalesce((SELECT value FROM counter WHERE name = 'clock_step_ms')
-  - (SELECT min(step_ms) FROM clock_step), 0) / 1000
-
--- name: put_rollup
--- Replaces the row of a span that a stop interrupted.
-INSERT INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued,
-  expired, dead, deleted, ready, held, bytes, oldest_age_ms, wait, hold, queue_id)
-VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead,
-  :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id)
-ON CONFLICT (span_s, queue_id, at_s) DO UPDATE SET published = excluded.published,
-  dispatched = excluded.dispatched, redelivered = excluded.redelivered, acked = excluded.acked,
-  requeued = excluded.requeued, expired = excluded.expired, dead = excluded.dead,
-  deleted = excluded.deleted, ready = excluded.ready, held = excluded.held, bytes = excluded.bytes,
-  oldest_age_ms = excluded.oldest_age_ms, wait = excluded.wait, hold = excluded.hold;
-
--- name: trim_rollups
--- Removes the oldest spans of one length, at most :limit rows.
--- index: rollup_time
-DELETE FROM rollup
-WHERE (span_s, queue_id, at_s) IN (
-  SELECT span_s, queue_id, at_s FROM rollup INDEXED BY rollup_time
-  WHERE span_s = :span_s AND at_s < :before_s - {clock_ahead_s}
-  ORDER BY at_s
-  LIMIT :limit
-);

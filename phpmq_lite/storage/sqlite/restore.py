@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from time import time_ns
@@ -24,7 +23,7 @@ from phpmq_lite.errors import DataDamagedError, StartRefusedError
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import ClockReading
 from phpmq_lite.storage.atomic_files import create_private, new_folder, sync_file, sync_folder
-from phpmq_lite.storage.batch_sql import execute_write
+from phpmq_lite.storage.batch_sql import write_statements
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
 from phpmq_lite.storage.database_check import DatabaseCheck
 from phpmq_lite.storage.migrations import naming, table_names
@@ -38,7 +37,7 @@ from phpmq_lite.storage.sqlite.integrity.seal import checksum_of, seal
 from phpmq_lite.storage.sqlite.integrity.startup import check_files, open_stopped
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.statements import load
-from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken
+from phpmq_lite.writes import AddUser, DeleteSession, DeleteUser, ExpireToken, Write
 
 ReportStep = Callable[[str], None]
 
@@ -113,7 +112,7 @@ def restore(
                     problems = "; ".join(result.problems[:3])
                     raise DataDamagedError(f"{database} is damaged: {problems}")
                 for name in ("drop_sequence", "drop_lock"):  # tables of Litestream
-                    connection.execute(load("standby")[name])
+                    connection.execute(load("standby", "sqlite")[name])
                 result.history_id = SqliteStore(connection).renumber()
                 if not keep_tokens:
                     tell("comparing users, sessions and tokens with those of the replaced database")
@@ -178,9 +177,9 @@ def _verify_source(source: Path, tell: ReportStep) -> Path:
 
 def read_history_id(connection: sqlite3.Connection) -> str | None:
     """Return a database's history id, or None if no broker has created one yet."""
-    if "meta" not in table_names(connection.execute, load("migrate")):
+    if "meta" not in table_names(connection.execute, load("migrate", "sqlite")):
         return None
-    row = connection.execute(load("standby")["history_id"]).fetchone()
+    row = connection.execute(load("standby", "sqlite")["history_id"]).fetchone()
     return row and str(row[0])
 
 
@@ -231,8 +230,8 @@ def move_aside(folder: DataFolder) -> Path | None:
 
 def _read_accounts(connection: sqlite3.Connection) -> StoredAccounts:
     """Return a database's accounts; raise sqlite3.Error if a table or its index is damaged."""
-    execute, sql = connection.execute, load("accounts")
-    if "user" not in table_names(execute, load("migrate")):
+    execute, sql = connection.execute, load("accounts", "sqlite")
+    if "user" not in table_names(execute, load("migrate", "sqlite")):
         return StoredAccounts([], [], [])
     for table in ("user", "token", "session"):
         if execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
@@ -251,7 +250,11 @@ def _withdraw_access(
     """
     now_ms = time_ns() // 1_000_000
     withdrawn = WithdrawnAccess(valid is not None)
-    write = partial(execute_write, connection.execute)
+
+    def write(row: Write) -> None:
+        for name in write_statements(type(row)):
+            connection.execute(load("writes", "sqlite")[name], row._asdict())
+
     restored, valid = _read_accounts(connection), valid or StoredAccounts([], [], [])
     expiries = {token.sha256: token.expires_at for token in valid.tokens}
     for token in restored.tokens:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError, StartRefusedError
 from phpmq_lite.model import Batch, LoadedRows, checksum
-from phpmq_lite.storage.batch_sql import Step
+from phpmq_lite.storage.batch_sql import Step, step_statements
 from phpmq_lite.storage.retention import RetentionBounds, remove_in_batch
 from phpmq_lite.storage.sqlite.errors import raise_as_unknown, translate_errors
 from phpmq_lite.storage.sqlite.history_index import HistoryIndexer
@@ -55,7 +55,7 @@ class SqliteStore(Store):
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute = connection.execute
-        self._sql = load("batch")
+        self._sql = step_statements(self.engine)
         self.wal_bytes = 0  # estimated bytes written since the last checkpoint
         self.commit_s = 1.0  # moving average of COMMIT durations; initially assumed slow
         self.indexer = HistoryIndexer()
@@ -186,7 +186,7 @@ class SqliteStore(Store):
 
     def used_bytes(self) -> int:
         """Return the size of the database without its free pages."""
-        pages, free, page_bytes = self.execute(load("database_size")["pages"]).fetchone()
+        pages, free, page_bytes = self.execute(load("database_size", "sqlite")["pages"]).fetchone()
         return int((pages - free) * page_bytes)
 
     def checkpoint(self, mode: str, *, waits: bool = True) -> bool:

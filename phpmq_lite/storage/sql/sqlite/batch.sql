@@ -55,19 +55,3 @@ DELETE FROM queue WHERE settings = ?
   AND queue_id NOT IN (SELECT queue_id FROM receipt)
   AND queue_id NOT IN (SELECT queue_id FROM stage_part)
   AND queue_id NOT IN (SELECT queue_id FROM subscription);
-
--- name: overwrite_body
--- Overwrites a secret before its row is deleted, because SQLite does not clear deleted bytes.
--- index: INTEGER PRIMARY KEY
-UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
-
--- name: quarantined_rows
--- Staged rows that are invalid and will be quarantined.
--- columns: row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
---   record, content
--- index: INTEGER PRIMARY KEY
-SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
-  record, content
-FROM json_each(:spans) AS span CROSS JOIN stage_row
-  ON row_id >= json_extract(span.value, '$[0]') AND row_id < json_extract(span.value, '$[1]')
-WHERE reason IS NOT NULL ORDER BY row_id;
