@@ -3,14 +3,16 @@
 ``sql/`` has what both engines share, and ``sql/sqlite/`` and ``sql/postgres/`` have what differs,
 in files of the same names.  They contain statements like this one, each ending with a semicolon::
 
-    -- name: delete_bodies
+    -- name: insert_client
     -- its purpose; its parameters, columns and index
-    DELETE FROM body WHERE seq IN ({rows:?});
+    INSERT INTO client {values: client, kind};
 
-``{rows:X}`` is replaced by one X per row, separated by commas, and ``{n}`` in X by the number of
-the row, from 0.  ``{values: COLUMNS}`` after ``INSERT INTO`` a table inserts rows with these
-columns, and ``{given: COLUMNS}`` is a table ``given`` of such rows: SQLite gets ``{rows:(?,…)}``,
-and PostgreSQL an array for each column.
+This inserts any number of rows.  SQLite gets the first text, here for two, PostgreSQL the other::
+
+    INSERT INTO client (client, kind) VALUES (?,?), (?,?)
+    INSERT INTO client (client, kind) SELECT * FROM unnest($1::bigint[], $2::text[])
+
+``{given: COLUMNS}`` is a table of such rows; ``{rows:X}`` is X for each, and ``{n}`` counts from 0.
 
 ``{NAME}`` is replaced by the text under ``-- part: NAME``, which several statements of a file can
 share; a shared statement can contain a part that differs.  A statement or part with a line
@@ -81,12 +83,12 @@ _TYPES: Final = {
 }
 
 
-def load(name: str, engine: str = "sqlite") -> dict[str, str]:
+def load(name: str, engine: str) -> dict[str, str]:
     """Return an engine's statements in ``<name>.sql``, keyed by name, with comments removed."""
     return _read(name, engine)[1]
 
 
-def parts(name: str, engine: str = "sqlite") -> dict[str, str]:
+def parts(name: str, engine: str) -> dict[str, str]:
     """Return an engine's parts in ``<name>.sql``, by name, to compose statements at run time."""
     return _read(name, engine)[0]
 
@@ -193,7 +195,7 @@ class MultiRowStatement:
 
 @cache
 def many(name: str, statement: str) -> MultiRowStatement:
-    return MultiRowStatement(load(name)[statement])
+    return MultiRowStatement(load(name, "sqlite")[statement])
 
 
 @lru_cache(maxsize=1024)

@@ -117,7 +117,9 @@ def test_message_returns_as_the_page_says(
 
 def test_start_returns_messages_without_a_charge() -> None:
     """The row of the killed broker: the start changes only the state."""
-    (changed,) = re.findall(r"UPDATE message SET (.*)", load("batch")["release_dispatched"])
+    (changed,) = re.findall(
+        r"UPDATE message SET (.*)", load("batch", "sqlite")["release_dispatched"]
+    )
     assert changed == "state = 0"
     told = {cells[0]: cells[1:] for cells in pages.rows(RETRY, "| what happened |")}
     assert told["the broker is killed or restarted"] == ["to its old place", "no"]

@@ -308,7 +308,9 @@ async def test_history_filters_in_both_directions(
     database.first_offset = last + 1
     for at in range(40):
         database.settled(1 + at % 3 % 2, outcome=2 + at % 7 % 4, settled_at=NOW_MS + at)
-    database.connection.execute(load("history_index")["index_runs"], {"count": last + placed})
+    database.connection.execute(
+        load("history_index", "sqlite")["index_runs"], {"count": last + placed}
+    )
     database.set_counter("placed_upto", last + placed)
     since, until = given.get("since", 0), given.get("until", 1 << 60)
     expected = [
@@ -463,7 +465,7 @@ async def test_reader_opens_again_after_a_close(database: Database) -> None:
 
 
 PARAMETERS: dict[str, object] = {"queue_ids": "[1]", "queues": "[1]", "seqs": "[1]"}
-STATEMENTS = load("messages")
+STATEMENTS = load("messages", "sqlite")
 INDEXES = [
     (name, index)
     for name, comment in comments("messages", "sqlite").items()

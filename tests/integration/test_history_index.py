@@ -267,14 +267,13 @@ def test_maintenance_indexes_while_retention_is_idle(ledger: Ledger) -> None:
 def test_removed_queue_is_kept_while_the_history_refers_to_it(ledger: Ledger) -> None:
     for queue_id in (1, 2, 3):
         ledger.execute(
-            "INSERT INTO queue (queue_id, name, created_at, settings) "
-            "VALUES (?, ?, 0, ?)",
+            "INSERT INTO queue (queue_id, name, created_at, settings) VALUES (?, ?, 0, ?)",
             (queue_id, f"q{queue_id}", REMOVED_SETTINGS),
         )
     ledger.settle(1, 5)
     HistoryIndexer().run(ledger.connection, 0, is_idle=True)
     ledger.settle(2, 5)
-    ledger.execute(load("batch")["delete_forgotten_queues"], (REMOVED_SETTINGS,))
+    ledger.execute(load("batch", "sqlite")["delete_forgotten_queues"], (REMOVED_SETTINGS,))
     assert ledger.execute("SELECT queue_id FROM queue").fetchall() == [(1,), (2,)]
 
 
@@ -450,7 +449,7 @@ async def search_agrees(readers: SqliteReaders, ledger: Ledger, queue_id: int) -
     """Compare searches of the queue, ordered by offset and by number, with the rows."""
     ledger.execute("INSERT OR IGNORE INTO queue (queue_id, name, created_at) VALUES (1, 'a', 0), "
                    "(2, 'b', 0), (3, 'c', 0)")  # fmt: skip
-    ledger.execute(load("batch")["set_counter"], ("next_number", 1_000))
+    ledger.execute(load("batch", "sqlite")["set_counter"], ("next_number", 1_000))
     rows = ledger.execute(
         'SELECT "offset" FROM history WHERE queue_id = ? AND outcome IN (2, 4) ORDER BY 1 DESC',
         (queue_id,),

@@ -519,13 +519,13 @@ def test_invalid_claim_range_is_refused(
 def test_ranges_are_read_by_number() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.deserialize(empty_database())
-        known = parts("arrow")
+        known = parts("arrow", "sqlite")
         ends = known["part_ends"].replace("{number}", 'm."offset"')
         texts = {
             f'SELECT * {known["history_range"]} {known["only_queues"]} ORDER BY m."offset"': "m",
             ends.replace("{range}", known["history_range"]): "m",
             f"SELECT m.size {known['claim_range']} ORDER BY c.claim": "m",
-            load("arrow")["offset_at"]: "history",
+            load("arrow", "sqlite")["offset_at"]: "history",
         }
         for text, table in texts.items():
             given = dict.fromkeys(re.findall(r"(?<![:\w]):(\w+)", text))

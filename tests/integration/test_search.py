@@ -453,8 +453,8 @@ def test_leap_passes_over_no_message(messages: Story, placed: int, data: st.Data
             "queues": json.dumps(wanted), "outcomes": "[2, 3, 4, 5]", "low": 0, "high": place,
         }  # fmt: skip
         with closing(database.connection) as connection:
-            [(seq,)] = connection.execute(load("search")["next_seq"], given)
-            [(offset,)] = connection.execute(load("search")["next_offset"], given)
+            [(seq,)] = connection.execute(load("search", "sqlite")["next_seq"], given)
+            [(offset,)] = connection.execute(load("search", "sqlite")["next_offset"], given)
     seqs = [row.seq for row in rows]
     newest = max((one for one in seqs if one < place), default=None)
     assert (seq is None) == (newest is None)

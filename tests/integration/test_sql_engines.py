@@ -134,7 +134,7 @@ def test_statements_and_parts_of_one_engine_have_a_reason() -> None:
 
 @pytest.mark.parametrize(("file", "name"), STATEMENTS)
 def test_statement_has_the_same_parameters(file: str, name: str) -> None:
-    ours, theirs = load(file)[name], load(file, "postgres")[name]
+    ours, theirs = load(file, "sqlite")[name], load(file, "postgres")[name]
     if "{rows:" in ours:
         rows = MultiRowStatement(ours)
         numbers = {int(number) for number in re.findall(r"\$(\d+)", compiled(theirs)[0])}

@@ -107,7 +107,7 @@ def copy(
 def sqlite_content(data: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return all rows that are copied, by table, with the columns in the order of their names."""
     with closing(sqlite3.connect(data / DATABASE)) as connection:
-        tables = tables_of(connection.execute(load("copy")["tables"]).fetchall())
+        tables = tables_of(connection.execute(load("copy", "sqlite")["tables"]).fetchall())
         return {
             one.name: sorted(connection.execute(query(one)).fetchall(), key=repr)
             for one in tables.values()

@@ -54,7 +54,7 @@ class TraceDatabase:
         seq = self.next = self.next + leap
         values = (seq, seq, 1 + seq % 2, seq, 0, 0, 0, 0, trace)
         self.execute(f"INSERT INTO message ({COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", values)
-        self.execute(load("batch")["set_counter"], ("next_number", seq + 1))
+        self.execute(load("batch", "sqlite")["set_counter"], ("next_number", seq + 1))
 
     def settle(self, nth: int, outcome: int) -> None:
         alive = [seq for (seq,) in self.execute("SELECT seq FROM message ORDER BY seq")]

@@ -103,7 +103,7 @@ def add_rows_of_all_kinds(database: Path, *, count: int = 40, seed: int = 1) -> 
     """Insert rows with difficult values into all tables that are copied."""
     chance = random.Random(seed)
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        tables = tables_of(connection.execute(load("copy")["tables"]).fetchall())
+        tables = tables_of(connection.execute(load("copy", "sqlite")["tables"]).fetchall())
         for table in tables.values():
             columns = connection.execute(f'PRAGMA table_info("{table.name}")').fetchall()
             needed = {name for _, name, _, is_needed, _, _ in columns if is_needed}

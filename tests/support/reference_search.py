@@ -259,11 +259,11 @@ def index_upto(database: Database, upto: int) -> None:
     [(last,)] = database.connection.execute('SELECT max("offset") FROM history')
     upto = min(FIRST - 1 + upto, last or 0)
     for name in ("index_singly" if upto % 2 else "index_runs", "index_traces"):
-        database.connection.execute(load("history_index")[name], {"count": upto})
+        database.connection.execute(load("history_index", "sqlite")[name], {"count": upto})
     database.set_counter("placed_upto", upto)
     [(half,)] = database.connection.execute("SELECT (min(seq) + max(seq)) / 2 FROM message")
     database.connection.execute(
-        load("history_index")["index_live_traces"], {"after": 0, "upto": half or 0}
+        load("history_index", "sqlite")["index_live_traces"], {"after": 0, "upto": half or 0}
     )
     database.set_counter("traced_upto", half or 0)
 

@@ -188,7 +188,7 @@ class BackupMaker:
             if problems:
                 raise DataDamagedError(f"the copy is damaged: {'; '.join(problems[:3])}")
             schema = schema_version(connection)
-            sql = load("database_check")
+            sql = load("database_check", "sqlite")
             counts = connection.execute(sql["counts"]).fetchone()
             ends = connection.execute(sql["ends"]).fetchone()
         stamp = f"{datetime.fromtimestamp(began_at / 1_000, UTC):%Y%m%dT%H%M%SZ}"

@@ -44,7 +44,7 @@ class HistoryIndexer:
     """Indexes the next rows.  Its speed is kept in memory, and its progress in the database."""
 
     def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
-        self._sql = load("history_index")
+        self._sql = load("history_index", "sqlite")
         self._timer = timer
         self._rows = {"placed": MAX_ROWS, "traced": MAX_ROWS}  # rows per slice, adapted to the disk
         self._due_ms = 0  # when to index even a partial slice, in steady ms

@@ -119,7 +119,7 @@ def _statements(connection: sqlite3.Connection) -> dict[str, str]:
     """Return the schema's statements, keyed by object name, without spaces or quotes."""
     return {
         name: "".join(text.replace('"', "").split())
-        for name, text in connection.execute(load("migrate")["statements"])
+        for name, text in connection.execute(load("migrate", "sqlite")["statements"])
     }
 
 
@@ -156,7 +156,7 @@ def split_statements(sql: str) -> Iterator[str]:
 
 
 def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
-    sql = load("migrate")
+    sql = load("migrate", "sqlite")
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Deny actions that would end the transaction or access another file.
@@ -183,7 +183,7 @@ def schema_version(connection: sqlite3.Connection) -> int:
 
 
 def _check_known(connection: sqlite3.Connection, migrations: list[Migration], version: int) -> None:
-    sql = load("migrate")
+    sql = load("migrate", "sqlite")
     file = Path(connection.execute("PRAGMA database_list").fetchone()[2])
     tables = table_names(connection.execute, sql)
     if ("migration" in tables) != (version > 0) or (tables and not version):

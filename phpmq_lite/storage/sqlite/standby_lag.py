@@ -174,7 +174,7 @@ def _size(file: Path) -> int:
 
 
 def _count_published(connection: sqlite3.Connection, since_ms: int) -> int:
-    execute, sql = connection.execute, load("standby")
+    execute, sql = connection.execute, load("standby", "sqlite")
 
     def find_first(name: str) -> int:  # both tables are in the order of time
         numbers = range(1 << 62)

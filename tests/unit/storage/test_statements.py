@@ -28,7 +28,7 @@ class Recorder:
 
 
 def test_statements_are_loaded_without_comments_and_semicolons() -> None:
-    statements = load("batch")
+    statements = load("batch", "sqlite")
     assert statements["delete_messages"] == "DELETE FROM message WHERE seq IN ({rows:?})"
     assert all("--" not in text and ";" not in text for text in statements.values())
 

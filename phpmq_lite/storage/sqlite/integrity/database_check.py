@@ -68,7 +68,7 @@ def check_all(
     ]
     if checks[-1].problems:
         return checks  # the tables are not ours, so the other checks do not apply
-    execute, sql = connection.execute, load("database_check")
+    execute, sql = connection.execute, load("database_check", "sqlite")
     return [
         *checks,
         _run_check("bodies", connection, lambda _, check: check_bodies(execute, sql, check)),

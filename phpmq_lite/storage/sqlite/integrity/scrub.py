@@ -172,7 +172,7 @@ class Scrub:
         """Yield rows, then close the connection so that it does not block a checkpoint."""
         try:
             with closing(self._open()) as connection:
-                yield from connection.execute(load("scrub")[part], (after,))
+                yield from connection.execute(load("scrub", "sqlite")[part], (after,))
         except sqlite3.Error as error:
             kind = DataDamagedError if is_damage(error) else StorageError
             raise kind(f"cannot read {part} messages after {after}: {error}") from error

@@ -193,8 +193,8 @@ def has_admin(database: Path) -> bool:
         return False
     try:
         with prevent_start(database.parent), open_stopped(database) as connection:
-            execute, has_admin = connection.execute, load("accounts")["has_admin"]
-            has_users = "user" in table_names(execute, load("migrate"))
+            execute, has_admin = connection.execute, load("accounts", "sqlite")["has_admin"]
+            has_users = "user" in table_names(execute, load("migrate", "sqlite"))
             return has_users and bool(execute(has_admin).fetchone()[0])
     except (sqlite3.Error, StartRefusedError, OSError):
         return True

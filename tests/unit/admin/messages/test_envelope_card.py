@@ -187,4 +187,4 @@ def test_card_of_any_bytes_agrees_with_the_verdict(content: bytes) -> None:
 
 
 def test_search_lists_the_reasons_of_a_verdict() -> None:
-    assert tuple(re.findall(r"'(\w+)'", parts("search")["reasons"])) == REASONS
+    assert tuple(re.findall(r"'(\w+)'", parts("search", "sqlite")["reasons"])) == REASONS
