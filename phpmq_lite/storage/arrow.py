@@ -354,9 +354,8 @@ class HistoryRanges:
             reading = _RangeReader(self, 'm."offset"', text, values, chosen)
             count = reading.count(lo, hi)
             before, bounds = bounds, self.bounds()
-            has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > max(
-                lo, before.lo_deleted
-            )
+            lo_deleted = max(lo, before.lo_deleted)
+            has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > lo_deleted
             if bounds.lo <= lo and not has_lost_deleted:  # no rows were removed during the count
                 return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
 

@@ -99,11 +99,9 @@ class StoreStatus:
     @property
     def replicas_ready(self) -> int | None:
         """Return how many replicas can confirm commits, or None if that is not known."""
-        return (
-            None
-            if self.server is None
-            else sum(replica.is_ready for replica in self.server.replicas)
-        )
+        if self.server is None:
+            return None
+        return sum(replica.is_ready for replica in self.server.replicas)
 
 
 class StoreWriter(BatchStore):

@@ -38,8 +38,6 @@ ONE_SIDED: Final = frozenset(
         *("history_run", "trace_place", "_litestream_seq", "_litestream_lock"),
     }
 )
-
-
 # An entry of a PostgreSQL index takes at most 2,704 bytes, with all of its columns.
 INDEXED_BYTES: Final = 2_600
 # Columns of texts that are shortened, because an index or a CHECK refuses longer ones: their bounds

@@ -78,9 +78,8 @@ class RecentActivity(RowReader):
     async def deaths(self, since_ms: int) -> dict[int, dict[str, int]]:
         """Count messages that have died since a given time, by queue_id and reason."""
         deaths: dict[int, dict[str, int]] = {}
-        for queue_id, reason, count in await self._read(
-            "recent_deaths", since=since_ms, limit=COUNT_LIMIT
-        ):
+        rows = await self._read("recent_deaths", since=since_ms, limit=COUNT_LIMIT)
+        for queue_id, reason, count in rows:
             deaths.setdefault(queue_id, {})[reason or "no reason"] = count
         return deaths
 

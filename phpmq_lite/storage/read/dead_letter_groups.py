@@ -29,7 +29,6 @@ _MAX_GROUPS: Final = 2_000  # once there are this many groups, further causes ar
 # Matches text that varies between similar failures: words with a digit, joined by punctuation.
 _VARYING: Final = re.compile(r"[\w+-]*[0-9][\w+-]*(?:[.:,@/]+[\w+-]*[0-9][\w+-]*)*")
 
-
 _ERROR: Final = re.compile(rb'"error" ?: ?"((?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*)("?)')
 _INCOMPLETE_ESCAPE: Final = re.compile(  # matches an incomplete escape at the end of the block
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\u[0-9a-fA-F]{0,3})?$"
@@ -189,9 +188,8 @@ class DeadLetterGroups(RowReader):
         limit: int,
     ) -> tuple[int, int]:
         """Add one slice of records; return the number of records and the lowest position."""
-        rows = await self._read(
-            "newest_dead_letters", queue_id=queue_id, before=before, limit=limit
-        )
+        place = {"queue_id": queue_id, "before": before, "limit": limit}
+        rows = await self._read("newest_dead_letters", **place)
         since_ms = now_ms - SPANS * SPAN_MS
         for _, seq, origin, urn, reason, at_ms, size, is_again, block in rows:
             cause = cause_of(block)

@@ -54,7 +54,6 @@ _INTEGER: Final = re.compile(r"-?[1-9][0-9]{18,}")
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 _WORDS: Final = ("true", "false", "null")
 
-
 SearchOrder = Literal["seq", "position", "offset"]
 
 

@@ -177,11 +177,8 @@ class Search(RowReader):
         plan = self._plan(query, searched, excluded, seqs=seqs[:_MAX_SEQS])
         if plan is None:
             return []
-        rows = await self._readers.run(
-            "search",
-            plan.text(is_newest_first=False),
-            plan.parameters | {"low": plan.low, "high": plan.high, "limit": _MAX_SEQS},
-        )
+        values = plan.parameters | {"low": plan.low, "high": plan.high, "limit": _MAX_SEQS}
+        rows = await self._readers.run("search", plan.text(is_newest_first=False), values)
         numbers = [row[1] for row in rows]
         return [
             row
@@ -213,9 +210,8 @@ class Search(RowReader):
             if len(part) == remaining and not run.is_done:
                 break
         frozen.is_complete = run.is_done
-        names: dict[int, str] = dict(
-            await self._read("names", queues=json.dumps(list(summary.queues)))
-        )
+        rows = await self._read("names", queues=json.dumps(list(summary.queues)))
+        names: dict[int, str] = dict(rows)
         frozen.by_queue = {
             names.get(queue_id, f"~{queue_id}"): n for queue_id, n in summary.queues.most_common()
         }
@@ -297,6 +293,7 @@ class Search(RowReader):
         """
         text = run.plan.text(is_newest_first=is_newest_first)
         width = _FIRST_WIDTH
+        end = run.low + 1 if is_newest_first else run.high - 1
         ends_s = time.monotonic() + limit_s
         while not run.is_done:
             if is_newest_first:
@@ -316,16 +313,13 @@ class Search(RowReader):
                 is_full = len(rows) >= limit
                 slice_end = low + 1 if is_newest_first else high - 1
                 run.place = int(rows[-1][0]) if is_full else slice_end
-                run.is_done = (
-                    run.place <= run.low + 1 if is_newest_first else run.place >= run.high - 1
-                )
+                run.is_done = run.place <= end if is_newest_first else run.place >= end
                 yield rows
                 if run.skip_statement and is_newest_first and not rows and not run.is_done:
                     await self._skip_ahead(run)
                 if is_full:  # a full slice sorts more rows than it returns
-                    width = min(
-                        width, 2 * (high - run.place if is_newest_first else run.place - low)
-                    )
+                    searched = high - run.place if is_newest_first else run.place - low
+                    width = min(width, 2 * searched)
                 elif took_s < _FAST_S:
                     width = min(width * 4, _LAST_WIDTH)
                 elif took_s > _SLOW_S:

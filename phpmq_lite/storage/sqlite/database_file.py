@@ -43,7 +43,6 @@ _REMEDY: Final = (
     "a backup, before the next startup"
 )
 
-
 # Since Linux 6.13, reading a file's times slows down its next sync (for the WAL, by 40 of 120 µs).
 # Here, statx reads only the link count and the inode; os.stat is the fallback.
 _STATX: Final = getattr(ctypes.PyDLL(None), "statx", None)
@@ -157,7 +156,6 @@ class OpenedFiles:
                     f"{file.path} was replaced while the broker was running: it was "
                     f"{_describe(file.opened)}, and is now {_describe(identity)}; {_REMEDY}"
                 )
-
         self.check_log()
 
     def check_log(self) -> None:

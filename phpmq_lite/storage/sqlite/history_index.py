@@ -118,11 +118,8 @@ class HistoryIndexer:
         self, connection: sqlite3.Connection, ends: dict[str, int]
     ) -> Sequence[str]:
         [(runs,)] = connection.execute(self._sql["count_runs"], ends)
-        return (
-            "index_singly" if runs > _MANY_RUNS else "index_runs",
-            "index_traces",
-            "count_indexed",
-        )
+        index = "index_singly" if runs > _MANY_RUNS else "index_runs"
+        return index, "index_traces", "count_indexed"
 
     def _index_live(self, connection: sqlite3.Connection, after: int, last: int) -> tuple[int, int]:
         """Index traces of live messages; return how many were read (0: disk full) and are left."""
