@@ -29,7 +29,7 @@ from phpmq_lite.admin.accounts.setup_token import SetupToken
 from phpmq_lite.admin.http.body import check_length, release_memory
 from phpmq_lite.admin.http.browser_sessions import BASE_PATH
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.context import CONTEXT, Context, EngineProtocol
+from phpmq_lite.admin.http.context import CONTEXT, BrokerProtocol, Context
 from phpmq_lite.admin.http.headers import HSTS, add_headers, check_encoding, media_type_of
 from phpmq_lite.admin.http.identity import set_identity
 from phpmq_lite.admin.http.input import check_path
@@ -118,7 +118,7 @@ def _record_response(request: web.Request, response: web.StreamResponse, seconds
 
 
 def create_app(
-    engine: EngineProtocol,
+    broker: BrokerProtocol,
     readers: Readers,
     settings: Settings,
     *,
@@ -130,7 +130,7 @@ def create_app(
     """Create the aiohttp application; the caller runs it and closes ``readers`` afterwards.
 
     Args:
-        engine: provides live statistics and runs operations; not used before the first request.
+        broker: provides live statistics and runs operations; not used before the first request.
         readers: database connections, opened on first use, when the database exists.
         settings: all settings of the broker, which the system page shows.
         version: shown on every page and in the metrics.
@@ -143,20 +143,20 @@ def create_app(
     urls = Urls(settings.admin.base_path, route_paths(), static.version)
     # http/body.py reads bodies larger than that.
     app = web.Application(middlewares=_MIDDLEWARES, client_max_size=FREE_BYTES)
-    app[SERVICES] = AccountServices(Accounts(readers, engine), SetupToken(settings.data))
+    app[SERVICES] = AccountServices(Accounts(readers, broker), SetupToken(settings.data))
     app[STORES] = MessageStores(now_ms)
     app[SUMMARIES] = SummaryFile(settings.data)
     app[UPLOAD_SLOTS] = FairReadSlots(UPLOADS)
     app[SCHEMAS] = ActiveSchemas(None)
     app[DOCS] = Documentation(docs_folder(), urls.docs)
     app[EXPORTS] = ExportProcesses(
-        *readers.export_databases, passed=lambda: engine.counters.bytes_in
+        *readers.export_databases, passed=lambda: broker.counters.bytes_in
     )
     app[LIMITS] = ConnectionLimits.of(settings)
     app[HTTP_COUNTERS], app[LABELS] = HttpCounters(), MetricLabels()
     app[CONTEXT] = Context(
         app=app,
-        engine=engine,
+        broker=broker,
         readers=readers,
         reader=MessageReader(readers),
         search=Search(readers.separate(limit_s=SLICE_LIMIT_S), now_ms=now_ms),

@@ -16,13 +16,13 @@ from phpmq_lite.admin.routes import ROUTES
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import StoreStatus
 from phpmq_lite.storage.sqlite.read_connections import SqliteReaders
-from tests.unit.admin.cases import Database, FakeEngine, broker_status
+from tests.unit.admin.cases import Database, FakeBroker, broker_status
 
 
 class Admin:
     def __init__(self) -> None:
         self.client: TestClient[web.Request, web.Application]
-        self.engine = FakeEngine()
+        self.broker = FakeBroker()
         self.is_ready = True
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, str]:
@@ -38,7 +38,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
     readers = SqliteReaders(tmp_path / "phpmq.db")
     admin = Admin()
     app = create_app(
-        admin.engine, readers, Settings(data=tmp_path), version="0.1.0",
+        admin.broker, readers, Settings(data=tmp_path), version="0.1.0",
         is_ready=lambda: admin.is_ready,
     )  # fmt: skip
     async with TestClient(TestServer(app)) as admin.client:
@@ -48,7 +48,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
 
 async def test_only_health_answers_before_the_broker_is_ready(admin: Admin) -> None:
     admin.is_ready = False
-    admin.engine.now = broker_status(is_ready=False, step="recovering")
+    admin.broker.now = broker_status(is_ready=False, step="recovering")
     assert await admin.get("/livez") == (200, "alive\n")
     status, text = await admin.get("/readyz")
     assert (status, text.splitlines()[0]) == (503, "starting")
@@ -60,7 +60,7 @@ async def test_only_health_answers_before_the_broker_is_ready(admin: Admin) -> N
             path = re.sub(r"\{\w+\}", "1", route.path)
             assert (route.name, (await admin.get(path, route.method))[0]) == (route.name, 503)
     admin.is_ready = True
-    admin.engine.now = broker_status()
+    admin.broker.now = broker_status()
     assert (await admin.get("/readyz"))[0] == 200
     assert await admin.get("/startupz") == (200, "started\n")
 
@@ -68,7 +68,7 @@ async def test_only_health_answers_before_the_broker_is_ready(admin: Admin) -> N
 @pytest.mark.parametrize("is_ready", [True, False])
 async def test_readiness_ends_while_draining_and_pages_stay(admin: Admin, is_ready: bool) -> None:
     admin.is_ready = is_ready
-    admin.engine.now = broker_status(is_draining=True)
+    admin.broker.now = broker_status(is_draining=True)
     status, text = await admin.get("/readyz")
     assert (status, text.splitlines()[0]) == (503, "draining")
     for path in ("/", "/queues", "/metrics", "/api/v1/queues"):
@@ -83,13 +83,13 @@ async def test_standby_names_the_active_broker_to_those_that_it_does_not_relay(
     admin.is_ready = False
     store = StoreStatus(engine="PostgreSQL", is_active=False, active_broker="db2")
     step = "standby of db1/phpmq: another broker is active"
-    admin.engine.now = broker_status(is_ready=False, step=step, store=store)
+    admin.broker.now = broker_status(is_ready=False, step=step, store=store)
     status, text = await admin.get("/api/v1/queues")
     answer = json.loads(text)
     assert (status, answer["code"]) == (503, "standby")
     assert "This broker is a standby; the active one is on db2." in answer["detail"]
     assert "--url" in answer["detail"]
-    admin.engine.now = broker_status(
+    admin.broker.now = broker_status(
         is_ready=False,
         step="waiting for db1/phpmq: no quorum",
         store=replace(store, active_broker=""),

@@ -58,9 +58,9 @@ class Accounts:
     The cache changes only after a write is committed.  Times are in Unix milliseconds.
     """
 
-    def __init__(self, readers: Readers, engine: OperationRunner) -> None:
+    def __init__(self, readers: Readers, broker: OperationRunner) -> None:
         self._readers = readers
-        self._engine = engine
+        self._broker = broker
         self._changing = asyncio.Lock()  # prevents a name from being taken between check and write
         self._writes: set[asyncio.Task[None]] = set()  # tasks that are storing last-seen times
         self.is_loaded = False
@@ -356,7 +356,7 @@ class Accounts:
 
             queue_operations.write(core, stored, entry, tuple(rows))
 
-        await self._engine.run(store)
+        await self._broker.run(store)
 
     def _store_later(self, row: Write) -> None:
         async def store() -> None:

@@ -78,7 +78,7 @@ async def write_entry(context: Context, entry: AuditEntry, more: int = 0) -> Non
         return
     try:
         async with asyncio.timeout(NOTE_S):
-            await context.engine.run(queue_operations.record_only, entry, more)
+            await context.broker.run(queue_operations.record_only, entry, more)
     except Exception as error:
         if not is_quiet("audit_row_not_written"):
             _log.warning("audit_row_not_written", action=entry.action, reason=repr(error))

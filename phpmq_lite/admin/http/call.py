@@ -79,11 +79,11 @@ class Call:
         A caller limited to some queues sees only these queues, even in each client's subscriptions.
         """
         if self._status is None:
-            engine, may_use = self.context.engine, self.may_use
+            broker, may_use = self.context.broker, self.may_use
             if not self.identity.queues:
-                self._status = engine.status()
+                self._status = broker.status()
             else:
-                status = engine.status(may_use)
+                status = broker.status(may_use)
                 clients = (
                     replace(client, queues={q: of for q, of in client.queues.items() if may_use(q)})
                     for client in status.clients
@@ -206,7 +206,7 @@ class Call:
 
     async def run(self, operation: Any, *args: Any, target: str = "", **options: Any) -> Any:
         """Run a broker operation with the request's audit entry; return its reply."""
-        return await self.context.engine.run(operation, self.audit(target), *args, **options)
+        return await self.context.broker.run(operation, self.audit(target), *args, **options)
 
     async def run_on_each(self, operation: Any, names: Sequence[str], *args: Any) -> int:
         """Run an operation on several queues in one batch; return how many still exist."""
@@ -220,7 +220,7 @@ class Call:
                 raise RefusedError("unknown_queue", "the selected queues no longer exist")
             core.reply(reply, len(remaining))
 
-        count: int = await self.context.engine.run(run)
+        count: int = await self.context.broker.run(run)
         return count
 
     # -- output
@@ -245,7 +245,7 @@ class Call:
         """
         page = await self.context.templates.get(template)
         pieces = page.generate(self.context.layout(self) | values)
-        text = "".join(await collect_in_slices(pieces, self.context.engine.pause))
+        text = "".join(await collect_in_slices(pieces, self.context.broker.pause))
         response = web.Response(text=text, status=status, content_type="text/html", charset="utf-8")
         self.context.sessions.set_cookie(self.request, response)
         return response

@@ -27,8 +27,8 @@ from phpmq_lite.storage.search.reader import Search
 Reply = Callable[[Any], None]
 
 
-class EngineProtocol(Protocol):
-    """The part of the engine that the admin interface uses to read statistics and make changes."""
+class BrokerProtocol(Protocol):
+    """The part of ``BrokerHandle`` with which the admin reads statistics and makes changes."""
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         """Return the live statistics, including only queues whose names satisfy ``is_wanted``."""
@@ -62,7 +62,7 @@ class Context:
     """The components that all handlers of an admin application share."""
 
     app: web.Application  # has the state of each slice under a ``web.AppKey``
-    engine: EngineProtocol
+    broker: BrokerProtocol
     readers: Readers  # read-only database connections
     reader: MessageReader
     search: Search  # uses its own database connection

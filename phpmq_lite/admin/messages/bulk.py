@@ -214,9 +214,9 @@ async def undo(call: Call, token: str) -> BulkJob:
 
 
 async def _start(call: Call, work: BulkWork) -> BulkJob:
-    engine = call.context.engine
+    broker = call.context.broker
     return await stores_of(call).jobs.start(
-        lambda *arguments: engine.run(act_on_messages, *arguments), call.audit(), work
+        lambda *arguments: broker.run(act_on_messages, *arguments), call.audit(), work
     )
 
 
@@ -275,7 +275,7 @@ async def plan_redrive(
     plan = RedrivePlan(Counter(), Counter(), Counter())
     for at in range(0, len(seqs), ACTION_SLICE):
         part = seqs[at : at + ACTION_SLICE]
-        outcome = await context.engine.run(act_on_messages, entry, Action.REDRIVE, part, options)
+        outcome = await context.broker.run(act_on_messages, entry, Action.REDRIVE, part, options)
         plan.targets.update(outcome.targets)
         plan.poisoned.update(outcome.poisoned)
         plan.skipped.update(outcome.skipped)

@@ -332,7 +332,7 @@ def _tail_of(call: Call, queue: QueueStatus) -> QueueTail:
         tail.stop()
     new_tail = live.states[key] = QueueTail(
         queue.queue_id,
-        context.engine.tap,
+        context.broker.tap,
         RecentActivity(context.readers),
         on_stop=lambda: live.drop_unwatched(key),
     )
@@ -350,7 +350,7 @@ async def _rows(
     kinds = frozenset(query.kind)
     return [
         row
-        for row in await collect_in_slices(rows, call.context.engine.pause)
+        for row in await collect_in_slices(rows, call.context.broker.pause)
         if is_match(row, kinds, query.q)
     ]
 

@@ -178,7 +178,7 @@ async def wait_for_message(call: Call, query: WaitQuery) -> web.Response:
     """
     context, live = call.context, call.context.live
     search, after = parse_search(query.q), WaitPosition.read(query.after)
-    async with commit_event(live, context.engine.tap) as woken:
+    async with commit_event(live, context.broker.tap) as woken:
         wait = MessageWait(
             search,
             query.until,

@@ -200,7 +200,7 @@ async def visible_summary(call: Call) -> PipelineSummary | None:
     summary = await call.context.app[SUMMARIES].read()
     if summary is None or not call.identity.queues:
         return summary
-    names = [queue.name for queue in call.context.engine.status().queues]
+    names = [queue.name for queue in call.context.broker.status().queues]
     return await asyncio.to_thread(visible_to, summary, call.may_use, names)
 
 

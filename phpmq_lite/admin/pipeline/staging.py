@@ -188,7 +188,7 @@ async def _slot(context: Context) -> AsyncIterator[None]:
 
 async def _store(context: Context, entry: AuditEntry, token: str, upload: UploadedRows) -> None:
     """Stage the rows slice by slice; drop the token if a slice fails."""
-    run, after, chunks = context.engine.run, 0, upload.chunks()
+    run, after, chunks = context.broker.run, 0, upload.chunks()
     try:
         while (rows := await asyncio.to_thread(next, chunks, None)) is not None:
             await run(staging.stage, entry, token, rows, after=after, is_whole=False)

@@ -116,7 +116,7 @@ async def show_groups(call: Call, query: DeadLettersPageQuery) -> web.Response:
         "dead.html",
         query=query,
         page=page,
-        groups=await collect_in_slices(rows, call.context.engine.pause),
+        groups=await collect_in_slices(rows, call.context.broker.pause),
         more=max(0, len(page.groups) - GROUPS_SHOWN),
     )
 
@@ -188,7 +188,7 @@ async def redrive_queue(call: Call, queue: QueueName, body: RedriveInput) -> Red
         options = bulk.BulkOptions(target=body.target, ttl_s=body.ttl_s, rate=body.rate)
         job = await bulk.act_on_search(call, Action.REDRIVE, name, options, query, body.limit)
         return RedrivenView(redriven=job.changed, job=job.number)
-    count = await call.context.engine.run(
+    count = await call.context.broker.run(
         queue_operations.redrive,
         call.audit(name),
         name,

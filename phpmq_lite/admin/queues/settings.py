@@ -272,7 +272,7 @@ async def export_definitions(call: Call) -> DefinitionsView:
     def read(core: Broker, reply: Reply) -> None:
         reply({name: dict(core.queues[name].row.own) for name in sorted(core.queues)})
 
-    own = await call.context.engine.run(read)  # all settings at once, between two batches
+    own = await call.context.broker.run(read)  # all settings at once, between two batches
     kinds = {
         member: {item.name: item.content for item in await saved_items.visible_items(call, kind)}
         for member, kind in _KINDS.items()
@@ -320,7 +320,7 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
             queue_operations.configure(core, ignore_reply, entry, name, changes, has_no_cycles=True)
         queue_operations.write(core, reply, entry, rows)
 
-    await call.context.engine.run(run)
+    await call.context.broker.run(run)
     return await export_definitions(call)
 
 

@@ -80,7 +80,7 @@ class ScrubView(BaseModel):
 
 def maintenance_of(context: Context) -> Maintenance:
     """Return the database's maintenance; raise ``Problem``: 409 on PostgreSQL, 503 at the start."""
-    if not (store := context.engine.summary().store).has_file:
+    if not (store := context.broker.summary().store).has_file:
         detail = (
             f"This broker stores in {store.engine} ({store.place}), whose own tools make backups: "
             "pg_dump, pg_basebackup or pgBackRest. `phpmq-lite database verify` checks messages."

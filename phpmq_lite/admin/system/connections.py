@@ -139,7 +139,7 @@ def describe_protocol(framing: str | None, packet_header: int | None, revision: 
 
 async def take_snapshot(call: Call, client: int, *, is_watching: bool) -> ConnectionSnapshot:
     """Return the state of a connection; if ``is_watching``, start recording its frames."""
-    engine, allowed = call.context.engine, call.allowed
+    broker, allowed = call.context.broker, call.allowed
     now_s = asyncio.get_running_loop().time()
 
     def take(core: Broker, reply: Callable[[ConnectionSnapshot], None]) -> None:
@@ -150,10 +150,10 @@ async def take_snapshot(call: Call, client: int, *, is_watching: bool) -> Connec
             _add_held(snapshot, core, connection, allowed)
             snapshot.pid = _unix_pid(connection)
         if is_watching:
-            snapshot.recorder = watch_client(core, engine.counters.inspector, client, now_s)
+            snapshot.recorder = watch_client(core, broker.counters.inspector, client, now_s)
         reply(snapshot)
 
-    return await engine.run(take)
+    return await broker.run(take)
 
 
 def _add_held(
@@ -287,7 +287,7 @@ def list_protocol_errors(call: Call, client: int | None = None) -> list[dict[str
     is_whole = not call.identity.queues
     return [
         bad_byte_row(bad, is_whole=is_whole)
-        for bad in reversed(call.context.engine.counters.inspector.errors)
+        for bad in reversed(call.context.broker.counters.inspector.errors)
         if client is None or bad.client == client
     ]
 

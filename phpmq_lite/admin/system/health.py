@@ -131,7 +131,7 @@ async def answer_livez(_call: Call) -> web.StreamResponse:
 async def answer_readyz(call: Call) -> web.StreamResponse:
     """Return 200 if the broker can serve clients, otherwise 503; viewers also see each check."""
     context = call.context
-    status = context.engine.summary()
+    status = context.broker.summary()
     checks = await run_checks(context, status)
     is_serving = context.is_ready() or status.is_relaying
     is_good = is_serving and all(check.is_good or not check.is_needed for check in checks)
@@ -156,7 +156,7 @@ def _not_now(text: str) -> web.Response:
 @endpoints.page("/startupz", "startupz", Role.PUBLIC, is_early=True)
 async def answer_startupz(call: Call) -> web.StreamResponse:
     """Return 200 if startup is complete, otherwise 503 with the current step and the progress."""
-    status = call.context.engine.summary()
+    status = call.context.broker.summary()
     if is_started(call.context) or status.is_relaying:
         return web.Response(text="started\n")
     return _not_now(f"starting: {status.step}, {start_percent(status.step)} %\n")
@@ -164,19 +164,19 @@ async def answer_startupz(call: Call) -> web.StreamResponse:
 
 def is_started(context: Context) -> bool:
     """Return whether startup is complete; this remains True while the broker drains."""
-    return context.is_ready() or context.engine.summary().is_draining
+    return context.is_ready() or context.broker.summary().is_draining
 
 
 def is_relaying(context: Context) -> bool:
     """Return whether this broker is a standby, which itself answers metrics and health checks."""
-    return context.engine.summary().is_relaying
+    return context.broker.summary().is_relaying
 
 
 def check_started(context: Context) -> None:
     """Raise a 503 ``Problem`` until startup is complete; a standby's names the active broker."""
     if is_started(context):
         return
-    status = context.engine.summary()
+    status = context.broker.summary()
     store, code = status.store, "standby"
     if store.is_active:
         code, text = "starting", f"The broker is starting: {status.step}."

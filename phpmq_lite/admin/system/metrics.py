@@ -590,7 +590,7 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
     labels, limit = context.app[LABELS], context.settings.metrics.max_queues
     waiting: list[int] = []
     labels.begin()
-    for queues in context.engine.queue_slices():
+    for queues in context.broker.queue_slices():
         labels.add(queues, limit)
         waiting += [queue.queue_id for queue in queues if queue.ready]
         await asyncio.sleep(0)
@@ -602,7 +602,7 @@ async def _read_queues(context: Context) -> Sequence[QueueSeries]:
 
 async def _readings(context: Context) -> MetricReadings:
     """Return the readings; those from the database are None if the database cannot be read."""
-    status = context.engine.summary()
+    status = context.broker.summary()
     readings = MetricReadings(
         status=status,
         context=context,

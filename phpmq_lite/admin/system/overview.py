@@ -51,7 +51,7 @@ async def show_overview(call: Call, query: OverviewPageQuery) -> web.Response:
     notices = await read_notices(call, oldest_ready_at)
     drawn = await _charts(call, query.span)
     report = await read_restart_report(call)
-    await call.context.engine.pause()
+    await call.context.broker.pause()
     return await call.render(
         "overview.html",
         query=query,

@@ -53,7 +53,7 @@ class ClockDecisionInput(StrictInput):
 @endpoints.api("GET /clock", "api-clock", cli="clock show")
 async def get_clock(call: Call) -> ClockView:
     """Return the state of the clock, and whether it needs a decision."""
-    status, would_expire = call.context.engine.summary(), None
+    status, would_expire = call.context.broker.summary(), None
     if status.clock_doubt_ms:
         would_expire = await call.context.reader.count_expiring(
             status.clock_steady_ms + status.clock_doubt_ms, status.clock_doubt_number, COUNTED
@@ -87,7 +87,7 @@ async def decide_clock(call: Call, body: ClockDecisionInput) -> Done[ClockView]:
         detail = "This decision requires access to all queues."
         raise Problem(403, "foreign_queue", detail, bound=", ".join(globs))
     entry = call.audit(target=body.decision)
-    await call.context.engine.decide_clock(entry, is_right=body.decision == "expire")
+    await call.context.broker.decide_clock(entry, is_right=body.decision == "expire")
     return Done(await get_clock(call), _DECIDED[body.decision], call.back(call.url("system")))
 
 
@@ -311,5 +311,5 @@ class ListenersView(ListPage[ListenerView]):
 @endpoints.api("GET /listeners", "api-listeners", cli="publish")
 async def list_listeners(call: Call) -> ListenersView:
     """List the open PHPMQ listeners."""
-    items = [ListenerView(**row._asdict()) for row in call.context.engine.summary().listeners]
+    items = [ListenerView(**row._asdict()) for row in call.context.broker.summary().listeners]
     return ListenersView(items=items, content_bytes=call.context.settings.limits.max_content)

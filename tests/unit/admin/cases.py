@@ -99,8 +99,8 @@ def postgres_store(*replicas: Replica, **changes: Any) -> StoreStatus:
     return replace(made, **changes)
 
 
-class FakeEngine:
-    """An engine without a broker that serves a fixed status; it cannot change anything."""
+class FakeBroker:
+    """Serves a fixed status; it cannot change anything."""
 
     def __init__(self, status: BrokerStatus | None = None) -> None:
         self.now = status or broker_status()
@@ -121,7 +121,7 @@ class FakeEngine:
 
     @property
     def run(self) -> RunOperation:
-        """Always raise: this engine changes nothing."""
+        """Always raise: this broker changes nothing."""
         raise NotImplementedError
 
     async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
