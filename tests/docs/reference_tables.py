@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 from phpmq_lite.admin.accounts.accounts import ACCOUNTS_MAX, SESSIONS_PER_USER
-from phpmq_lite.broker.pipeline.claims import READERS, READERS_PER_OWNER
+from phpmq_lite.broker.pipeline.readers import READERS, READERS_PER_OWNER
 from phpmq_lite.broker.pipeline.staging import STAGED_PARTS, STAGED_ROWS, TOKENS
 from phpmq_lite.broker.pipeline.state import APP_IDS, SINGLE_USES, SUBSCRIPTIONS_MAX
 from phpmq_lite.broker.registry import REMOVED_QUEUES

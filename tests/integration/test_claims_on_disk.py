@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from phpmq_lite.broker.operator.message_actions import ActionOptions
-from phpmq_lite.broker.pipeline import claims
+from phpmq_lite.broker.pipeline import claims, readers
 from phpmq_lite.model import Limits
 from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import QueueSettings
@@ -323,7 +323,7 @@ def test_history_has_an_identity_and_readers_their_offsets(driver: Driver) -> No
 
 
 def test_readers_that_were_heard_of_long_ago_are_forgotten(driver: Driver) -> None:
-    with patch.object(claims, "READERS", 2):
+    with patch.object(readers, "READERS", 2):
         for name in ("a", "b", "a", "c"):
             report(driver, name, 1)
             driver.clock.advance(1)

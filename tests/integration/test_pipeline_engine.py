@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from phpmq_lite.broker.pipeline import claims
+from phpmq_lite.broker.pipeline import readers
 from phpmq_lite.broker.pipeline.staging import StagedPublishResult, StagingStatus
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline
@@ -55,7 +55,7 @@ async def test_pages_read_subscriptions_and_readers(tmp_path: Path) -> None:
         await ask(running, "release_claims", "empty")
         entry = AuditEntry("anna", "http", "", "reader.report")
         await running.service.handle.run(
-            claims.report_reader, entry, "archive", 7, owner="anna", is_admin=False
+            readers.report_reader, entry, "archive", 7, owner="anna", is_admin=False
         )
         context = await running.service.pages.open()
         pipeline = StoredPipeline(context.readers)

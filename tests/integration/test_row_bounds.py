@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.admin.accounts import accounts
-from phpmq_lite.broker.pipeline.claims import READERS
+from phpmq_lite.broker.pipeline.readers import READERS
 from phpmq_lite.client import connect
 from phpmq_lite.model import Limits
 from phpmq_lite.protocol.connection import ClientSide

@@ -11,7 +11,7 @@ from phpmq_lite.broker import batches, commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator import message_actions, publishing, queue_operations
-from phpmq_lite.broker.pipeline import claims, staging
+from phpmq_lite.broker.pipeline import claims, readers, staging
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.model import (
@@ -36,7 +36,7 @@ STEADY_MS = 1_600_000_000_000  # another scale than the wall clock's
 
 def operation(name: str) -> Any:
     """Return an operation of an operator or of the pipeline."""
-    modules = (queue_operations, message_actions, publishing, claims, staging)
+    modules = (queue_operations, message_actions, publishing, claims, readers, staging)
     return next(vars(module)[name] for module in modules if name in vars(module))
 
 

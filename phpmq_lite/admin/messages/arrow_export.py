@@ -16,7 +16,7 @@ from phpmq_lite.admin.http.fields import QueryModel, StrictInput, SubscriptionNa
 from phpmq_lite.admin.http.input import check_queue_name, check_text
 from phpmq_lite.admin.http.output import abort_response
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.broker.pipeline import claims
+from phpmq_lite.broker.pipeline import readers
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import ExportProcesses, RunningExport
 from phpmq_lite.installation import install_command
@@ -154,7 +154,7 @@ async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBounds
     The reader belongs to the user who reports first; only an admin can take it over. A user can
     have 20 readers. The audit log shows when a reader is created or taken over.
     """
-    if not await _run(call, claims.report_reader, report.reader, report.position):
+    if not await _run(call, readers.report_reader, report.reader, report.position):
         call.is_audit_deferred = True
     return await get_bounds(call, ExportBoundsInput())
 
@@ -167,7 +167,7 @@ async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBounds
 )
 async def remove_reader(call: Call, removal: ReaderInput) -> RemovedReaderView:
     """Remove a history reader's position, by its owner or an admin."""
-    await _run(call, claims.remove_reader, removal.reader)
+    await _run(call, readers.remove_reader, removal.reader)
     return RemovedReaderView(reader=removal.reader)
 
 
