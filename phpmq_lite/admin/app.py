@@ -29,7 +29,7 @@ from phpmq_lite.admin.accounts.setup_token import SetupToken
 from phpmq_lite.admin.http.body import check_length, release_memory
 from phpmq_lite.admin.http.browser_sessions import BASE_PATH
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.context import CONTEXT, BrokerProtocol, Context
+from phpmq_lite.admin.http.context import CONTEXT, Context
 from phpmq_lite.admin.http.headers import HSTS, add_headers, check_encoding, media_type_of
 from phpmq_lite.admin.http.identity import set_identity
 from phpmq_lite.admin.http.input import check_path
@@ -82,6 +82,7 @@ from phpmq_lite.operator_actions import ACTIONS
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 from phpmq_lite.roles import Role
 from phpmq_lite.server.addresses import address_key
+from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import FairReadSlots, Readers
@@ -118,7 +119,7 @@ def _record_response(request: web.Request, response: web.StreamResponse, seconds
 
 
 def create_app(
-    broker: BrokerProtocol,
+    broker: BrokerHandle,
     readers: Readers,
     settings: Settings,
     *,

@@ -192,14 +192,6 @@ class RunOperation(Protocol):
         """Run an operation in the next batch, and return its reply after the commit."""
 
 
-class OperationRunner(Protocol):
-    """Interface for running operations; ``BrokerHandle`` implements it for the service."""
-
-    @property
-    def run(self) -> RunOperation:
-        """Return the function that runs operations if the broker is accepting changes."""
-
-
 class BrokerHandle:
     """The admin's view of the broker; usable before the engine exists."""
 

@@ -14,7 +14,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.logs import get_logger
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.roles import Role
-from phpmq_lite.server.status import OperationRunner
+from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.storage.read.accounts import ApiToken, LoginSession, User, globs_text, read_all
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.writes import (
@@ -58,7 +58,7 @@ class Accounts:
     The cache changes only after a write is committed.  Times are in Unix milliseconds.
     """
 
-    def __init__(self, readers: Readers, broker: OperationRunner) -> None:
+    def __init__(self, readers: Readers, broker: BrokerHandle) -> None:
         self._readers = readers
         self._broker = broker
         self._changing = asyncio.Lock()  # prevents a name from being taken between check and write

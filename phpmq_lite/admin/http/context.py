@@ -1,9 +1,9 @@
 """The objects that every handler needs, created once per application."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -13,11 +13,9 @@ from phpmq_lite.admin.http.memory import HttpMemory
 from phpmq_lite.admin.http.route import Route
 from phpmq_lite.admin.http.templates import PageTemplates
 from phpmq_lite.admin.urls import Urls
-from phpmq_lite.model import AuditEntry, Batch
-from phpmq_lite.server.counters import ConnectionCounters
 from phpmq_lite.server.maintenance import Maintenance
 from phpmq_lite.server.rollups import Rollups
-from phpmq_lite.server.status import BrokerStatus, QueueStatus, RunOperation
+from phpmq_lite.server.status import BrokerHandle
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.data_folder import DATABASE
 from phpmq_lite.storage.read.messages import MessageReader
@@ -27,42 +25,12 @@ from phpmq_lite.storage.search.reader import Search
 Reply = Callable[[Any], None]
 
 
-class BrokerProtocol(Protocol):
-    """The part of ``BrokerHandle`` with which the admin reads statistics and makes changes."""
-
-    def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
-        """Return the live statistics, including only queues whose names satisfy ``is_wanted``."""
-
-    def summary(self) -> BrokerStatus:
-        """Return the status without queues; the time needed does not depend on their number."""
-
-    def queue_slices(self) -> Iterator[list[QueueStatus]]:
-        """Yield the statistics of all queues in lists of a few hundred queues."""
-
-    @property
-    def run(self) -> RunOperation:
-        """Return a function that runs operations; raise RefusedError if no changes are accepted."""
-
-    async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        """Confirm or reject a clock that was far ahead when the broker started."""
-
-    async def pause(self) -> None:
-        """Yield to the event loop, and return when no batch is being processed."""
-
-    def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Call ``look`` with each batch that is stored; return a function that ends these calls."""
-
-    @property
-    def counters(self) -> ConnectionCounters:
-        """Return the connection counters and the protocol inspector."""
-
-
 @dataclass(slots=True)
 class Context:
     """The components that all handlers of an admin application share."""
 
     app: web.Application  # has the state of each slice under a ``web.AppKey``
-    broker: BrokerProtocol
+    broker: BrokerHandle
     readers: Readers  # read-only database connections
     reader: MessageReader
     search: Search  # uses its own database connection

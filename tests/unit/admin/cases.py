@@ -1,18 +1,19 @@
-"""Fake brokers for tests of the admin interface: a status, an engine, a filled database."""
+"""Fake brokers for tests of the admin interface: a status, a handle, a filled database."""
 
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import AuditEntry, Batch, checksum
+from phpmq_lite.model import checksum
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
-from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
-from phpmq_lite.server.status import BrokerStatus, ClientStatus, QueueStatus, RunOperation
+from phpmq_lite.server.counters import CommitCounters
+from phpmq_lite.server.status import BrokerHandle, BrokerStatus, ClientStatus, QueueStatus
+from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import Replica, ServerStatus, StoreStatus
 from phpmq_lite.storage.sqlite.migrate import migrate
 
@@ -99,12 +100,12 @@ def postgres_store(*replicas: Replica, **changes: Any) -> StoreStatus:
     return replace(made, **changes)
 
 
-class FakeBroker:
-    """Serves a fixed status; it cannot change anything."""
+class FakeBroker(BrokerHandle):
+    """Serves a fixed status; without an engine, it refuses to change anything."""
 
     def __init__(self, status: BrokerStatus | None = None) -> None:
+        super().__init__(Settings())
         self.now = status or broker_status()
-        self.counters = ConnectionCounters()
 
     def status(self, is_wanted: Callable[[str], bool] | None = None) -> BrokerStatus:
         if is_wanted is None:
@@ -114,25 +115,6 @@ class FakeBroker:
 
     def summary(self) -> BrokerStatus:
         return replace(self.now, queues=())
-
-    def queue_slices(self, size: int = 500) -> Iterator[list[QueueStatus]]:
-        for at in range(0, len(self.now.queues), size):
-            yield list(self.now.queues[at : at + size])
-
-    @property
-    def run(self) -> RunOperation:
-        """Always raise: this broker changes nothing."""
-        raise NotImplementedError
-
-    async def decide_clock(self, entry: AuditEntry, *, is_right: bool) -> None:
-        raise AssertionError("nobody decides here")
-
-    async def pause(self) -> None:
-        """Return at once: no batch is ever stored."""
-
-    def tap(self, look: Callable[[Batch], None]) -> Callable[[], None]:
-        """Never call ``look``: no batch is ever stored."""
-        return lambda: None
 
 
 def add_reader_functions(connection: sqlite3.Connection) -> None:
