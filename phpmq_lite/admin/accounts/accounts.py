@@ -134,12 +134,12 @@ class Accounts:
                 self.users[created.name] = self._by_id[created.user_id] = created
 
             row = AddUser(
-                created.user_id,
-                created.name,
-                created.password,
-                created.role,
-                globs_text(created.queues),
-                created.created_at,
+                user_id=created.user_id,
+                name=created.name,
+                password=created.password,
+                role=created.role,
+                queues=globs_text(created.queues),
+                created_at=created.created_at,
             )
             await self._store(entry, [row], apply)
             return created
@@ -156,16 +156,16 @@ class Accounts:
         """Change a user and end their sessions; raise ``Problem``: 404, or 409 without admins."""
         async with self._changing:
             self._check_there(user)
-            rights = (role or user.role, user.queues if queues is None else queues)
-            if rights[0] != Role.ADMIN:
+            new_role, new_queues = role or user.role, user.queues if queues is None else queues
+            if new_role != Role.ADMIN:
                 self._check_admin_left(user)
 
             def apply() -> None:
-                user.role, user.queues = rights
+                user.role, user.queues = new_role, new_queues
                 user.password = password or user.password
                 self._forget_sessions(user.user_id)
 
-            rows: list[Write] = [SetUserRights(rights[0], globs_text(rights[1]), user.user_id)]
+            rows: list[Write] = [SetUserRights(new_role, globs_text(new_queues), user.user_id)]
             if password is not None:
                 rows.append(SetPassword(password, user.user_id))
             rows.append(DeleteUserSessions(user.user_id))
@@ -234,14 +234,14 @@ class Accounts:
                 self.tokens[created.sha256] = created
 
             row = AddToken(
-                created.token_id,
-                created.name,
-                created.sha256,
-                created.role,
-                globs_text(created.queues),
-                created.created_at,
-                created.created_by,
-                created.expires_at,
+                token_id=created.token_id,
+                name=created.name,
+                sha256=created.sha256,
+                role=created.role,
+                queues=globs_text(created.queues),
+                created_at=created.created_at,
+                created_by=created.created_by,
+                expires_at=created.expires_at,
             )
             await self._store(entry, [row], apply)
         return secret
@@ -277,7 +277,7 @@ class Accounts:
             if password is not None and user.password != password:
                 raise Problem(401, "wrong_password", "The password has been changed.")
             number = max((other.session_id for other in self.sessions.values()), default=0) + 1
-            session = LoginSession(
+            row = AddSession(
                 session_id=number,
                 sha256=hash_secret(cookie),
                 user_id=user.user_id,
@@ -288,6 +288,7 @@ class Accounts:
                 address=origin.address,
                 agent=origin.agent[:_AGENT_LENGTH],
             )
+            session = LoginSession(**row._asdict())
             ended = [old for old in self.sessions.values() if has_session_ended(old, now_ms)]
             ended += self.sessions_of(user, now_ms)[SESSIONS_PER_USER - 1 :]
 
@@ -298,8 +299,7 @@ class Accounts:
                 user.last_login_at = now_ms
 
             rows: list[Write] = [DeleteSession(old.session_id) for old in ended]
-            values = {name: getattr(session, name) for name in AddSession._fields}
-            rows += [AddSession(**values), SetLastLogin(now_ms, user.user_id)]
+            rows += [row, SetLastLogin(now_ms, user.user_id)]
             await self._store(entry, rows, apply)
         return cookie
 
