@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, lt
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from phpmq_lite import histogram
 from phpmq_lite.admin import formats
@@ -23,6 +23,7 @@ from phpmq_lite.storage.read.activity import (
     UptimeSpan,
 )
 
+Span = TypeVar("Span", Point, UptimeSpan)
 SPARK_STEP_S: Final = 30
 SPARK_SAMPLES: Final = 120  # number of samples in a sparkline, which covers one hour
 FORECAST_S: Final = 300  # number of seconds of data on which a forecast is based
@@ -130,11 +131,21 @@ class BucketSums:
         """Return the rates, highest gauges and percentiles, or None without data."""
         if not self.observed_s or not self.has_data:
             return None
-        ready, held, size, age_ms = self.gauges
-        values: list[Any] = [count / self.observed_s for count in self.counts]
-        values += (ready, held, size, age_ms or None)
-        values += (*_percentiles(self.wait), *_percentiles(self.hold))
-        return TrendBucket(*values)
+        ready, held, live_bytes, age_ms = self.gauges
+        wait_p50_ms, wait_p95_ms = _percentiles(self.wait)
+        hold_p50_ms, hold_p95_ms = _percentiles(self.hold)
+        per_s = {n: count / self.observed_s for n, count in zip(COUNTS, self.counts, strict=True)}
+        return TrendBucket(
+            **per_s,
+            ready=ready,
+            held=held,
+            live_bytes=live_bytes,
+            oldest_age_ms=age_ms or None,
+            wait_p50_ms=wait_p50_ms,
+            wait_p95_ms=wait_p95_ms,
+            hold_p50_ms=hold_p50_ms,
+            hold_p95_ms=hold_p95_ms,
+        )
 
 
 def _merge_histograms(counts: list[int] | None, packed: bytes | None) -> list[int] | None:
@@ -190,28 +201,27 @@ def sum_buckets(
     """Return the sums of all buckets; a point that overlaps two of them is divided between them."""
     start_s, count = first_bucket_s(period, now_s), period.length_s // period.step_s
     sums = [BucketSums() for _ in range(count)]
-    for beat in beats:
-        for at, seconds in split_over_buckets(beat, start_s, period.step_s, count):
-            bucket = sums[at]
-            bucket.observed_s = min(bucket.observed_s + seconds, period.step_s)
-            bucket.has_rest |= beat.has_rest
-    for point in points:
-        for at, seconds in split_over_buckets(point, start_s, period.step_s, count):
-            sums[at].add(point, seconds / point.span_s, with_times=with_times)
+    for beat, at, seconds in split_over_buckets(beats, start_s, period.step_s, count):
+        bucket = sums[at]
+        bucket.observed_s = min(bucket.observed_s + seconds, period.step_s)
+        bucket.has_rest |= beat.has_rest
+    for point, at, seconds in split_over_buckets(points, start_s, period.step_s, count):
+        sums[at].add(point, seconds / point.span_s, with_times=with_times)
     return sums
 
 
 def split_over_buckets(
-    part: Point | UptimeSpan, start_s: int, step_s: int, count: int
-) -> Iterator[tuple[int, int]]:
-    """Yield the index of each bucket that ``part`` overlaps, and the overlap in seconds."""
-    at_s, end_s = part.at_s, part.at_s + part.span_s
-    while at_s < end_s:
-        bucket = (at_s - start_s) // step_s
-        until_s = min(end_s, start_s + (bucket + 1) * step_s)
-        if 0 <= bucket < count:
-            yield bucket, until_s - at_s
-        at_s = until_s
+    parts: Iterable[Span], start_s: int, step_s: int, count: int
+) -> Iterator[tuple[Span, int, int]]:
+    """Yield each part with the index of a bucket that it overlaps, and the overlap in seconds."""
+    for part in parts:
+        at_s, end_s = part.at_s, part.at_s + part.span_s
+        while at_s < end_s:
+            bucket = (at_s - start_s) // step_s
+            until_s = min(end_s, start_s + (bucket + 1) * step_s)
+            if 0 <= bucket < count:
+                yield part, bucket, until_s - at_s
+            at_s = until_s
 
 
 # -- sparklines
@@ -224,16 +234,14 @@ def make_spark(
     value_of = attrgetter(column)
     start_s = (now_s // SPARK_STEP_S + 1 - SPARK_SAMPLES) * SPARK_STEP_S
     observed = [0] * SPARK_SAMPLES
-    for beat in beats:
-        for at, seconds in split_over_buckets(beat, start_s, SPARK_STEP_S, SPARK_SAMPLES):
-            observed[at] += seconds
+    for _, at, seconds in split_over_buckets(beats, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+        observed[at] += seconds
     values = [0.0] * SPARK_SAMPLES
-    for point in points:
-        for at, seconds in split_over_buckets(point, start_s, SPARK_STEP_S, SPARK_SAMPLES):
-            if is_rate:
-                values[at] += value_of(point) * seconds / point.span_s
-            else:
-                values[at] = max(values[at], value_of(point))
+    for point, at, seconds in split_over_buckets(points, start_s, SPARK_STEP_S, SPARK_SAMPLES):
+        if is_rate:
+            values[at] += value_of(point) * seconds / point.span_s
+        else:
+            values[at] = max(values[at], value_of(point))
     if not observed[-1]:  # omit the current sample if it has no data yet
         observed, values = observed[:-1], values[:-1]
     since = max((at + 1 for at, seconds in enumerate(observed) if not seconds), default=0)
@@ -263,6 +271,38 @@ def polyline(
         f"{left + at * step:.1f},{height - 1.5 - value / top * room:.1f}"
         for at, value in enumerate(numbers)
     )
+
+
+def read_spark(context: Context, queue_id: int) -> str:
+    """Return the ``points`` of a sparkline of the messages published to a queue."""
+    return _spark(context, queue_id, "published", 72, 20)
+
+
+def read_sparks(context: Context, allowed: frozenset[int] | None) -> dict[str, str]:
+    """Return the ``points`` of the overview's sparklines, keyed by the name of the live field.
+
+    They include all queues, so a caller who is ``allowed`` to see only some queues gets none.
+    """
+    if allowed is not None:
+        return {}
+    return {
+        "total.ready": _spark(context, ALL, "ready"),
+        "total.dispatched": _spark(context, ALL, "held"),
+        "total.dead": _spark(context, DEAD_LETTERS, "ready"),
+        "total.age": _spark(context, ALL, "oldest_age_ms"),
+        "total.in": _spark(context, ALL, "published"),
+        "total.out": _spark(context, ALL, "acked"),
+    }
+
+
+def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
+    """Return the ``points`` of a sparkline, which are cached until the next sample."""
+    rollups, now_s, key = context.rollups, context.now_ms() // 1_000, (queue_id, column)
+    if key not in rollups.charts:
+        points, beats, is_rate = rollups.points(queue_id), rollups.uptime(), column in COUNTS
+        values = make_spark(points, beats, column, now_s, is_rate=is_rate)
+        rollups.charts[key] = polyline(values, width, height)
+    return rollups.charts[key]
 
 
 # -- forecasts
@@ -341,6 +381,8 @@ def _about(seconds: float) -> str:
     return f"{round(seconds / DAY_S):,} d"
 
 
+# -- points in memory and in the database
+
 _MINUTES_S: Final = 90_000  # how long per-minute points are stored
 
 
@@ -405,38 +447,3 @@ async def _older(
     points += await stored.of_queue(MINUTE_S, queue_id, minutes_s, until_s)
     beats += await stored.uptime(MINUTE_S, minutes_s, until_s)
     return points, beats
-
-
-# -- sparklines
-
-
-def read_spark(context: Context, queue_id: int) -> str:
-    """Return the ``points`` of a sparkline of the messages published to a queue."""
-    return _spark(context, queue_id, "published", 72, 20)
-
-
-def read_sparks(context: Context, allowed: frozenset[int] | None) -> dict[str, str]:
-    """Return the ``points`` of the overview's sparklines, keyed by the name of the live field.
-
-    They include all queues, so a caller who is ``allowed`` to see only some queues gets none.
-    """
-    if allowed is not None:
-        return {}
-    return {
-        "total.ready": _spark(context, ALL, "ready"),
-        "total.dispatched": _spark(context, ALL, "held"),
-        "total.dead": _spark(context, DEAD_LETTERS, "ready"),
-        "total.age": _spark(context, ALL, "oldest_age_ms"),
-        "total.in": _spark(context, ALL, "published"),
-        "total.out": _spark(context, ALL, "acked"),
-    }
-
-
-def _spark(context: Context, queue_id: int, column: str, width: int = 120, height: int = 28) -> str:
-    """Return the ``points`` of a sparkline, which are cached until the next sample."""
-    rollups, now_s, key = context.rollups, context.now_ms() // 1_000, (queue_id, column)
-    if key not in rollups.charts:
-        points, beats, is_rate = rollups.points(queue_id), rollups.uptime(), column in COUNTS
-        values = make_spark(points, beats, column, now_s, is_rate=is_rate)
-        rollups.charts[key] = polyline(values, width, height)
-    return rollups.charts[key]
