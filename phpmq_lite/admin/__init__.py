@@ -3,7 +3,7 @@
 ``http/`` declares and serves requests; ``accounts``, ``messages``, ``pipeline``, ``queues`` and
 ``system`` are slices with pages, calls and models; ``routes.py`` imports their modules, and a new
 module must be added there, to the import and to ``_MODULES``. ``ADMIN`` in ``tests/test_layers.py``
-says which part imports which.
+says which part imports which; ``middlewares.py`` has what every request passes through.
 
 **A field of an object of the API.** Add it to the model, such as ``QueueView`` in
 ``queues/view.py`` or ``TokenView`` in ``accounts/tokens.py``, with its description.
@@ -29,7 +29,7 @@ sessions, a method of ``accounts_of(call)``; the action of an entry has no other
 ``csv``. ``audit.html`` uses the macros ``pager`` and ``formats``. A reader of the database is made
 where it is used: ``AuditLog(call.context.readers)``; for a reader that only goes forward,
 ``position_in(decode_cursor(scope, query.cursor)).get("before")`` is where to go on, and
-``encode_cursor(scope, "before", number)`` is ``next`` (``http/output.py``).
+``encode_cursor(scope, "before", number)`` is ``next`` (``http/cursors.py``).
 
 **A page.** ``page("/path", "name")``, and ``call.render("name.html", …)``. An entry in the
 navigation is a row of ``NAVIGATION`` in ``http/page_layout.py`` and an icon of the route's name in

@@ -27,14 +27,15 @@ from phpmq_lite.admin.messages import (
 )
 from phpmq_lite.admin.pipeline import claims, insights, staging
 from phpmq_lite.admin.queues import actions as queue_actions
-from phpmq_lite.admin.queues import dead_letters, queue, settings
+from phpmq_lite.admin.queues import dead_letters, definitions, queue
 from phpmq_lite.admin.queues import list as queue_list
 from phpmq_lite.admin.system import (
     backups,
     clients,
-    connections,
     docs,
+    frames,
     health,
+    labels,
     live,
     metrics,
     overview,
@@ -50,7 +51,7 @@ _MODULES: Final = (
     queue,
     queue_actions,
     dead_letters,
-    settings,
+    definitions,
     search,
     listing,
     message,
@@ -67,7 +68,8 @@ _MODULES: Final = (
     wait,
     tail,
     clients,
-    connections,
+    labels,
+    frames,
     insights,
     claims,
     staging,

@@ -6,16 +6,16 @@
 import json
 from base64 import urlsafe_b64decode
 
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.cli.main import main
 
 
-def decode(scope: str, text: str | None) -> output.ListCursor | None:
+def decode(scope: str, text: str | None) -> cursors.ListCursor | None:
     """Read a cursor, as if only we made such."""
     del scope
-    return output.ListCursor(*json.loads(urlsafe_b64decode(text))[1:]) if text else None
+    return cursors.ListCursor(*json.loads(urlsafe_b64decode(text))[1:]) if text else None
 
 
 if __name__ == "__main__":
-    output.decode_cursor = decode
+    cursors.decode_cursor = decode
     main()

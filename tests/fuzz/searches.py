@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.errors import SearchError
 from phpmq_lite.installation import migrations_folder
@@ -62,8 +62,8 @@ def _check_cursor(data: bytes) -> None:
     signed = b"[%d,%s]" % (crc32(_SCOPE.encode()), data)
     for text in (data.decode(errors="replace"), urlsafe_b64encode(signed).decode()):
         try:
-            found = output.decode_cursor(_SCOPE, text)
-            place = output.position_in(found)
+            found = cursors.decode_cursor(_SCOPE, text)
+            place = cursors.position_in(found)
         except Problem as problem:
             assert problem.status == 422  # noqa: PT017 - only some cursors are refused
             continue

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from tests.support.http_site import HttpSite, running_site
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture
 
@@ -412,7 +412,7 @@ async def test_purge_of_selected_queues_is_audited_when_done(site: HttpSite) -> 
 
 
 async def test_cursor_past_64_bits_is_refused(site: HttpSite) -> None:
-    cursor = output.encode_cursor("closed clients", "after", [1 << 70, 1])
+    cursor = cursors.encode_cursor("closed clients", "after", [1 << 70, 1])
     refused = await site.refusal("GET", f"/clients?state=closed&cursor={cursor}")
     assert refused == (422, "bad_cursor")
 

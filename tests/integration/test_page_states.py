@@ -24,9 +24,9 @@ from phpmq_lite.admin.messages.jobs import BulkJobState
 from phpmq_lite.admin.messages.message_life import RelatedMessage
 from phpmq_lite.admin.messages.schemas import SchemaCheck, SchemaFieldView
 from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView
-from phpmq_lite.admin.pipeline.insights import ReaderView
+from phpmq_lite.admin.pipeline.history_readers import ReaderView
 from phpmq_lite.admin.system.attention import Notice
-from phpmq_lite.admin.system.connections import bad_byte_row
+from phpmq_lite.admin.system.frames import bad_byte_row
 from phpmq_lite.admin.system.facts import SystemFact, describe_restart
 from phpmq_lite.admin.system.system import ClockView
 from phpmq_lite.checks import Check, Level

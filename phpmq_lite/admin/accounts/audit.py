@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin.accounts.services import services_of
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints
@@ -169,12 +169,12 @@ class AuditListPage:
 async def _find_rows(call: Call, query: AuditQuery) -> AuditListPage:
     if call.identity.queues:
         query = query.model_copy(update={"actor": call.actor})
-    cursor = output.decode_cursor(query.scope, query.cursor)
+    cursor = cursors.decode_cursor(query.scope, query.cursor)
     page = await AuditLog(call.context.readers).page(
-        query.filter(call.now_ms), **output.position_in(cursor), limit=query.limit
+        query.filter(call.now_ms), **cursors.position_in(cursor), limit=query.limit
     )
     ends = (page.rows[0].audit_id, page.rows[-1].audit_id) if page.rows else (None, None)
-    older, newer = output.cursors_around(
+    older, newer = cursors.cursors_around(
         query.scope, "before", cursor, ends, has_more=page.has_more, searched_to=page.searched_to
     )
     return AuditListPage(page.rows, older, newer, page.searched_to)

@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Confirmation, Done, Endpoints, FormField, texts_to_type
+from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import (
     ActionInput,
     MessageId,

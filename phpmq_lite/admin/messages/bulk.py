@@ -13,8 +13,9 @@ from pydantic import Field
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.http.endpoint import Done, Endpoints, From, check_typed_text, texts_to_type
+from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
 from phpmq_lite.admin.http.fields import ActionInput, EmptyInput, RedriveTarget, UndoToken
 from phpmq_lite.admin.http.input import TimeToLive, Untrimmed, parse_number
 from phpmq_lite.admin.http.live_feeds import LiveValues

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from phpmq_lite.admin import history_chart
 from phpmq_lite.admin.history_chart import ChosenPeriod, HistoryChart, read_slices
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import LimitParameter, ListQuery, OutputFormat, QueryModel
@@ -187,9 +187,9 @@ async def show_trash(call: Call, query: TrashPageQuery) -> web.Response:
 async def _read_trash(call: Call, query: TrashPageQuery) -> MessagePage:
     queues = frozenset({call.queue(query.queue).queue_id}) if query.queue else call.allowed
     scope = f"trash {query.queue} {sorted(queues or ())}"
-    place = output.position_in(output.decode_cursor(scope, query.cursor))
+    place = cursors.position_in(cursors.decode_cursor(scope, query.cursor))
     page = await call.context.reader.trash(
         before=place.get("before"), queues=queues, limit=query.limit
     )
-    following = page.next and output.encode_cursor(scope, "before", page.next)
+    following = page.next and cursors.encode_cursor(scope, "before", page.next)
     return Page(page.rows, following or None, is_cut=page.is_cut)

@@ -6,7 +6,7 @@ from typing import Final, Literal, Self
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints, Queue
@@ -144,13 +144,13 @@ class FoundMessagesView(ListPage[MessageView]):
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
     """Return a page of a queue's messages in queue order, with cursors."""
     scope = f"messages {queue_id} {query.state}"
-    cursor = output.decode_cursor(scope, query.cursor)
-    place = output.position_in(cursor)
+    cursor = cursors.decode_cursor(scope, query.cursor)
+    place = cursors.position_in(cursor)
     state = State[query.state.upper()] if query.state else None
     rows = await context.reader.messages(queue_id, **place, state=state, limit=query.limit)
     ends = (rows[0].position, rows[-1].position) if rows else (None, None)
     has_more = len(rows) == query.limit
-    following, previous = output.cursors_around(scope, "after", cursor, ends, has_more=has_more)
+    following, previous = cursors.cursors_around(scope, "after", cursor, ends, has_more=has_more)
     return Page(rows, following, previous)
 
 
@@ -167,15 +167,15 @@ async def read_history_page(
     ``since`` (inclusive) and ``until`` (exclusive) limit the time of settlement, Unix ms.
     """
     scope = f"history {queue_id} {query.outcome} {since} {until}"
-    cursor = output.decode_cursor(scope, query.cursor)
-    place = output.position_in(cursor)
+    cursor = cursors.decode_cursor(scope, query.cursor)
+    place = cursors.position_in(cursor)
     outcome = State[query.outcome.upper()] if query.outcome else None
     history = await context.reader.history(
         **place, queue_id=queue_id, outcome=outcome, since=since, until=until, limit=query.limit
     )
     rows, searched_to = history.rows, history.searched_to
     ends = (rows[0].offset, rows[-1].offset) if rows else (None, None)
-    older, newer = output.cursors_around(
+    older, newer = cursors.cursors_around(
         scope, "before", cursor, ends, has_more=history.has_more, searched_to=searched_to
     )
     if searched_to is None:
@@ -190,9 +190,9 @@ async def read_search_page(
     """Return a page of matching messages from queues visible to the caller, newest first."""
     allowed = call.allowed
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
-    place = output.pair_in(output.decode_cursor(scope, cursor))
+    place = cursors.pair_in(cursors.decode_cursor(scope, cursor))
     page = await call.context.search.page(query, queues=allowed, limit=limit, place=place)
-    following = page.next and output.encode_cursor(scope, "after", list(page.next))
+    following = page.next and cursors.encode_cursor(scope, "after", list(page.next))
     return Page(page.rows, following, is_cut=page.is_cut, searched=page.searched, total=page.total)
 
 

@@ -8,7 +8,8 @@ from pydantic import Field
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_records
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Done, Endpoints, FormField
+from phpmq_lite.admin.http.confirmation import FormField
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import QueryModel, StrictInput
 from phpmq_lite.admin.http.input import check_queue_name
 from phpmq_lite.admin.http.output import ResponseModel

@@ -10,7 +10,7 @@ from typing import Final, Literal, Self
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.live_feeds import WAITS, LiveFeeds
@@ -51,7 +51,7 @@ class WaitPosition:
     @classmethod
     def read(cls, text: str | None) -> Self | None:
         """Parse a cursor, None if empty; raise a 422 ``Problem`` if it is malformed."""
-        place = output.pair_in(output.decode_cursor(_SCOPE, text))
+        place = cursors.pair_in(cursors.decode_cursor(_SCOPE, text))
         return None if place is None else cls(*place)
 
     def after(self, ids: Iterable[str]) -> "WaitPosition":
@@ -61,7 +61,7 @@ class WaitPosition:
     @property
     def text(self) -> str:
         """The position as an opaque cursor string."""
-        return output.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
+        return cursors.encode_cursor(_SCOPE, "after", [self.seq, self.offset])
 
 
 @dataclass(slots=True)

@@ -6,7 +6,8 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.formats import count_of, plural
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Confirmation, Done, Endpoints, texts_to_type
+from phpmq_lite.admin.http.confirmation import Confirmation, texts_to_type
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import QueryModel, StrictInput, SubscriptionName
 from phpmq_lite.admin.http.input import check_queue_name, check_text
 from phpmq_lite.admin.http.output import ResponseModel

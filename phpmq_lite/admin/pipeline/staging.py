@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from phpmq_lite.admin.accounts.tokens import find_owner
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.body import read_body
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
@@ -248,13 +248,13 @@ def _writer(call: Call) -> StageWriter:
 async def list_app_ids(call: Call, query: AppIdsQuery) -> ListPage[AppIdView]:
     """List the app_ids with their owners. Each version of an app_id is published only once."""
     call.check_all_queues("see every app_id")
-    cursor = output.decode_cursor("app_ids", query.cursor)
+    cursor = cursors.decode_cursor("app_ids", query.cursor)
     after = str(cursor.place[0]) if cursor and isinstance(cursor.place, list) else ""
     check_text(after, "cursor")
     rows = await StoredPipeline(call.context.readers).app_ids(after, query.limit)
     next_ = None
     if len(rows) == query.limit:
-        next_ = output.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
+        next_ = cursors.encode_cursor("app_ids", "after", [rows[-1].app_id, 0])
     return ListPage[AppIdView](items=[AppIdView(**asdict(row)) for row in rows], next=next_)
 
 

@@ -9,15 +9,8 @@ from pydantic import BaseModel, Field
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import (
-    Confirmation,
-    Done,
-    Endpoints,
-    FormField,
-    Queue,
-    QueueName,
-    texts_to_type,
-)
+from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to_type
+from phpmq_lite.admin.http.endpoint import Done, Endpoints, Queue, QueueName
 from phpmq_lite.admin.http.fields import EmptyInput, StrictInput
 from phpmq_lite.admin.http.input import check_queue_name
 from phpmq_lite.admin.http.output import json_response

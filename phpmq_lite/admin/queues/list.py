@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import Field
 
 from phpmq_lite.admin import formats, trends
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import ActionInput, ListQuery
@@ -122,7 +122,7 @@ def make_queue_page(
 
     scope = f"queues {query.q} {query.has} {query.sort}"
     start, end = 0, query.limit
-    cursor = output.decode_cursor(scope, query.cursor)
+    cursor = cursors.decode_cursor(scope, query.cursor)
     if cursor is not None:
         is_after = cursor.direction == "after"
         value, name = _place_of(cursor, listed, key)
@@ -137,8 +137,8 @@ def make_queue_page(
         start = ahead if is_after else max(0, ahead - query.limit)
         end = ahead + query.limit if is_after else ahead
 
-    def cursor_at(direction: output.ReadDirection, row: ListedQueue) -> str:
-        return output.encode_cursor(scope, direction, [key(row), row.status.name])
+    def cursor_at(direction: cursors.ReadDirection, row: ListedQueue) -> str:
+        return cursors.encode_cursor(scope, direction, [key(row), row.status.name])
 
     page = listed[start:end]
     following = cursor_at("after", page[-1]) if page and end < len(listed) else None
@@ -147,7 +147,7 @@ def make_queue_page(
 
 
 def _place_of(
-    cursor: output.ListCursor,
+    cursor: cursors.ListCursor,
     listed: Sequence[ListedQueue],
     key: Callable[[ListedQueue], int | float | str],
 ) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""Connections: listing, details, labels and disconnecting."""
+"""The pages and API of connections: listing, details and disconnecting."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import plural
-from phpmq_lite.admin.http import output
+from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Confirmation, Done, Endpoints
+from phpmq_lite.admin.http.confirmation import Confirmation
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import (
     BodySize,
     Deliveries,
@@ -22,11 +23,9 @@ from phpmq_lite.admin.http.fields import (
     MessageId,
     QueryModel,
 )
-from phpmq_lite.admin.http.input import Form, read_query
+from phpmq_lite.admin.http.input import read_query
 from phpmq_lite.admin.http.live_feeds import FeedState, LiveValues
 from phpmq_lite.admin.http.output import ListPage, PerSecond, ResponseModel, respond
-from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages.saved_items import store_item
 from phpmq_lite.admin.system import connections
 from phpmq_lite.admin.system.connections import (
     Client,
@@ -34,6 +33,8 @@ from phpmq_lite.admin.system.connections import (
     find_client_status,
     parse_client_number,
 )
+from phpmq_lite.admin.system.frames import frame_row, list_protocol_errors
+from phpmq_lite.admin.system.labels import host_of, label_of, read_labels
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
@@ -63,17 +64,17 @@ async def show_clients(call: Call, query: ClientsPageQuery) -> web.StreamRespons
     if query.format != "html" and query.state != "errors":
         clients = open_ if query.state == "open" else closed
         return respond(await _connections_view(call, clients, next_), query.format)
-    labels = await connections.read_labels(call.context)
+    labels = await read_labels(call.context)
     return await call.render(
         "clients.html",
         query=query,
         clients=open_[:SHOWN],
         total=len(open_),
         cells={client.client: connections.format_cells(client) for client in open_[:SHOWN]},
-        label=lambda address: connections.label_of(address, labels),
+        label=lambda address: label_of(address, labels),
         closed=closed,
         next=next_,
-        errors=connections.list_protocol_errors(call),
+        errors=list_protocol_errors(call),
         speaks=connections.describe_protocol,
     )
 
@@ -87,13 +88,13 @@ async def read_closed_page(
     call: Call, cursor: str | None, limit: int
 ) -> tuple[list[ClientRow], str | None]:
     """Return connections closed within the last day, newest first, with the next page's cursor."""
-    before = output.pair_in(output.decode_cursor(_SCOPE, cursor))
+    before = cursors.pair_in(cursors.decode_cursor(_SCOPE, cursor))
     since_ms = call.now_ms - connections.CLOSED_MS
     rows = await StoredClients(call.context.readers).closed(since_ms, before=before, limit=limit)
     if len(rows) < limit:
         return rows, None
     last = rows[-1]
-    return rows, output.encode_cursor(_SCOPE, "after", [last.closed_at or 0, last.client])
+    return rows, cursors.encode_cursor(_SCOPE, "after", [last.closed_at or 0, last.client])
 
 
 async def live_clients(call: Call, _argument: str, ids: tuple[int, ...]) -> LiveValues:
@@ -142,21 +143,21 @@ async def show_client(call: Call, row: Client, query: ClientPageQuery) -> web.Re
             if snapshot.pid is None
             else await asyncio.to_thread(processes.describe, snapshot.pid)
         )
-    labels = await connections.read_labels(call.context)
+    labels = await read_labels(call.context)
     return await call.render(
         "client.html",
         row=row,
         look=snapshot,
         client=status,
         cells=connections.format_cells(status) if status else {},
-        label=connections.label_of(row.address, labels),
-        own_label=labels.get(connections.host_of(row.address), ""),
-        host=connections.host_of(row.address),
+        label=label_of(row.address, labels),
+        own_label=labels.get(host_of(row.address), ""),
+        host=host_of(row.address),
         may_ask=may_ask,
         asked=query.process is not None,
         process=process,
         frames=_frames(call, snapshot.recorder)[::-1],
-        errors=connections.list_protocol_errors(call, number),
+        errors=list_protocol_errors(call, number),
         speaks=connections.describe_protocol,
     )
 
@@ -189,7 +190,7 @@ def _frames(call: Call, recorder: FrameRecorder | None, after: int = 0) -> list[
     """Return the recorded frames whose number is greater than ``after``."""
     if recorder is None:
         return []
-    row = partial(connections.frame_row, began_at=recorder.began_at, may_see=call.may_use)
+    row = partial(frame_row, began_at=recorder.began_at, may_see=call.may_use)
     return [row(frame) for frame in recorder.frames if frame.number > after]
 
 
@@ -220,24 +221,6 @@ def _new_frames(call: Call, recorder: FrameRecorder | None) -> tuple[list[dict[s
     states[key] = _RecordingPosition(recorder.began_at, recorder.count, recorder.skipped)
     rows = _frames(call, recorder, count)
     return rows, recorder.count - count - len(rows) + recorder.skipped - missed
-
-
-# -- actions
-
-
-@endpoints.action("/clients/label", "client-label", Role.OPERATOR, "client.label")
-async def save_label(call: Call, form: Form) -> Done[None]:
-    """Save a label for an address or network, or remove the label if the text is empty."""
-    context, name = call.context, connections.read_label_name(form.text("name", 64))
-    if name is None:
-        bound = "10.0.0.7, 10.0.0.0/24 or unix"
-        raise Problem(422, "invalid", "Enter an address or network.", field="name", bound=bound)
-    label = form.text("label", connections.LABEL_MAX)
-    call.audit(name)
-    if label != (await connections.read_labels(context)).get(name, "").strip():
-        await store_item(call, connections.LABEL, name, label or None)
-    text = f"Labelled {name} as {label}." if label else f"Removed the label from {name}."
-    return Done(None, text, call.back(call.url("clients")))
 
 
 class ClientsQuery(BaseModel):
@@ -343,15 +326,15 @@ async def list_clients(call: Call, query: ClientsQuery) -> ListPage[ConnectionVi
 async def _connections_view(
     call: Call, clients: Sequence[ClientStatus | ClientRow], next_: str | None = None
 ) -> ListPage[ConnectionView]:
-    labels = await connections.read_labels(call.context)
-    items = [ConnectionView.of_client(c, connections.label_of(c.address, labels)) for c in clients]
+    labels = await read_labels(call.context)
+    items = [ConnectionView.of_client(c, label_of(c.address, labels)) for c in clients]
     return ListPage[ConnectionView](items=items, next=next_)
 
 
 @endpoints.api("GET /clients/{client}", "api-client")
 async def get_client(call: Call, row: Client) -> ConnectionDetailView:
     """Return a connection and the messages that it holds."""
-    label = connections.label_of(row.address, await connections.read_labels(call.context))
+    label = label_of(row.address, await read_labels(call.context))
     status = find_client_status(call, row.client)
     if status is None:
         return ConnectionDetailView.of_client(row, label)

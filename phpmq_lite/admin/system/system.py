@@ -10,8 +10,9 @@ from pydantic import BaseModel, Field
 from phpmq_lite import logs, settings
 from phpmq_lite.admin.formats import format_number, plural
 from phpmq_lite.admin.http.call import Call
+from phpmq_lite.admin.http.confirmation import Confirmation
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.http.endpoint import Confirmation, Done, Endpoints
+from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import JsonFormatQuery, QueryModel, StrictInput
 from phpmq_lite.admin.http.input import Form, parse_number
 from phpmq_lite.admin.http.output import ListPage

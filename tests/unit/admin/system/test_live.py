@@ -28,7 +28,6 @@ from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import tail as tails
 from phpmq_lite.admin.messages.tail import QueueTail, TailEvent
 from phpmq_lite.admin.messages.wait import WaitPosition
-from phpmq_lite.admin.system import connections
 from phpmq_lite.admin.system.live import LiveView
 from phpmq_lite.broker import transitions
 from phpmq_lite.errors import StorageError
@@ -467,35 +466,3 @@ def test_cursor_after_a_publish_waits_for_its_end() -> None:
     ids = [f"{seq:016x}{1:016x}" for seq in (12, 11)]
     assert WaitPosition(7, 9).after(ids) == WaitPosition(12, 9)
     assert WaitPosition(7, 9).after([]) == WaitPosition(7, 9)
-
-
-@pytest.mark.parametrize(
-    ("address", "label"),
-    [
-        ("10.0.0.7:5", "seven"),
-        ("10.0.0.8:5", "office"),
-        ("10.1.0.8:5", "all of it"),
-        ("192.168.0.1:5", ""),
-        ("unix", "here"),
-        ("::1:5", "six"),
-    ],
-)
-def test_label_is_that_of_the_narrowest_network(address: str, label: str) -> None:
-    labels = {
-        "10.0.0.7": "seven", "10.0.0.0/24": "office", "10.0.0.0/8": "all of it",
-        "unix": "here", "::1": "six", "not a network": "never",
-    }  # fmt: skip
-    assert connections.label_of(address, labels) == label
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [(" 10.0.0.7 ", "10.0.0.7"), ("10.0.0.9/24", "10.0.0.0/24"), ("unix", "unix"), ("a", None)],
-)
-def test_label_belongs_to_an_address_or_network(text: str, name: str | None) -> None:
-    assert connections.read_label_name(text) == name
-
-
-def test_bytes_are_shown_without_anything_hidden() -> None:
-    shown = connections.format_bytes("P01é\u202e".encode() + b"\xff\x00")
-    assert shown == "P01é\\u202e\\xff\\x00"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.admin.pipeline.insights import HistoryExtent, ReaderLag, measure_lag
+from phpmq_lite.admin.pipeline.history_readers import HistoryExtent, ReaderLag, measure_lag
 
 NOW = 1_000_000_000
 DAY = 86_400_000

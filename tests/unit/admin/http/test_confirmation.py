@@ -2,7 +2,7 @@
 
 import pytest
 
-from phpmq_lite.admin.http.endpoint import check_typed_text, texts_to_type
+from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.settings import Settings
 from phpmq_lite.settings.model import UiSettings
