@@ -42,6 +42,7 @@ class SettingDefinition:
 
     label: str
     help: str
+    kind: str  # in the form: text, area, link, number, seconds, bytes, choice or switch
     group: str = ""  # section in the form; empty if the form does not show the setting
     maximum: int = 0  # maximum value of a number; the minimum is 0
     max_length: int = 0  # maximum length of a text, or of a target queue, in characters
@@ -81,13 +82,15 @@ class SettingDefinition:
             return "must be UTF-8"
         if len(value) > self.max_length:
             return f"has {len(value)} characters; the limit is {self.max_length}"
-        if self.name == "link" and value and not value.startswith(("https://", "http://")):
+        if self.kind == "link" and value and not value.startswith(("https://", "http://")):
             return "must begin with https:// or http://"
         return None
 
 
 def _setting(default: Any, label: str, text: str, **bounds: Any) -> Any:
-    definition = SettingDefinition(label, text, **bounds)
+    of_type = {bool: "switch", int: "number"}.get(type(default), "text")
+    kind = bounds.pop("kind", "choice" if "choices" in bounds else of_type)
+    definition = SettingDefinition(label, text, kind, **bounds)
     return field(default=default, metadata={"definition": definition})
 
 
@@ -111,12 +114,12 @@ class QueueSettings:
     ack_timeout_s: int = _setting(1_800,
         "Acknowledgement timeout",
         "Seconds until an unacknowledged message returns to the queue. 0 means never.",
-        group=MESSAGES, maximum=_SECONDS_MAX, column=True, broker_default=True,
+        kind="seconds", group=MESSAGES, maximum=_SECONDS_MAX, column=True, broker_default=True,
     )
     default_ttl_s: int = _setting(0,
         "Time to live",
         "TTL in seconds for forwarded messages and messages published without a TTL. 0 means none.",
-        group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
+        kind="seconds", group=MESSAGES, maximum=LONGEST_TTL_S, broker_default=True,
     )
     max_messages: int = _setting(0,
         "Messages", "Refuse messages above this number. 0 means no limit.",
@@ -124,7 +127,7 @@ class QueueSettings:
     )
     max_bytes: int = _setting(0,
         "Bytes", "Refuse messages above this total body size in bytes. 0 means no limit.",
-        group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
+        kind="bytes", group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
     )
     payload_policy: str = _setting("observe",
         "Payload policy", "How the broker treats message bodies.",
@@ -166,13 +169,14 @@ class QueueSettings:
     )
     note: str = _setting("",
         "Note", "What the queue is for, and what to do when it stalls.",
-        group=ABOUT, max_length=2_000,
+        kind="area", group=ABOUT, max_length=2_000,
     )
     owner: str = _setting("",
         "Owner", "Who is responsible for the queue.", group=ABOUT, max_length=200
     )
     link: str = _setting("",
-        "Link", "Runbook or dashboard URL, http:// or https://.", group=ABOUT, max_length=2_000
+        "Link", "Runbook or dashboard URL, http:// or https://.",
+        kind="link", group=ABOUT, max_length=2_000,
     )
     alert_messages: int = _setting(0,
         "Ready messages",
@@ -183,7 +187,7 @@ class QueueSettings:
         "Oldest ready message",
         "Pages show an alert if the oldest ready message is older than this many seconds; nobody "
         "is notified. 0 means never.",
-        group=ALERTS, maximum=_SECONDS_MAX,
+        kind="seconds", group=ALERTS, maximum=_SECONDS_MAX,
     )
     # fmt: on
 

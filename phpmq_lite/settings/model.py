@@ -274,9 +274,9 @@ def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
         return Annotated[str, AfterValidator(_on_expire)], field(setting.default, setting.help)
     if setting.choices:
         return Literal[tuple(setting.choices)], field(setting.default, setting.help)
-    if setting.name.endswith("_bytes"):
+    if setting.kind == "bytes":
         return SizeOrOff, size(setting.default, setting.help)
-    of_type = SecondsOrOff if setting.name.endswith("_s") else NumberOrOff
+    of_type = SecondsOrOff if setting.kind == "seconds" else NumberOrOff
     return of_type, field(setting.default, setting.help)
 
 

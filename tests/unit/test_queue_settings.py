@@ -31,7 +31,7 @@ OWN = QueueSettings(max_deliveries=5, on_expire="forward:late", pinned=True, not
 def shown(settings: QueueSettings = OWN, name: str = "orders") -> dict[str, SettingField]:
     queue = queue_status(name, settings=settings)
     groups = form_fields_of(queue, default_settings(queue, DEFAULTS))
-    return {field.name: field for _, group in groups for field in group}
+    return {field.setting.name: field for _, group in groups for field in group}
 
 
 def typed(**changed: str) -> Callable[[str], str]:

@@ -33,23 +33,11 @@ _NUMBERS: Final = ("number", "seconds", "bytes")
 _FORWARD_CHOICE: Final = "forward"  # value of the field, which has the queue in another field
 
 
-def _kind_of(setting: SettingDefinition) -> str:
-    if setting.type is bool:
-        return "switch"
-    if setting.choices:
-        return "choice"
-    if setting.type is int:
-        suffix = setting.name.rpartition("_")[2]
-        return {"s": "seconds", "bytes": "bytes"}.get(suffix, "number")
-    return {"note": "area", "link": "link"}.get(setting.name, "text")
-
-
 @dataclass(slots=True, frozen=True)
 class SettingField:
     """The form field for a setting, with its value."""
 
     setting: SettingDefinition
-    kind: str  # text, area, link, number, seconds, bytes, choice or switch
     choices: Mapping[str, str]  # value -> label
     value: str  # text that the field contains
     target: str  # target queue, if the value is "forward"
@@ -57,10 +45,6 @@ class SettingField:
     is_own: bool  # whether the value differs from the default
     amount: str  # value with a unit, such as "30 min", for a duration or size
     error: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.setting.name
 
 
 def default_settings(
@@ -98,38 +82,37 @@ def form_fields_of(
 
 
 def _field(setting: SettingDefinition, own: QueueSettings, defaults: QueueSettings) -> SettingField:
-    name, kind, target = setting.name, _kind_of(setting), ""
+    name, target = setting.name, ""
     value, default = getattr(own, name), getattr(defaults, name)
     is_own = value != default
     if name == "on_expire" and value.startswith(FORWARD):
         value, target = _FORWARD_CHOICE, value.removeprefix(FORWARD)
     return SettingField(
         setting,
-        kind,
         {key.partition(":")[0]: label for key, label in setting.choices.items()},
         value=("yes" if value else "") if isinstance(value, bool) else str(value),
         target=target,
-        default=_value_text(setting, kind, default),
+        default=_value_text(setting, default),
         is_own=is_own,
-        amount=_with_unit(kind, value),
+        amount=_with_unit(setting, value),
     )
 
 
-def _value_text(setting: SettingDefinition, kind: str, value: Any) -> str:
-    if kind == "switch":
+def _value_text(setting: SettingDefinition, value: Any) -> str:
+    if setting.kind == "switch":
         return "on" if value else "off"
-    if kind == "choice":
+    if setting.kind == "choice":
         return setting.choices.get(value, f"forward to {str(value).removeprefix(FORWARD)}")
-    if kind in _NUMBERS:
-        amount = _with_unit(kind, value)
+    if setting.kind in _NUMBERS:
+        amount = _with_unit(setting, value)
         return f"{value} ({amount})" if amount else str(value)
     return value or "empty"
 
 
-def _with_unit(kind: str, value: Any) -> str:
-    if kind == "seconds" and value:
+def _with_unit(setting: SettingDefinition, value: Any) -> str:
+    if setting.kind == "seconds" and value:
         return formats.format_duration(value * 1_000)
-    return formats.format_size(value) if kind == "bytes" and value else ""
+    return formats.format_size(value) if setting.kind == "bytes" and value else ""
 
 
 # -- submitted values
@@ -156,14 +139,14 @@ def _as_sent(setting: SettingDefinition, value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    kind, text = _kind_of(setting), value.replace("\r\n", "\n").replace("\r", "\n")
+    kind, text = setting.kind, value.replace("\r\n", "\n").replace("\r", "\n")
     if kind != "area":
         text = text.replace("\n", "")
     return text if kind == "choice" else text.strip()
 
 
 def _value(setting: SettingDefinition, read: Callable[[str], str]) -> Any:
-    kind, text = _kind_of(setting), read(setting.name)
+    kind, text = setting.kind, read(setting.name)
     if kind == "switch":
         return text == "yes"
     if kind in _NUMBERS:
