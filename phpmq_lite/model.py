@@ -201,14 +201,17 @@ class OrderedSet(dict[T, None]):
 RECORD_REFERENCE: Final = re.compile(rb'\{"raw_sha256":"([0-9a-f]{64})","dead_letter":')
 
 
+EXTRA_PERCENT: Final = 25  # by which owners that use little can exceed a limit
+
+
 def has_room(own: int, total: int, more: int, limit: int) -> bool:
     """Return whether an owner that uses ``own`` of ``total`` is allowed to use ``more``.
 
     A single owner can use all of ``limit``.  So that other owners still get a share, an owner that
-    uses little can exceed the limit by up to a quarter.  Each must leave at least as much of that
-    quarter to the next owner as it already uses.
+    uses little can exceed the limit by ``EXTRA_PERCENT``.  Each must leave at least as much of that
+    to the next owner as it already uses.
     """
-    return total + more <= limit or own + more <= limit + limit // 4 - total
+    return total + more <= limit or own + more <= limit + limit * EXTRA_PERCENT // 100 - total
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,6 +14,7 @@ from phpmq_lite.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+SCARCE_PERCENT: Final = 80  # of all connections: the use from which idle ones may be closed
 KEPT_S: Final = 1.0  # how long an idle connection keeps its place while others are free
 SPARE_FILES: Final = 64  # file descriptors reserved for the database, readers, admin and listeners
 
@@ -110,7 +111,7 @@ class Admission:
     """Counts and limits connections per address, as ``address_key`` tells them apart.
 
     Unix sockets count as loopback and need no entry in ``allow``; loopback TCP connections do.
-    Once four fifths of all places, or all places of an address, are used, each further connection
+    Once ``SCARCE_PERCENT`` of all places, or all of an address, are used, each further connection
     takes the place of that with the longest idle time, so that silent peers keep nobody out.
     While places are left, a connection that has been idle for less than ``KEPT_S`` keeps its own,
     so that peers that reconnect at once do not close those whose request is on its way.
@@ -230,7 +231,7 @@ class Admission:
 
     def _make_room(self, name: str) -> None:
         reason, used = self._reason(name), self._counts.total()
-        if reason is None and used * 5 < self._total * 4:
+        if reason is None and used * 100 < self._total * SCARCE_PERCENT:
             return
         until_s = self._now_s() - (KEPT_S if reason is None else 0.0)
         for place, (owner, since_s) in self._places.items():

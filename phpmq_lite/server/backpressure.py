@@ -219,7 +219,7 @@ NOT_READ: Final = "the peer does not read"
 NOT_TAKEN: Final = "the peer does not read the remaining data"
 UNANSWERED: Final = "the peer's machine does not answer"
 SILENT: Final = "idle while connections are scarce"
-IDLE_S: Final = 10  # idle time allowed once four fifths of the connections are in use
+IDLE_S: Final = 10  # idle time allowed once connections are scarce
 
 
 @dataclass(slots=True, frozen=True)
@@ -230,4 +230,4 @@ class SlowPeerLimits:
     frame_bytes_per_s: int = 64 << 10  # frames arriving at least this fast may exceed frame_s
     write_s: int = 30  # time allowed without progress while blocked or closing
     silent_s: int = IDLE_S  # idle time allowed once connections are scarce
-    places: int = 500  # maximum number of connections; scarce once four fifths are in use
+    places: int = 500  # maximum number of connections; ``SCARCE_PERCENT`` in use make them scarce

@@ -8,6 +8,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import GAP_MS
 from phpmq_lite.logs import get_logger
 from phpmq_lite.os_process import resident_bytes
+from phpmq_lite.server.admission import SCARCE_PERCENT
 from phpmq_lite.server.backpressure import (
     NOT_READ,
     NOT_TAKEN,
@@ -86,7 +87,7 @@ class SessionMonitor:
         if self._memory_limiter is not None:
             self._memory_limiter.check(self._sessions, resident_bytes())
         self._handle.counters.inspector.end_idle(now_s)
-        excess = len(self._sessions) - self._limits.places * 4 // 5
+        excess = len(self._sessions) - self._limits.places * SCARCE_PERCENT // 100
         if excess > 0:
             for session in idle_sessions(self._sessions, now_s, self._limits)[:excess]:
                 session.end(SILENT)

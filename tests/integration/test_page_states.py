@@ -26,8 +26,8 @@ from phpmq_lite.admin.messages.schemas import SchemaCheck, SchemaFieldView
 from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView
 from phpmq_lite.admin.pipeline.history_readers import ReaderView
 from phpmq_lite.admin.system.attention import Notice
+from phpmq_lite.admin.system.facts import Measured, SystemFact, describe_restart
 from phpmq_lite.admin.system.frames import bad_byte_row
-from phpmq_lite.admin.system.facts import SystemFact, describe_restart
 from phpmq_lite.admin.system.system import ClockView
 from phpmq_lite.checks import Check, Level
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange
@@ -433,8 +433,8 @@ STATES: Final[dict[str, dict[str, Change]]] = {
         "for a, b by": given(
             certificates=[replace(CERTIFICATE, names=("a", "b"), expires_at=NOW_MS)]
         ),
-        "100 % full": changed("limits", used=1, bound=1, reached=4),
-        "nearly full": changed("limits", used=9, bound=10, reached=4),
+        "100 % full": changed("limits", measured=Measured(bound=1, used=1, reached=4)),
+        "nearly full": changed("limits", measured=Measured(bound=10, used=9, reached=4)),
         "The clock is right: count this time": CLOCK,
         "expires because of it. Readiness": both(CLOCK, given(may_decide=False)),
     },

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from phpmq_lite import installation
 from phpmq_lite.admin import formats
@@ -20,7 +20,8 @@ from phpmq_lite.admin.messages.jobs import STORES
 from phpmq_lite.admin.slow_clients import LIMITS
 from phpmq_lite.broker import reasons
 from phpmq_lite.checks import CHECKS, Check, Level
-from phpmq_lite.server.admission import TOO_MANY, TOO_MANY_OF_ADDRESS
+from phpmq_lite.model import EXTRA_PERCENT
+from phpmq_lite.server.admission import SCARCE_PERCENT, TOO_MANY, TOO_MANY_OF_ADDRESS
 from phpmq_lite.server.backpressure import IDLE_S, NOT_READ, NOT_TAKEN, SILENT, TOO_SLOW
 from phpmq_lite.server.status import BrokerStatus
 from phpmq_lite.settings import Settings
@@ -32,26 +33,41 @@ _CLOSED: Final = "closed immediately"
 _ENDED: Final = "closed"
 _PAUSED: Final = "the connection is not read"
 _NO_DISPATCH: Final = "the consumer gets no further dispatches"
-_SHARED: Final = "queues that hold their share get no dispatches; other queues get up to 25 % more"
+_SHARED: Final = (
+    f"queues that hold their share get no dispatches; other queues get up to {EXTRA_PERCENT} % more"
+)
+
+
+class LimitText(NamedTuple):
+    """What the System page and the metrics call a limit."""
+
+    key: str  # value of the label in the metrics
+    name: str
+    then: str  # what happens when the limit is exceeded
+    setting: str = ""  # name of the setting for the limit; empty if the limit is fixed
+    unit: str = ""  # "bytes", "s", or empty for a count
+
+
+class Measured(NamedTuple):
+    """A limit's bound and usage; ``used`` and ``reached`` are None if they are not known."""
+
+    bound: int
+    used: int | None = None
+    reached: int | None = None  # number of times the limit has been reached since startup
 
 
 @dataclass(slots=True, frozen=True)
 class LimitUsage:
-    """A limit and its usage; ``used`` and ``reached`` are None if they are not known."""
+    """A limit and its usage."""
 
-    key: str  # value of the label in the metrics
-    name: str
-    bound: int
-    then: str  # what happens when the limit is exceeded
-    used: int | None = None
-    reached: int | None = None  # number of times the limit has been reached since startup
-    setting: str = ""  # name of the setting for the limit; empty if the limit is fixed
-    unit: str = ""  # "bytes", "s", or empty for a count
+    text: LimitText
+    measured: Measured
 
     @property
     def share(self) -> float | None:
         """The fraction of the limit that is in use, or None if the usage is unknown."""
-        return None if self.used is None else self.used / self.bound
+        used = self.measured.used
+        return None if used is None else used / self.measured.bound
 
     @property
     def level(self) -> str:
@@ -61,16 +77,17 @@ class LimitUsage:
 
     @property
     def shown(self) -> str:
-        return formats.DASH if self.used is None else self._format_value(self.used)
+        used = self.measured.used
+        return formats.DASH if used is None else self._format_value(used)
 
     @property
     def shown_bound(self) -> str:
-        return self._format_value(self.bound)
+        return self._format_value(self.measured.bound)
 
     def _format_value(self, value: int) -> str:
-        if self.unit == "bytes":
+        if self.text.unit == "bytes":
             return formats.format_size(value)
-        return formats.format_number(value) + (f" {self.unit}" if self.unit else "")
+        return f"{formats.format_number(value)} {self.text.unit}".rstrip()
 
 
 def count_paused_readers(status: BrokerStatus) -> Counter[str]:
@@ -78,62 +95,60 @@ def count_paused_readers(status: BrokerStatus) -> Counter[str]:
     return Counter(reason for client in status.clients for reason in client.paused_reasons)
 
 
-_LIMITS: Final[tuple[tuple[str, str, str, str, str], ...]] = (  # key, name, then, setting, unit
-    ("connections", "Connections", _CLOSED, "limits.connections", ""),
-    ("connections_per_address", "Connections from one address", _CLOSED,
-     "limits.connections_per_address", ""),
-    ("silent", "Inactivity when 80 % of connections are in use", _ENDED, "", "s"),
-    ("frame_timeout", "Time to send a message", _ENDED, "limits.frame_timeout_s", "s"),
-    ("write_timeout", "Time without reading", "closed; messages held by the client return",
+_L: Final = LimitText
+_LIMITS: Final = (
+    _L("connections", "Connections", _CLOSED, "limits.connections"),
+    _L("connections_per_address", "Connections from one address", _CLOSED,
+     "limits.connections_per_address"),
+    _L("silent", f"Inactivity when {SCARCE_PERCENT} % of connections are in use", _ENDED, unit="s"),
+    _L("frame_timeout", "Time to send a message", _ENDED, "limits.frame_timeout_s", "s"),
+    _L("write_timeout", "Time without reading", "closed; messages held by the client return",
      "limits.write_timeout_s", "s"),
-    ("max_content", "Message content size", "closed; HTTP 413", "limits.max_content", "bytes"),
-    ("max_queues", "Queues",
+    _L("max_content", "Message content size", "closed; HTTP 413", "limits.max_content", "bytes"),
+    _L("max_queues", "Queues",
      "publishing to a new queue is refused, and a forward to one becomes a dead letter",
-     "limits.max_queues", ""),
-    ("receipts", "Remembered publish keys", "the queue that has most forgets its oldest",
-     "receipts.limit", ""),
-    ("credit", "Held by one consumer of a queue", _NO_DISPATCH, "limits.credit", ""),
-    ("credit_bytes", "Held by one consumer, bytes", _NO_DISPATCH, "limits.credit_bytes", "bytes"),
-    ("held", "Held by all consumers", _SHARED, "limits.held", ""),
-    ("held_bytes", "Held by all consumers, bytes", _SHARED, "limits.held_bytes", "bytes"),
-    ("memory", "Memory of the process", "data from publishers is read only briefly, once a second",
-     "limits.memory", "bytes"),
-    ("body_cache", "Bodies in memory", "other bodies are read from disk", "limits.body_cache",
+     "limits.max_queues"),
+    _L("receipts", "Remembered publish keys", "the queue that has most forgets its oldest",
+     "receipts.limit"),
+    _L("credit", "Held by one consumer of a queue", _NO_DISPATCH, "limits.credit"),
+    _L("credit_bytes", "Held by one consumer, bytes", _NO_DISPATCH, "limits.credit_bytes", "bytes"),
+    _L("held", "Held by all consumers", _SHARED, "limits.held"),
+    _L("held_bytes", "Held by all consumers, bytes", _SHARED, "limits.held_bytes", "bytes"),
+    _L("memory", "Memory of the process",
+     "data from publishers is read only briefly, once a second", "limits.memory", "bytes"),
+    _L("body_cache", "Bodies in memory", "other bodies are read from disk", "limits.body_cache",
      "bytes"),
-    ("unstored_total", "Received but not stored", "large messages are read one at a time",
+    _L("unstored_total", "Received but not stored", "large messages are read one at a time",
      "limits.unstored_total", "bytes"),
-    ("unstored_frames", "Not stored, per connection", _PAUSED, "limits.unstored_frames", ""),
-    ("unstored_bytes", "Not stored, per connection, bytes", _PAUSED, "limits.unstored_bytes",
+    _L("unstored_frames", "Not stored, per connection", _PAUSED, "limits.unstored_frames"),
+    _L("unstored_bytes", "Not stored, per connection, bytes", _PAUSED, "limits.unstored_bytes",
      "bytes"),
-    ("write_buffer", "Unsent data of one connection",
+    _L("write_buffer", "Unsent data of one connection",
      "the connection gets no dispatches and is not read", "limits.write_buffer", "bytes"),
-    ("http_connections", "Connections to the admin", _CLOSED, "limits.http_connections", ""),
-    ("http_connections_per_address", "Admin connections from one address", _CLOSED,
-     "limits.http_connections_per_address", ""),
-    ("http_memory", "Large requests and responses",
+    _L("http_connections", "Connections to the admin", _CLOSED, "limits.http_connections"),
+    _L("http_connections_per_address", "Admin connections from one address", _CLOSED,
+     "limits.http_connections_per_address"),
+    _L("http_memory", "Large requests and responses",
      "the slowest transfer is closed; others are refused with 429 or 503", "limits.http_memory",
      "bytes"),
-    ("http_slow", "Time to send a request", "closed with HTTP 408, also for slow bodies", "", "s"),
-    ("streams", "Pages with live updates", "further pages poll every few seconds", "", ""),
-    ("waits", "Waits for a message", "HTTP 429", "", ""),
-    ("selections", "Frozen selections", "the oldest is dropped", "", "bytes"),
+    _L("http_slow", "Time to send a request", "closed with HTTP 408, also for slow bodies",
+     unit="s"),
+    _L("streams", "Pages with live updates", "further pages poll every few seconds"),
+    _L("waits", "Waits for a message", "HTTP 429"),
+    _L("selections", "Frozen selections", "the oldest is dropped", unit="bytes"),
 )  # fmt: skip
-_Measured = dict[str, tuple[int, int | None, int | None]]  # bound, used and reached, by key
 
 
 def list_limits(context: Context, status: BrokerStatus) -> list[LimitUsage]:
     settings = context.settings
     measured = _of_clients(settings, status) | _of_memory(settings, status) | _of_admin(context)
-    return [
-        LimitUsage(key, name, bound, then, used, reached, setting, unit)
-        for key, name, then, setting, unit in _LIMITS
-        for bound, used, reached in [measured[key]]
-    ]
+    return [LimitUsage(text, measured[text.key]) for text in _LIMITS]
 
 
-def _of_clients(settings: Settings, status: BrokerStatus) -> _Measured:
+def _of_clients(settings: Settings, status: BrokerStatus) -> dict[str, Measured]:
     limits, closed, admission = settings.limits, status.counters.closed, status.admission
-    refused = admission.refused
+    too_many = admission.refused.get(TOO_MANY, 0)
+    of_address = admission.refused.get(TOO_MANY_OF_ADDRESS, 0)
     hosts = Counter(client.address.rpartition(":")[0] for client in status.clients)
     busiest = max(hosts.values(), default=0)
     per_address = max(limits.connections_per_address, limits.connections_per_loopback_address)
@@ -144,37 +159,38 @@ def _of_clients(settings: Settings, status: BrokerStatus) -> _Measured:
     held = [held for client in status.clients for _, held in client.queues.values()]
     not_read = closed.get(NOT_READ, 0) + closed.get(NOT_TAKEN, 0)
     return {
-        "connections": (capacity, count, refused.get(TOO_MANY, 0)),
-        "connections_per_address": (per_address, busiest, refused.get(TOO_MANY_OF_ADDRESS, 0)),
-        "silent": (IDLE_S, None, closed.get(SILENT, 0)),
-        "frame_timeout": (limits.frame_timeout_s, None, closed.get(TOO_SLOW, 0)),
-        "write_timeout": (limits.write_timeout_s, None, not_read),
-        "max_content": (limits.max_content, None, too_large),
-        "max_queues": (limits.max_queues, status.queue_count, too_many_queues),
-        "receipts": (settings.receipts.limit, status.publish_keys, status.evicted_keys),
-        "credit": (limits.credit, max(held, default=0), None),
-        "credit_bytes": (limits.credit_bytes, status.consumer_bytes, None),
-        "held": (limits.held, status.held, status.held_times),
-        "held_bytes": (limits.held_bytes, status.held_bytes, status.held_times),
+        "connections": Measured(capacity, count, too_many),
+        "connections_per_address": Measured(per_address, busiest, of_address),
+        "silent": Measured(IDLE_S, None, closed.get(SILENT, 0)),
+        "frame_timeout": Measured(limits.frame_timeout_s, None, closed.get(TOO_SLOW, 0)),
+        "write_timeout": Measured(limits.write_timeout_s, None, not_read),
+        "max_content": Measured(limits.max_content, None, too_large),
+        "max_queues": Measured(limits.max_queues, status.queue_count, too_many_queues),
+        "receipts": Measured(settings.receipts.limit, status.publish_keys, status.evicted_keys),
+        "credit": Measured(limits.credit, max(held, default=0)),
+        "credit_bytes": Measured(limits.credit_bytes, status.consumer_bytes),
+        "held": Measured(limits.held, status.held, status.held_times),
+        "held_bytes": Measured(limits.held_bytes, status.held_bytes, status.held_times),
     }
 
 
-def _of_memory(settings: Settings, status: BrokerStatus) -> _Measured:
+def _of_memory(settings: Settings, status: BrokerStatus) -> dict[str, Measured]:
     limits, paused = settings.limits, status.counters.paused
     limiter, backpressure = status.memory_limiter, status.backpressure
     backpressure_use = backpressure.total_bytes, backpressure.limit_hits
-    memory, unstored = limiter.bound_bytes or limits.memory, paused.get("unstored", 0)
+    memory = limiter.bound_bytes or limits.memory
+    unstored, receipts = paused.get("unstored", 0), paused.get("receipts", 0)
     return {
-        "memory": (memory, limiter.resident_bytes, limiter.limit_hits),
-        "body_cache": (limits.body_cache, status.body_cache_bytes, None),
-        "unstored_total": (limits.unstored_total, *backpressure_use),
-        "unstored_frames": (limits.unstored_frames, None, unstored),
-        "unstored_bytes": (limits.unstored_bytes, None, unstored),
-        "write_buffer": (limits.write_buffer, status.unsent_bytes, paused.get("receipts", 0)),
+        "memory": Measured(memory, limiter.resident_bytes, limiter.limit_hits),
+        "body_cache": Measured(limits.body_cache, status.body_cache_bytes),
+        "unstored_total": Measured(limits.unstored_total, *backpressure_use),
+        "unstored_frames": Measured(limits.unstored_frames, None, unstored),
+        "unstored_bytes": Measured(limits.unstored_bytes, None, unstored),
+        "write_buffer": Measured(limits.write_buffer, status.unsent_bytes, receipts),
     }
 
 
-def _of_admin(context: Context) -> _Measured:
+def _of_admin(context: Context) -> dict[str, Measured]:
     limits, memory, live = context.settings.limits, context.memory, context.live
     connections, selected = context.app[LIMITS], context.app[STORES].selections
     admission, head_s = connections.admission, round(connections.timeouts.head_s)
@@ -182,28 +198,17 @@ def _of_admin(context: Context) -> _Measured:
     of_address = admission.refused.get(TOO_MANY_OF_ADDRESS, 0)
     per_address = limits.http_connections_per_address
     return {
-        "http_connections": (admission.capacity, admission.connections, too_many),
-        "http_connections_per_address": (per_address, admission.busiest, of_address),
-        "http_memory": (limits.http_memory, memory.used, memory.reached),
-        "http_slow": (head_s, None, connections.ended.total()),
-        "streams": (STREAMS, live.streams, live.streams_refused),
-        "waits": (WAITS, len(live.waits), live.waits_refused),
-        "selections": (owned_stores.BYTES_MAX, selected.bytes, selected.dropped),
+        "http_connections": Measured(admission.capacity, admission.connections, too_many),
+        "http_connections_per_address": Measured(per_address, admission.busiest, of_address),
+        "http_memory": Measured(limits.http_memory, memory.used, memory.reached),
+        "http_slow": Measured(head_s, None, connections.ended.total()),
+        "streams": Measured(STREAMS, live.streams, live.streams_refused),
+        "waits": Measured(WAITS, len(live.waits), live.waits_refused),
+        "selections": Measured(owned_stores.BYTES_MAX, selected.bytes, selected.dropped),
     }
 
 
 # -- a start
-
-
-_PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read
-    "memory": "unstored data exceeds limits.unstored_total",
-    "unstored": "data is waiting to be stored (limits.unstored_frames, limits.unstored_bytes)",
-    "receipts": "receipts are not being read",
-    "queue": "the target queue is paused or full",
-    "disk": "no space is left for messages (storage.free_bytes, storage.max_bytes)",
-    "resident": "the broker uses more memory than limits.memory, so publishers wait",
-    "ending": "the connection is being closed",
-}
 
 
 @dataclass(slots=True, frozen=True)
@@ -406,6 +411,17 @@ def _oldest(name: str, at_ms: int | None, days: float) -> SystemFact:
     return SystemFact(name, formats.DASH, f"at most {days:g} days old", at_ms=at_ms)
 
 
+_PAUSES: Final = {  # explanations, keyed by the reason why a connection is not being read
+    "memory": "unstored data exceeds limits.unstored_total",
+    "unstored": "data is waiting to be stored (limits.unstored_frames, limits.unstored_bytes)",
+    "receipts": "receipts are not being read",
+    "queue": "the target queue is paused or full",
+    "disk": "no space is left for messages (storage.free_bytes, storage.max_bytes)",
+    "resident": "the broker uses more memory than limits.memory, so publishers wait",
+    "ending": "the connection is being closed",
+}
+
+
 def waiting_facts(status: BrokerStatus, usages: Iterable[LimitUsage] = ()) -> list[SystemFact]:
     """Return the number of connections whose reads are paused, the reasons, and limits reached."""
     facts = [
@@ -418,9 +434,9 @@ def waiting_facts(status: BrokerStatus, usages: Iterable[LimitUsage] = ()) -> li
     ]
     for usage in usages:
         if usage.level == "bad":
-            text = f"{usage.shown} of {usage.shown_bound}: {usage.then}"
-            text += f" ({usage.setting})" if usage.setting else ""
-            facts.append(SystemFact(usage.name, text, level="warn"))
+            text = f"{usage.shown} of {usage.shown_bound}: {usage.text.then}"
+            text += f" ({usage.text.setting})" if usage.text.setting else ""
+            facts.append(SystemFact(usage.text.name, text, level="warn"))
     return facts
 
 

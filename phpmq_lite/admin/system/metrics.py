@@ -207,7 +207,7 @@ def _of_server(value: Callable[[StoreStatus], _Values]) -> _OfBroker:
 
 def _of_limits(value: Callable[[LimitUsage], int | None]) -> _OfBroker:
     return lambda r: {
-        usage.key: figure for usage in r.limits if (figure := value(usage)) is not None
+        usage.text.key: figure for usage in r.limits if (figure := value(usage)) is not None
     }
 
 
@@ -481,11 +481,11 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
     "Limits": (
         _D("gauge", "limit",
            "Each limit on the System page (connections, held, memory, streams, …), in bytes, in "
-           "seconds or as a count", ("limit",), _of_limits(lambda usage: usage.bound)),
+           "seconds or as a count", ("limit",), _of_limits(lambda usage: usage.measured.bound)),
         _D("gauge", "limit_used", "Current usage of the limit, if it is one number", ("limit",),
-           _of_limits(lambda usage: usage.used)),
+           _of_limits(lambda usage: usage.measured.used)),
         _D("counter", "limit_reached", "Number of times that the limit was exceeded", ("limit",),
-           _of_limits(lambda usage: usage.reached)),
+           _of_limits(lambda usage: usage.measured.reached)),
         _D("gauge", "clock_doubt_seconds",
            "How far the clock was ahead at startup, until an operator decides whether it is "
            "right; 0 if no decision is pending", value=lambda r: r.status.clock_doubt_ms / 1_000),

@@ -1,6 +1,5 @@
 """Texts of the system page and the restart report."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +76,7 @@ def test_limit_that_is_reached_stands_out() -> None:
         live=LiveFeeds(),
         app={LIMITS: ConnectionLimits.of(settings), STORES: MessageStores(lambda: NOW_MS)},
     )
-    gauges = {gauge.setting: gauge for gauge in facts.list_limits(context, status)}
+    gauges = {gauge.text.setting: gauge for gauge in facts.list_limits(context, status)}
     assert gauges["limits.held"].level == "bad"
     assert gauges["limits.connections"].level == "warn"
     assert gauges["limits.connections_per_address"].shown == "85"
@@ -99,8 +98,9 @@ def test_waiting_names_each_reason_with_its_setting() -> None:
 
 
 def test_limit_that_is_reached_is_a_warning() -> None:
-    usage = facts.LimitUsage("held", "Held", 10, "no dispatches", 10, setting="limits.held")
-    [fact] = facts.waiting_facts(broker_status(), [usage, replace(usage, used=9)])
+    held = facts.LimitText("held", "Held", "no dispatches", setting="limits.held")
+    usages = [facts.LimitUsage(held, facts.Measured(10, used)) for used in (10, 9)]
+    [fact] = facts.waiting_facts(broker_status(), usages)
     text = "10 of 10: no dispatches (limits.held)"
     assert fact == facts.SystemFact("Held", text, level="warn")
 
