@@ -377,7 +377,7 @@ def upward_imports(name: str, imports: Iterable[tuple[int, str]]) -> Iterator[st
 # Which parts of admin/ each part may import; ``app`` and the like put the parts together.
 PURE: Final = {"dead_letter_queues", "formats", "urls"}
 DRAWING: Final = {"charts", "history_chart", "trends"}
-TOP: Final = ("app", "routes", "serving")
+TOP: Final = ("app", "middlewares", "page_environment", "routes", "serving")
 ADMIN: Final[dict[str, set[str]]] = {
     **{part: set() for part in ("__init__", "listeners", *PURE)},
     "http": {*PURE},

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.app import page_environment
+from phpmq_lite.admin.page_environment import page_environment
 from tests.browser.filled import Site, log_in, site_of
 from tests.browser.production import PEOPLE, production
 from tests.browser.tabs import Browse, show_html

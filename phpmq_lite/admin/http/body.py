@@ -109,7 +109,7 @@ _FORM: Final = web.RequestKey[list[tuple[str, FormValue]]]("form", list)
 
 
 def memory_hold_of(request: web.Request) -> MemoryReservation:
-    """Return a request's memory reservation, which ``app.py`` releases when the request ends."""
+    """Return a request's memory reservation, which ends with the request."""
     hold = request.get(HOLD)
     if hold is None:
         hold = request[HOLD] = request.app[CONTEXT].memory.hold(identity_of(request).actor)

@@ -194,7 +194,7 @@ class Call:
     def audit(self, target: str = "", reason: str = "", detail: str = "") -> AuditEntry:
         """Set fields in the request's audit entry and return the entry.
 
-        A broker operation writes the entry; if none does, ``app.py`` writes it after the response.
+        A broker operation writes the entry, or ``middlewares.py`` after the response.
         """
         entry = self.entry
         if entry is None:

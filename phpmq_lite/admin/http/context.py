@@ -22,8 +22,6 @@ from phpmq_lite.storage.read.messages import MessageReader
 from phpmq_lite.storage.read.read_pool import Readers
 from phpmq_lite.storage.search.reader import Search
 
-Reply = Callable[[Any], None]
-
 
 @dataclass(slots=True)
 class Context:
@@ -39,6 +37,7 @@ class Context:
     urls: Urls
     routes: tuple[Route, ...]
     templates: PageTemplates
+    memory: HttpMemory  # for large requests and responses; its size is a setting
     version: str
     is_ready: Callable[[], bool]
     now_ms: Callable[[], int]  # returns the time in Unix ms
@@ -47,11 +46,6 @@ class Context:
     rollups: Rollups = field(default_factory=Rollups)  # statistics for the last hour
     maintenance: Maintenance | None = None  # backups and scrubs; None until the broker is ready
     live: LiveFeeds = field(default_factory=LiveFeeds)  # open streams and waiting requests
-    memory: HttpMemory = field(init=False)  # memory budget for large requests and responses
-
-    def __post_init__(self) -> None:
-        """Create the memory budget, whose size is a setting."""
-        self.memory = HttpMemory(int(self.settings.limits.http_memory))
 
     @property
     def database(self) -> Path:

@@ -19,7 +19,6 @@ from phpmq_lite.admin.http.body import (
     read_json,
 )
 from phpmq_lite.admin.http.call import Call, ignore_reply
-from phpmq_lite.admin.http.context import Reply
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import StrictInput
 from phpmq_lite.admin.http.headers import media_type_of
@@ -31,7 +30,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
 from phpmq_lite.broker.operator.publishing import Published
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import ALIVE, AuditEntry, State
+from phpmq_lite.model import ALIVE, AuditEntry, Reply, State
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
 

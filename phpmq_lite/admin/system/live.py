@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp_sse import EventSourceResponse
 from pydantic import BaseModel, Field
 
-from phpmq_lite.admin.accounts.middleware import find_identity, session_key_of
+from phpmq_lite.admin.accounts.checks import find_identity, session_key_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import QueryModel

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 
 from phpmq_lite.admin import charts
-from phpmq_lite.admin.app import page_environment
+from phpmq_lite.admin.page_environment import page_environment
 from phpmq_lite.admin.trends import PERIODS, Trend, TrendBucket
 from phpmq_lite.installation import templates_folder
 from tests.unit.admin.cases import HOSTILE

@@ -7,8 +7,8 @@ import jinja2
 import pytest
 
 from phpmq_lite.admin import history_chart
-from phpmq_lite.admin.app import page_environment
 from phpmq_lite.admin.history_chart import ChosenPeriod, HistorySlice
+from phpmq_lite.admin.page_environment import page_environment
 from phpmq_lite.admin.urls import Urls
 from phpmq_lite.installation import templates_folder
 from phpmq_lite.model import OUTCOMES

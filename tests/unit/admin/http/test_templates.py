@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from phpmq_lite.admin.app import page_environment
 from phpmq_lite.admin.http import templates
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.http.templates import COLOURS, StaticFiles
+from phpmq_lite.admin.page_environment import page_environment
 from phpmq_lite.installation import templates_folder
 
 

@@ -6,7 +6,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Request
 
-from phpmq_lite.admin.accounts.middleware import (
+from phpmq_lite.admin.accounts.checks import (
     check_form,
     check_header,
     check_media,

@@ -1,4 +1,4 @@
-"""Middleware that identifies callers and checks their role, CSRF token and content type."""
+"""Identifies callers, and checks their role, CSRF token and content type."""
 
 import hmac
 from typing import Final
@@ -135,6 +135,12 @@ def bearer_of(request: web.Request) -> str | None:
     return secret.strip() if scheme.lower() == "bearer" else None
 
 
+def session_key_of(call: Call) -> str:
+    """Return a key for the client: its session or, without one, its identity and address."""
+    cookie = cookie_of(call.request)  # which a login has, too
+    return f"session {cookie}" if cookie else f"{call.actor} {address_of(call.request)}"
+
+
 def _of_token(call: Call, secret: str) -> Identity:
     accounts, now_ms = accounts_of(call), call.now_ms
     token = accounts.token_of(secret, now_ms) if secret.startswith(TOKEN_PREFIX) else None
@@ -206,9 +212,6 @@ def check_role(call: Call, route: Route) -> None:
     raise Problem(401, "login", text, headers=challenge, says_unchanged=True)
 
 
-# -- CSRF
-
-
 async def check_change(call: Call, route: Route) -> None:
     """Refuse with 403 or 415 a change that fails a CSRF check or has another content type."""
     request, identity = call.request, call.identity
@@ -227,12 +230,3 @@ async def check_change(call: Call, route: Route) -> None:
         check_header(request, token)
     else:
         await check_form(request, token)
-
-
-# -- streams
-
-
-def session_key_of(call: Call) -> str:
-    """Return a key for the client: its session or, without one, its identity and address."""
-    cookie = cookie_of(call.request)  # which a login has, too
-    return f"session {cookie}" if cookie else f"{call.actor} {address_of(call.request)}"
