@@ -6,7 +6,7 @@ All types are plain data.  The core passes a ``Batch`` to the writer, which retu
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import partial
@@ -477,7 +477,7 @@ class Batch:
     changed: dict[int, Message] = field(default_factory=dict)
     # (outcome, reason) -> seqs of the messages
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
-    events: list[Any] = field(default_factory=list)  # flat list: seq, at_ms, kind, detail
+    events: list[Any] = field(default_factory=list)  # flat list; see iter_events
     keys: list[Any] = field(default_factory=list)  # flat list of KeyRun
     evicted_keys: list[int] = field(default_factory=list)  # numbers of KeyRuns to remove
     cut_keys: list[Any] = field(default_factory=list)  # what stays of these, like ``keys``
@@ -541,6 +541,16 @@ class Batch:
         message = self.created[at] if at < len(self.created) else None
         return message if message is not None and message.seq == seq else None
 
+    def iter_events(self) -> Iterator[tuple[int, int, str, str | None]]:
+        """Iterate over the events as rows of seq, at_ms, kind and detail."""
+        flat = iter(self.events)
+        return zip(flat, flat, flat, flat, strict=True)
+
+    @property
+    def event_count(self) -> int:
+        """Return the number of events."""
+        return len(self.events) // 4
+
     @property
     def settled_count(self) -> int:
         """Return the number of messages that the batch settles."""
@@ -576,21 +586,34 @@ class Batch:
         )
 
 
+class LoadedWindow(NamedTuple):
+    """The next ready messages of a queue, in order."""
+
+    queue_id: int
+    messages: list[Message]
+    reaches_end: bool
+
+
+class LoadedPage(NamedTuple):
+    """A page of requested messages, in order, for the callback of the request."""
+
+    on_rows: Callable[[list[Message], bool], None]
+    messages: list[Message]
+    is_last: bool
+
+
 @dataclass(slots=True)
 class LoadedRows:
     """Rows that the writer reads right after a commit, and that include the batch's changes."""
 
-    windows: list[tuple[int, list[Message], bool]] = field(default_factory=list)
-    # (queue_id, messages in order, whether these are the last messages)
+    windows: list[LoadedWindow] = field(default_factory=list)
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
     # seq -> checksum of a live or settled message; None if the message is gone
     checksums: dict[int, int | None] = field(default_factory=dict)
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
-    records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     # message seq -> (id, content) of each record that a client published for it, oldest first
-    pages: list[tuple[Callable[[list[Message], bool], None], list[Message], bool]] = field(
-        default_factory=list
-    )  # (callback, messages in order, whether these are the last messages)
+    records: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
+    pages: list[LoadedPage] = field(default_factory=list)
     query_results: list[tuple[Callable[[list[Any]], None], list[Any]]] = field(default_factory=list)
     due: list[Message] = field(default_factory=list)  # messages past their deadline, earliest first
     next_deadline_ms: int | None = None  # earliest deadline of all other ready messages

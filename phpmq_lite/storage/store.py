@@ -18,7 +18,9 @@ from phpmq_lite.model import (
     Batch,
     ClockReading,
     KeyRun,
+    LoadedPage,
     LoadedRows,
+    LoadedWindow,
     Message,
     PageKind,
     PageRequest,
@@ -43,9 +45,6 @@ _PAGE_BYTES: Final = 4 << 20  # maximum total size of the bodies in a page
 _RECORD_BYTES: Final = 16 << 20  # maximum total size of client-written records loaded per batch
 
 NUMBER_GAP: Final = 1_000_000  # added to the last number, so that no number is used twice
-
-# A callback, the rows to pass to it, and whether they are the last rows.
-LoadedPage = tuple[Callable[[list[Message], bool], None], list[Message], bool]
 
 
 class Store(ABC):
@@ -189,12 +188,12 @@ class Store(ABC):
                 [(loaded.next_deadline_ms,)] = self.query("next_deadline", (start,))
         return loaded
 
-    def _window(self, request: WindowRequest) -> tuple[int, list[Message], bool]:
+    def _window(self, request: WindowRequest) -> LoadedWindow:
         bounds = {"of": request.queue_id, "after": request.after, "upto": 1 << 62}
         rows = self.query("ready_page", bounds | {"limit": request.limit})
         page = [message_of(row) for row in rows]
         self._load_bodies(page[: _count_fitting(page, request.body_bytes)])
-        return request.queue_id, page, len(page) < request.limit
+        return LoadedWindow(request.queue_id, page, len(page) < request.limit)
 
     def _page(self, request: PageRequest) -> LoadedPage:
         parameters = {"of": request.queue_id, "after": request.after, "upto": request.upto}
@@ -220,7 +219,7 @@ class Store(ABC):
                 count = self._load_originals(page[:count])
             is_last = is_last and count >= len(page)
             page = page[:count]
-        return request.on_rows, page, is_last
+        return LoadedPage(request.on_rows, page, is_last)
 
     def _load_originals(self, page: list[Message]) -> int:
         """Replace references in records by the contents; return how many fit into a page."""

@@ -12,7 +12,7 @@ from phpmq_lite.broker import commands
 from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.broker.queue import Connection
-from phpmq_lite.model import Batch, Limits, LoadedRows
+from phpmq_lite.model import Batch, Limits, LoadedRows, LoadedWindow
 from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Publish
 from phpmq_lite.server.frame_processing import apply_frame, apply_frames
 from tests.support.core_rig import CoreRig
@@ -48,7 +48,9 @@ class Twin:
         self.rig.run(lambda: commands.consume(core, self.one, "plain", 4))
         self.rig.run(lambda: commands.consume(core, self.two, "plain", 2))
         self.rig.run(lambda: commands.consume(core, self.two, "other", 3))
-        self.rig.run(loaded=LoadedRows(windows=[(1, [], True), (2, [], True)]))
+        self.rig.run(
+            loaded=LoadedRows(windows=[LoadedWindow(1, [], True), LoadedWindow(2, [], True)])
+        )
 
     def frames_of(self, steps: list[Any]) -> list[tuple[Connection, ClientFrame]]:
         """Return the frames; an acknowledgement names a held message, or none."""

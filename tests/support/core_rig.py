@@ -21,6 +21,7 @@ from phpmq_lite.model import (
     EnvelopeInspector,
     Limits,
     LoadedRows,
+    LoadedWindow,
     Message,
     Outbox,
     Receipt,
@@ -169,7 +170,9 @@ class CoreRig:
         batch = self.run(lambda: commands.consume(self.core, connection, queue, credit))
         if not batch.windows:
             return batch
-        return self.run(loaded=LoadedRows(windows=[(r.queue_id, [], True) for r in batch.windows]))
+        return self.run(
+            loaded=LoadedRows(windows=[LoadedWindow(r.queue_id, [], True) for r in batch.windows])
+        )
 
     # -- queues
 
@@ -246,5 +249,4 @@ def outcomes(batch: Batch) -> dict[tuple[State, str | None], list[int]]:
 
 def event_kinds(batch: Batch) -> list[tuple[int, str]]:
     """Return seq and kind of the events of a batch."""
-    flat = batch.events
-    return [(flat[at], str(flat[at + 2])) for at in range(0, len(flat), 4)]
+    return [(seq, str(kind)) for seq, _, kind, _ in batch.iter_events()]

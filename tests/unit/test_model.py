@@ -15,7 +15,9 @@ from phpmq_lite.model import (
     STATE_NAMES,
     Batch,
     Limits,
+    LoadedPage,
     LoadedRows,
+    LoadedWindow,
     Message,
     MessageSource,
     OutcomeName,
@@ -193,7 +195,7 @@ def test_queue_with_a_consumer_requests_its_first_page() -> None:
     request = rig.run(lambda: commands.consume(rig.core, worker, "orders", 3)).windows[0]
     assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
     page = [message(n, body=b"%d" % n) for n in range(1, 6)]
-    batch = rig.run(loaded=LoadedRows(windows=[(1, page, False)]))
+    batch = rig.run(loaded=LoadedRows(windows=[LoadedWindow(1, page, False)]))
     assert bodies(sent_messages(batch, worker)) == [b"1", b"2", b"3"]
     assert [(r.after, r.limit) for r in batch.windows] == [(5, 3)]
 
@@ -210,7 +212,7 @@ def test_message_without_a_body_waits_for_it_in_order(rig: CoreRig) -> None:
     worker = rig.connect()
     rig.run(lambda: commands.consume(rig.core, worker, "orders", 10))
     page = [message(1, body=b"1"), message(2, size=1), message(3, body=b"3")]
-    batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[LoadedWindow(1, page, True)]))
     assert bodies(sent_messages(batch, worker)) == [b"1"]
     assert batch.body_seqs == {2}
     batch = rig.run(loaded=LoadedRows(bodies={2: b"2"}))
@@ -222,7 +224,7 @@ def test_bodies_are_requested_within_the_bytes_of_the_window() -> None:
     worker = rig.connect()
     rig.run(lambda: commands.consume(rig.core, worker, "orders", 10))
     page = [message(n, size=10) for n in range(1, 9)]
-    batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[LoadedWindow(1, page, True)]))
     assert batch.body_seqs == {1, 2, 3}
 
 
@@ -230,7 +232,7 @@ def test_body_larger_than_the_cache_is_loaded() -> None:
     rig = CoreRig(Limits(window_bytes=5, bodies_bytes=5))
     worker = rig.connect()
     rig.run(lambda: commands.consume(rig.core, worker, "orders", 10))
-    batch = rig.run(loaded=LoadedRows(windows=[(1, [message(1, size=50)], True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[LoadedWindow(1, [message(1, size=50)], True)]))
     assert batch.body_seqs == {1}
 
 
@@ -267,7 +269,7 @@ def test_reloaded_bodies_stay_within_the_cache() -> None:
     worker = rig.connect()
     rig.run(lambda: commands.consume(rig.core, worker, "orders", 100))
     page = [message(n, size=10, queue_id=2) for n in range(101, 109)]
-    batch = rig.run(loaded=LoadedRows(windows=[(2, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[LoadedWindow(2, page, True)]))
     assert batch.body_seqs == {101}
     assert sent_messages(batch, full) == []
 
@@ -477,9 +479,8 @@ PURGED = (State.DELETED, "purge")
 
 def pages(batch: Batch, *rows: list[Message], is_last: bool = True) -> LoadedRows:
     """Return the pages that a batch requests, in their order."""
-    return LoadedRows(pages=[
-        (request.on_rows, page, is_last) for request, page in zip(batch.pages, rows, strict=True)
-    ])  # fmt: skip
+    requests = zip(batch.pages, rows, strict=True)
+    return LoadedRows(pages=[LoadedPage(asked.on_rows, page, is_last) for asked, page in requests])
 
 
 def purge(rig: CoreRig, *, with_dispatched: bool = False) -> Batch:

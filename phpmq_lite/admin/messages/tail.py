@@ -128,9 +128,8 @@ class QueueTail(FeedState):
             for seq in seqs
         }
         moves = iter(batch.moved)
-        for at in range(0, len(batch.events), 4):
-            seq, at_ms, kind, detail = batch.events[at : at + 4]
-            event = TailEvent(str(kind), at_ms, seq, detail or "")
+        for seq, at_ms, kind, text in batch.iter_events():
+            event = TailEvent(str(kind), at_ms, seq, text or "")
             if event.kind in _MOVES:
                 moved = next(moves)
                 if self.queue_id in (moved.from_id, moved.to_id):

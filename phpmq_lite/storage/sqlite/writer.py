@@ -507,6 +507,6 @@ def _row_count(batch: Batch) -> int:
         len(batch.created)
         + len(batch.dispatched)
         + len(batch.changed)
-        + len(batch.events) // 4
+        + batch.event_count
         + batch.settled_count
     )

@@ -10,7 +10,7 @@ from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator.queue_operations import create_queue
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry, Limits, LoadedRows, Message, State, checksum
+from phpmq_lite.model import AuditEntry, Limits, LoadedRows, LoadedWindow, Message, State, checksum
 from phpmq_lite.writes import EraseBody
 from tests.support.core_rig import (
     STEADY_MS,
@@ -313,7 +313,7 @@ def test_message_loaded_twice_is_acknowledged_once(rig: CoreRig) -> None:
     rig.begin(LoadedRows(by_seq={1: named}))
     commands.consume(rig.core, one, "orders", 5)
     rig.finish()
-    rig.begin(LoadedRows(windows=[(1, [page], True)], by_seq={1: named}))
+    rig.begin(LoadedRows(windows=[LoadedWindow(1, [page], True)], by_seq={1: named}))
     assert commands.acknowledge_late(rig.core, one, "orders", page.message_id) is CommandResult.DONE
     assert commands.acknowledge_late(rig.core, one, "orders", page.message_id) is CommandResult.LOAD
     assert outcomes(rig.finish()) == {(State.ACKED, None): [1]}

@@ -4,7 +4,7 @@ import pytest
 
 from phpmq_lite.broker import commands
 from phpmq_lite.broker.commands import CommandResult
-from phpmq_lite.model import Batch, Limits, LoadedRows, Message, State
+from phpmq_lite.model import Batch, Limits, LoadedRows, LoadedWindow, Message, State
 from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings
 from tests.support.core_rig import (
     STEADY_MS,
@@ -274,7 +274,9 @@ def test_dead_letter_whose_body_is_on_disk_waits_for_it(rig: CoreRig) -> None:
     batch = rig.run(lambda: commands.dead_letter(rig.core, worker, "orders", held.message_id))
     assert (outcomes(batch), set(batch.body_seqs)) == ({}, {1})
     row = message(1, queue_id=1)
-    loaded = LoadedRows(bodies={1: b"a"}, windows=[(1, [row], True)], due=[row], has_due=True)
+    loaded = LoadedRows(
+        bodies={1: b"a"}, windows=[LoadedWindow(1, [row], True)], due=[row], has_due=True
+    )
     batch = rig.run(
         lambda: commands.acknowledge_late(rig.core, stranger, "orders", held.message_id),
         loaded=loaded,
@@ -327,7 +329,7 @@ def test_record_joins_a_window_loaded_in_the_same_batch(rig: CoreRig) -> None:
         lambda: commands.consume(rig.core, clerk, "orders.dlq", 5),
     )
     [request] = batch.windows
-    loaded = LoadedRows(windows=[(request.queue_id, [], True)], bodies={1: b"a"})
+    loaded = LoadedRows(windows=[LoadedWindow(request.queue_id, [], True)], bodies={1: b"a"})
     assert bodies(sent_messages(rig.run(loaded=loaded), clerk)) == [b"a"]
 
 
@@ -343,7 +345,7 @@ def test_message_with_a_damaged_body_is_never_delivered(rig: CoreRig) -> None:
     worker = rig.connect()
     rig.run(lambda: commands.consume(rig.core, worker, "orders", 5))
     page = [message(1), message(2, body=b"2")]
-    batch = rig.run(loaded=LoadedRows(windows=[(1, page, True)]))
+    batch = rig.run(loaded=LoadedRows(windows=[LoadedWindow(1, page, True)]))
     assert batch.body_seqs == {1}
     batch = rig.run(loaded=LoadedRows(bodies={1: None}))
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}

@@ -10,7 +10,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, RecoveredState
+from phpmq_lite.model import ClockReading, Limits, LoadedRows, LoadedWindow, Message, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import status as status_module
 from phpmq_lite.server.engine import Engine
@@ -75,7 +75,7 @@ async def test_status_has_ready_and_held_messages(
 ) -> None:
     commands.consume(core, client, "orders", 3)
     batches.finish(core)
-    batches.begin(core, NOW, LoadedRows(windows=[(1, [], True)]))  # the requested page
+    batches.begin(core, NOW, LoadedRows(windows=[LoadedWindow(1, [], True)]))  # the requested page
     for number in range(5):
         commands.publish(core, client, "orders", b"%d" % number, None, None)
     commands.publish(core, client, "orders", b"one too many", None, b"key")
@@ -149,7 +149,7 @@ async def test_status_has_histograms_and_causes_of_death(
 ) -> None:
     commands.consume(core, client, "orders", 1)
     batches.finish(core)
-    batches.begin(core, NOW, LoadedRows(windows=[(1, [], True)]))
+    batches.begin(core, NOW, LoadedRows(windows=[LoadedWindow(1, [], True)]))
     commands.publish(core, client, "orders", b"", None, None)
     [quiet] = handle.status().queues
     assert (quiet.wait, quiet.hold, quiet.deaths) == ((), (), {})
@@ -222,7 +222,9 @@ async def test_queues_that_share_a_dead_letter_queue_count_their_own_records(
     commands.consume(core, client, "failed", 9)
     batches.finish(core)
     records[4].body = b"x"
-    batches.begin(core, NOW, LoadedRows(windows=[(failed.queue_id, [records[4]], True)]))
+    batches.begin(
+        core, NOW, LoadedRows(windows=[LoadedWindow(failed.queue_id, [records[4]], True)])
+    )
     batches.finish(core)
     batches.begin(core, NOW)
     assert commands.acknowledge_held(core, client, [("failed", records[4].message_id)]) == 1

@@ -17,6 +17,7 @@ from phpmq_lite.model import (
     DISK_LOW,
     Batch,
     Limits,
+    LoadedPage,
     LoadedRows,
     Message,
     MessageSource,
@@ -42,7 +43,7 @@ def start(rig: CoreRig, action: Action, *seqs: int, **options: Any) -> Batch:
 def load(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     """Load the requested rows, in a batch of their own."""
     [request] = batch.rows
-    return rig.run(loaded=LoadedRows(pages=[(request.on_rows, list(rows), is_last)]))
+    return rig.run(loaded=LoadedRows(pages=[LoadedPage(request.on_rows, list(rows), is_last)]))
 
 
 def run(rig: CoreRig, action: Action, row: Message, **options: Any) -> Batch:
@@ -374,7 +375,9 @@ def test_concurrent_restores_store_one_message(rig: CoreRig) -> None:
     rig.publish(b"a")
     first, second = (start(rig, Action.RESTORE, 1).rows[0].on_rows for _ in "12")
     rows = [settled(1, body=b"a")]
-    batch = rig.run(loaded=LoadedRows(pages=[(first, rows, True), (second, rows, True)]))
+    batch = rig.run(
+        loaded=LoadedRows(pages=[LoadedPage(first, rows, True), LoadedPage(second, rows, True)])
+    )
     assert len(batch.created) == 1
     assert skip_reasons(rig) == {"gone": 1}
 
@@ -414,7 +417,7 @@ def test_action_skips_a_message_that_expires_in_the_same_batch(rig: CoreRig) -> 
     rig.advance(1)
     [request] = start(rig, Action.REQUEUE, 1).rows
     loaded = LoadedRows(
-        pages=[(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True
+        pages=[LoadedPage(request.on_rows, [message(1)], True)], due=[message(1)], has_due=True
     )
     batch = rig.run(loaded=loaded)
     assert outcomes(batch) == {(State.EXPIRED, None): [1]}
@@ -563,5 +566,5 @@ def test_bulk_redrive_publishes_the_original_content(strict: CoreRig) -> None:
     strict.run(lambda: strict.redrive("orders.dlq"))
     [request] = strict.batch.pages
     row.body = body
-    strict.run(loaded=LoadedRows(pages=[(request.on_rows, [row], True)]))
+    strict.run(loaded=LoadedRows(pages=[LoadedPage(request.on_rows, [row], True)]))
     assert strict.batch.bodies == [BAD]

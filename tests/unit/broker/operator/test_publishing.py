@@ -7,7 +7,7 @@ import pytest
 from phpmq_lite.broker import commands
 from phpmq_lite.broker.operator.publishing import publish
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, LoadedRows, Message
+from phpmq_lite.model import Batch, Limits, LoadedPage, LoadedRows, Message
 from phpmq_lite.writes import AdvanceAudit, InsertAudit, LinkMessages
 from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 
@@ -102,7 +102,12 @@ def load_ids(rig: CoreRig, batch: Batch, *rows: Message) -> None:
     alive, settled = batch.rows
     assert (alive.settled, settled.settled, alive.seqs) == (False, True, settled.seqs)
     rig.run(
-        loaded=LoadedRows(pages=[(alive.on_rows, list(rows), True), (settled.on_rows, [], True)])
+        loaded=LoadedRows(
+            pages=[
+                LoadedPage(alive.on_rows, list(rows), True),
+                LoadedPage(settled.on_rows, [], True),
+            ]
+        )
     )
 
 

@@ -8,6 +8,7 @@ from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     Batch,
+    LoadedPage,
     LoadedRows,
     Message,
     PageKind,
@@ -37,7 +38,7 @@ def claim(rig: CoreRig, count: int = 10, **options: Any) -> Batch:
 
 def load_page(rig: CoreRig, batch: Batch, *rows: Message, is_last: bool = True) -> Batch:
     [page] = batch.pages
-    return rig.run(loaded=LoadedRows(pages=[(page.on_rows, list(rows), is_last)]))
+    return rig.run(loaded=LoadedRows(pages=[LoadedPage(page.on_rows, list(rows), is_last)]))
 
 
 def held(seq: int) -> Message:
