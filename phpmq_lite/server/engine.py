@@ -266,6 +266,7 @@ class Engine:
         if ended is None or ended.done():
             return
         self._is_scheduled = True  # commands that arrive during this run do not start another
+        has_successor = False  # whether a callback continues this run
         try:
             if has_waited and not (self._commit or self._open or self.waiting):
                 self._run_maintenance(is_idle=True)
@@ -276,6 +277,7 @@ class Engine:
                 if stored is not None:
                     if self.yielded.resume_next():
                         self._loop.call_soon(self._run_once, stored)  # runs after the resumed task
+                        has_successor = True
                         return
                     self._finish_commit(stored)
                     if not self._has_work:
@@ -291,13 +293,15 @@ class Engine:
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, BatchRefusedError) and self._load is not None:
                 self._loading = asyncio.create_task(self._start_again(error, self._load))
-                return  # no run is scheduled until the state is loaded
+                has_successor = True  # once the state is loaded
+                return
             failure = error
             if isinstance(error, StopIteration | asyncio.CancelledError):
                 failure = RuntimeError(f"the engine has stopped: {error!r}")  # not valid in futures
                 failure.__cause__ = error
             ended.set_exception(failure)
-        self._is_scheduled = False
+        finally:
+            self._is_scheduled = has_successor
 
     async def _start_again(
         self, error: BatchRefusedError, load: Callable[[], Awaitable[Broker]]
