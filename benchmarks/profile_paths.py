@@ -34,7 +34,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.flow_control import FlowControl, PublishQuota
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, Outbox, Receipt
+from phpmq_lite.model import ClockReading, Limits, LoadedRows, Message, Outbox
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import ClientFrame, Dispatch, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
@@ -126,11 +126,10 @@ class Peer:
         self.connection: Connection | None = None
         self.written = b""
 
-    def send(
-        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
-    ) -> list[Message]:
+    def send(self, outbox: Outbox, now_ms: int) -> list[Message]:
         """Encode; nothing is late here."""
-        parts, _ = encode_batch(self.side, self.connection, dispatches, receipts, now_ms)
+        contents = (outbox.dispatches, outbox.receipts)
+        parts, _ = encode_batch(self.side, self.connection, *contents, now_ms)
         self.written = b"".join(parts)
         return []
 
@@ -212,7 +211,7 @@ class Walk:
         for connection, outbox in batch.sends.items():
             is_consumer = connection is self.consuming
             with meter.step("encode dispatch" if is_consumer else "encode receipt"):
-                connection.peer.send(outbox.dispatches, outbox.receipts, 0)
+                connection.peer.send(outbox, 0)
 
     def step(self) -> None:
         """Run a batch without a command."""
@@ -231,9 +230,9 @@ class Walk:
             batch = batches.begin(core, self.clock.now(), self.loaded)
         with meter.step("core: dispatch, finish"):
             batches.dispatch(core)
-        dispatches = batch.sends.pop(self.consuming, Outbox()).dispatches
+        outbox = batch.sends.pop(self.consuming, Outbox())
         with meter.step("encode dispatch"):
-            self.consumer.send(dispatches, [], 0)
+            self.consumer.send(Outbox(outbox.dispatches), 0)
         ends = self._parse_acks()
         with meter.step("core: acknowledge"):
             self._walk(self.consuming, ends)

@@ -356,9 +356,7 @@ class EnvelopeInspector(Protocol):
 class Peer(Protocol):
     """The connection interface that the engine calls after a commit."""
 
-    def send(
-        self, dispatches: list[Message], receipts: list["Receipt"], now_ms: int
-    ) -> list[Message]:
+    def send(self, outbox: "Outbox", now_ms: int) -> list[Message]:
         """Send all output of a batch in one write; ``now_ms`` is on the steady time scale.
 
         Returns the messages that were not sent because their deadlines have passed.

@@ -52,7 +52,6 @@ _ACK_DELAY_S: Final = 0.0009  # uvloop's timers are set in whole ms, so they fir
 _ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay
 _MAX_DEFER_S: Final = 0.01  # deferred work waits at most this long for a commit; the disk may hang
 _REFUSED: Final = "the database refused the batch with this change, so nothing of it was stored"
-_NOTHING: Final = Outbox()
 
 
 class CooperativeTasks:
@@ -205,7 +204,7 @@ class Engine:
         def reply(result: Any) -> None:
             if future.done():
                 return
-            if isinstance(result, RefusedError):  # the operation was refused after it had waited
+            if isinstance(result, RefusedError):  # at once, or after the operation had waited
                 future.set_exception(result)
             else:
                 future.set_result(result)
@@ -216,8 +215,7 @@ class Engine:
             try:
                 operation(core, reply, *args, **kwargs)
             except RefusedError as error:
-                if not future.done():
-                    future.set_exception(error)
+                reply(error)
 
         self.submit(run)
         return await future
@@ -501,7 +499,7 @@ class Engine:
         first = batch.first_number if commit is None else commit.batch.first_number
         before = {} if commit is None or commit.batch is batch else commit.batch.sends
         for connection, outbox in batch.sends.items():
-            if before and before.get(connection, _NOTHING).dispatches:
+            if connection in before and before[connection].dispatches:
                 continue  # the dispatches of the commit in progress come first
             dispatches = outbox.dispatches
             if dispatches and dispatches[0].seq < first:
@@ -576,7 +574,7 @@ class Engine:
         self._run_maintenance(is_idle=False)  # needed even if everything was refused
 
     def _send(self, connection: Connection, outbox: Outbox, now_ms: int) -> None:
-        unsent = connection.peer.send(outbox.dispatches, outbox.receipts, now_ms)
+        unsent = connection.peer.send(outbox, now_ms)
         if unsent:
             self.submit_first(lambda core: commands.undo_dispatches(core, connection, unsent))
 

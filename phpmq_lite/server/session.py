@@ -15,7 +15,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import Message, OrderedSet, Receipt
+from phpmq_lite.model import Message, OrderedSet, Outbox, Receipt
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import ClientFrame
 from phpmq_lite.server.admission import Admission
@@ -173,12 +173,11 @@ class Session(asyncio.Protocol):
 
     # -- called by the engine
 
-    def send(
-        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
-    ) -> list[Message]:
+    def send(self, outbox: Outbox, now_ms: int) -> list[Message]:
         """See ``model.Peer``; write all data from a batch in one call."""
         if self.transport.is_closing():
             return []  # the queued disconnect returns unsent messages
+        dispatches, receipts = outbox.dispatches, outbox.receipts
         if dispatches and self._has_ended:
             if self._end_reason is not None or self.first_dispatch_at is not None:
                 dispatches = []

@@ -14,7 +14,7 @@ from phpmq_lite.errors import (
     StartRefusedError,
     StorageError,
 )
-from phpmq_lite.model import Batch, Limits, Message, QueueRow, Receipt, State
+from phpmq_lite.model import Batch, Limits, Message, Outbox, QueueRow, State
 from phpmq_lite.storage.sqlite import store as stores
 from phpmq_lite.storage.sqlite.store import LONG_WAL_BYTES, SqliteStore
 from phpmq_lite.storage.sqlite.writer import Writer
@@ -163,16 +163,14 @@ def test_dispatch_is_on_disk_before_it_is_sent(make: MakeDriver) -> None:
     send = worker.send
     seen: list[object] = []
 
-    def read_first(
-        dispatches: list[Message], receipts: list[Receipt], now_ms: int
-    ) -> list[Message]:
+    def read_first(outbox: Outbox, now_ms: int) -> list[Message]:
         seen.extend(
             reader.execute(
                 "SELECT state, deliveries, consumer, content FROM message JOIN body USING (seq)"
             )
         )
         seen.extend(reader.execute("SELECT keys FROM receipt"))
-        return send(dispatches, receipts, now_ms)
+        return send(outbox, now_ms)
 
     worker.send = read_first  # type: ignore[method-assign]
     worker.consume("orders", 5)

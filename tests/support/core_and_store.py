@@ -25,7 +25,7 @@ from phpmq_lite.model import (
     Limits,
     LoadedRows,
     Message,
-    Receipt,
+    Outbox,
     State,
     ValidatedPublish,
 )
@@ -141,13 +141,11 @@ class Client:
 
     # -- the peer of the core
 
-    def send(
-        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
-    ) -> list[Message]:
+    def send(self, outbox: Outbox, now_ms: int) -> list[Message]:
         if not self.is_open:
             return []
         late = []
-        for message in dispatches:
+        for message in outbox.dispatches:
             assert message.holder.connection is self.connection
             if message.deadline_ms is not None and message.deadline_ms <= now_ms:
                 late.append(message)
@@ -158,7 +156,9 @@ class Client:
             self.got.append(Delivery(name, message.message_id, message.body, -(-left_ms // 1_000)))
             message.body = None
             message.is_sent = True
-        self.receipts += [ReceiptFrame(r.queue, key, r.reason) for r in receipts for key in r.keys]
+        self.receipts += [
+            ReceiptFrame(r.queue, key, r.reason) for r in outbox.receipts for key in r.keys
+        ]
         return late
 
     def resume(self) -> None:
@@ -395,7 +395,7 @@ class Driver:
     def _act(self, batch: Batch) -> None:
         now_ms = self.clock.steady_ms
         for connection, outbox in batch.sends.items():
-            if late := connection.peer.send(outbox.dispatches, outbox.receipts, now_ms):
+            if late := connection.peer.send(outbox, now_ms):
                 self._late.append((connection, late))
         for answer, value in batch.replies:
             answer(value)

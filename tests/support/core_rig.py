@@ -24,7 +24,6 @@ from phpmq_lite.model import (
     LoadedWindow,
     Message,
     Outbox,
-    Receipt,
     RecoveredState,
     State,
     checksum,
@@ -65,9 +64,7 @@ class FakePeer:
 
     resumed: int = 0
 
-    def send(
-        self, dispatches: list[Message], receipts: list[Receipt], now_ms: int
-    ) -> list[Message]:
+    def send(self, outbox: Outbox, now_ms: int) -> list[Message]:
         raise AssertionError("the engine's part, not the core's")
 
     def resume(self) -> None:
