@@ -295,12 +295,10 @@ def _may_hold(core: Broker, queue: Queue, size: int) -> bool:
     sharing = len(short) + (queue.queue_id not in short)
     if not _has_share(queue.held, core.held, 1, limits.held, sharing):
         return False
-    is_first = (
-        not queue.held and core.held_bytes <= limits.held_bytes
-    )  # one message may have any size
-    return is_first or _has_share(
-        queue.held_bytes, core.held_bytes, size, limits.held_bytes, sharing
-    )
+    # One message may have any size.
+    is_first = not queue.held and core.held_bytes <= limits.held_bytes
+    sizes = (queue.held_bytes, core.held_bytes, size, limits.held_bytes)
+    return is_first or _has_share(*sizes, sharing)
 
 
 def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:

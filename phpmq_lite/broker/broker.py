@@ -140,7 +140,7 @@ class Broker:
         self.queues_by_id = self.registry.queues_by_id
         # -- the open batch
         self.now = ClockReading(0, 0)
-        self.batch = self.registry.batch  # the registry records changes of queues in it, too
+        self.batch = Batch(0)
         self.batch_number = 0
         self.transitioned: set[int] = set()  # seqs of rows loaded last and changed since then
         self.loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
@@ -182,7 +182,7 @@ class Broker:
 
     def open_batch(self, batch: Batch, now: ClockReading) -> None:
         self.now = now
-        self.batch = self.registry.batch = batch
+        self.batch = batch
         self.batch_number += 1
         self.loaded = {}
 
@@ -237,7 +237,7 @@ class Broker:
         for queue_id, queue in registry.queues_by_id.items():
             if queue_id in former_registry.queues_by_id:
                 queue.counters = former_registry.queues_by_id[queue_id].counters
-        registry.stop_publishing(former_registry.publishing_stop)
+        registry.stop_publishing(self.batch, former_registry.publishing_stop)
 
     # -- numbers
 
@@ -349,8 +349,7 @@ class Broker:
             )
 
     def remove_queue(self, queue: Queue) -> None:
-        """Remove an empty queue without consumers; its row is kept for the history."""
-        self.registry.remove(queue)
+        self.registry.remove(self.batch, queue)
         self.needs_dispatch.pop(queue.queue_id, None)
 
     # -- bookkeeping
@@ -545,8 +544,9 @@ class Broker:
         else:
             self.messages.pop(message.seq, None)
 
-    def detach(self, message: Message, queue: Queue) -> None:
-        """Remove a message from its holder or window."""
+    def detach(self, message: Message) -> Queue:
+        """Remove a message from its holder or window; return its queue."""
+        queue = self.queues_by_id[message.queue_id]
         consumer = message.holder
         if consumer is SUBSCRIPTION:
             message.holder = None
@@ -563,6 +563,7 @@ class Broker:
         elif queue.window is not None:
             queue.window.discard(message)
             self.needs_dispatch[queue.queue_id] = queue  # the first message may have changed
+        return queue
 
     def count_held(self, consumer: Consumer, change: int, size: int) -> None:
         """Count messages that a consumer now holds, or with negative numbers no longer holds."""
@@ -623,8 +624,7 @@ class Broker:
 
         ``message.state`` is unchanged, because a row created in this batch is inserted with it.
         """
-        queue = self.queues_by_id[message.queue_id]
-        self.detach(message, queue)
+        queue = self.detach(message)
         self.messages.pop(message.seq, None)
         self.batch.settled.setdefault((outcome, reason), []).append(message.seq)
         self.subtract_counts(queue, 1, message.size)
@@ -653,7 +653,7 @@ class Broker:
         row.live_bytes -= size
         self.batch.queue_rows[queue.queue_id] = row
         if queue.parked:
-            self.registry.wake_publishers(queue)
+            self.registry.wake_publishers(self.batch, queue)
 
     def refuse(self, queue: Queue | None, refusal: Refusal, detail: str) -> NoReturn:
         """Count a refused publish, and raise RefusedError with the refusal's code."""

@@ -91,7 +91,9 @@ def publish(
 
     ``validated`` is the result of ``validate_in_background`` for this content.
     """
-    queue = core.queues.get(name) or core.registry.get_or_create(name, connection.creator)
+    queue = core.queues.get(name) or core.registry.get_or_create(
+        core.batch, name, connection.creator
+    )
     if queue is None:
         return _refuse_queue(core, connection, name, key)
     if key is not None:
@@ -107,10 +109,9 @@ def publish(
         inspection = validation.validate(core, queue, body, validated)
         if inspection is None:
             return CommandResult.VALIDATE
-        if (
-            inspection.reason is not None
-            and (full := core.registry.dead_letter_refusal(queue)) is not None
-        ):
+        is_invalid = inspection.reason is not None
+        full = core.registry.dead_letter_refusal(core.batch, queue) if is_invalid else None
+        if full is not None:
             if key is None:
                 return _park(connection, full.queue)
             return _refuse(core, connection, name, key, full.refusal.reason, full.queue)
@@ -241,7 +242,7 @@ def force_publish(
     stop = core.registry.publishing_stop
     if stop is not None and stop.kind.refuses_all:
         return CommandResult.PARK
-    queue = core.registry.get_or_create(name, connection.creator)
+    queue = core.registry.get_or_create(core.batch, name, connection.creator)
     if queue is None:
         return _refuse_queue(core, connection, name, None)
     inspection: EnvelopeInspection | None = None
@@ -264,7 +265,7 @@ def consume(core: Broker, connection: Connection, name: str, count: int) -> Comm
 
     That happens at a limited rate, unless the connection acknowledges messages in between.
     """
-    queue = core.registry.get_or_create(name, connection.creator)
+    queue = core.registry.get_or_create(core.batch, name, connection.creator)
     if queue is None:
         core.registry.note_limited("consumers_refused", name)
         return CommandResult.CLOSE

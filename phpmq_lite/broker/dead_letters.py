@@ -20,7 +20,7 @@ def dead_letter(core: Broker, message: Message, reason: str) -> None:
     queue = core.queues_by_id[message.queue_id]
     if message.holder is not None:
         core.record_hold_time(message, queue)
-    core.detach(message, queue)
+    core.detach(message)
     core.messages.pop(message.seq, None)
     body = message.body
     if not queue.is_dead_letter_queue:
@@ -78,7 +78,7 @@ def settle_dead(
 def _store_record(
     core: Broker, message: Message, queue: Queue, content: bytes, reason: str
 ) -> None:
-    target = core.registry.dead_letter_queue(queue)
+    target = core.registry.dead_letter_queue(core.batch, queue)
     created = core.create_messages(((target, 1),), (content,), (0,), message.publisher)
     record = created[0]
     if target.inspects:

@@ -30,10 +30,9 @@ class RecordRefusal(NamedTuple):
 
 
 class QueueRegistry:
-    """All queues in memory.  Changes are recorded in ``batch``, the open batch."""
+    """All queues in memory.  Changes are recorded in the open batch, which the caller passes."""
 
     def __init__(self, limits: Limits, defaults: QueueSettings, *, has_inspector: bool) -> None:
-        self.batch = Batch(0)
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.publishing_stop: Shortage | None = None
@@ -61,22 +60,22 @@ class QueueRegistry:
         origin = name.removesuffix(DEAD_LETTER_SUFFIX)
         return origin != name and origin in self.queues and not origin.endswith(DEAD_LETTER_SUFFIX)
 
-    def get_or_create(self, name: str, creator: str = "") -> Queue | None:
+    def get_or_create(self, batch: Batch, name: str, creator: str = "") -> Queue | None:
         """Return the queue, creating it if necessary, or None if the limit is reached."""
         queue = self.queues.get(name)
         if queue is None and (self.counts_with_origin(name) or self.has_room(creator)):
-            queue = self._create(name, creator)
+            queue = self._create(batch, name, creator)
         return queue
 
-    def _create(self, name: str, creator: str) -> Queue:
+    def _create(self, batch: Batch, name: str, creator: str) -> Queue:
         row = self.removed.pop(name, None)
         if row is None:
-            row = QueueRow(self.next_queue_id, name, self.batch.wall_ms, created_by=creator)
-            self.batch.new_queues.append(row)
-            self.batch.counters["next_queue_id"] = self.next_queue_id + 1
+            row = QueueRow(self.next_queue_id, name, batch.wall_ms, created_by=creator)
+            batch.new_queues.append(row)
+            batch.counters["next_queue_id"] = self.next_queue_id + 1
         else:  # keep the old id, because the history refers to it
             row.is_removed, row.created_by = False, creator
-            self.batch.configured.append(row)
+            batch.configured.append(row)
         return self._add(row)
 
     def load(self, stored: RecoveredState) -> None:
@@ -106,17 +105,17 @@ class QueueRegistry:
         self.configure(queue)
         return queue
 
-    def remove(self, queue: Queue) -> None:
+    def remove(self, batch: Batch, queue: Queue) -> None:
         """Remove an empty queue without consumers; its row is kept for the history."""
         row = queue.row
         row.own, row.is_removed = {}, True
         self.removed[row.name] = row
-        self.batch.configured.append(row)
+        batch.configured.append(row)
         self._count_own_dead_letter_queue(row.name, 1)
         del self.queues[row.name], self.queues_by_id[row.queue_id]
         if not self.counts_with_origin(row.name):
             self.created[row.created_by] -= 1
-        self.batch.to_resume |= queue.parked  # publishers, when resumed, recreate the queue
+        batch.to_resume |= queue.parked  # publishers, when resumed, recreate the queue
         queue.parked.clear()
         self._change_reference(queue.settings.dead_letter_queue, "")
         self._refresh_retry_queue(queue)
@@ -127,10 +126,12 @@ class QueueRegistry:
         if queue is not None and self.counts_with_origin(queue.name):
             self.created[queue.row.created_by] += change
 
-    def recreate(self, queue_id: int, creator: str) -> Queue | None:
-        """Recreate a removed queue; return None if it is unknown or the limit is reached."""
+    def get_or_recreate(self, batch: Batch, queue_id: int, creator: str) -> Queue | None:
+        """Return a queue, recreating it if it was removed, or None if that is impossible."""
+        if (queue := self.queues_by_id.get(queue_id)) is not None:
+            return queue
         name = self.removed_name(queue_id)
-        return None if name is None else self.get_or_create(name, creator)
+        return None if name is None else self.get_or_create(batch, name, creator)
 
     def removed_name(self, queue_id: int) -> str | None:
         names = (row.name for row in self.removed.values() if row.queue_id == queue_id)
@@ -179,13 +180,13 @@ class QueueRegistry:
             if changed and (queue := self.queues.get(changed)) is not None:
                 self._refresh(queue)
 
-    def settings_changed(self, queue: Queue, names: Iterable[str]) -> None:
+    def settings_changed(self, batch: Batch, queue: Queue, names: Iterable[str]) -> None:
         """Wake publishers that wait for this queue or its dead-letter queue."""
         if _DEAD_LETTER_SETTINGS.isdisjoint(names):
-            self.wake_publishers(queue)
+            self.wake_publishers(batch, queue)
             return
         for other in self.queues.values():  # publishers that still cannot publish wait again
-            self.batch.to_resume |= other.parked
+            batch.to_resume |= other.parked
             other.parked.clear()
 
     # -- dead-letter queues
@@ -222,10 +223,10 @@ class QueueRegistry:
             count += records.get(retry.queue_id, 0)
         return max(0, count)
 
-    def dead_letter_queue(self, queue: Queue) -> Queue:
+    def dead_letter_queue(self, batch: Batch, queue: Queue) -> Queue:
         """Return a queue's dead-letter queue, creating it if necessary, regardless of limits."""
         name = self.dead_letter_name(queue)
-        return self.queues.get(name) or self._create(name, queue.row.created_by)
+        return self.queues.get(name) or self._create(batch, name, queue.row.created_by)
 
     def record_queue_ids(self, queue: Queue) -> tuple[int, int]:
         """Return the ids of the queues where clients publish records for ``queue``; 0 if missing.
@@ -245,30 +246,30 @@ class QueueRegistry:
         return "" if queue is None else queue.settings.dead_letter_queue
 
     def dead_letter_refusal(
-        self, queue: Queue, number: int = 1, size: int = 1
+        self, batch: Batch, queue: Queue, number: int = 1, size: int = 1
     ) -> RecordRefusal | None:
         """Return why the dead-letter queue refuses a record, or None if it accepts one.
 
         Creates the dead-letter queue if it does not exist.
         """
-        target = self.dead_letter_queue(queue)
+        target = self.dead_letter_queue(batch, queue)
         refusal = target.refusal(number, size)
         return None if refusal is None else RecordRefusal(target, refusal_of_records(refusal))
 
     # -- waiting publishers
 
-    def stop_publishing(self, stop: Shortage | None) -> None:
+    def stop_publishing(self, batch: Batch, stop: Shortage | None) -> None:
         """Refuse messages in all queues for lack of space, or accept them if ``stop`` is None."""
         self.publishing_stop = stop
         for queue in self.queues.values():
             queue.stop = None if stop is None else SHORTAGE_REFUSALS[stop.kind]
             _update_is_bounded(queue)
-            self.wake_publishers(queue)
+            self.wake_publishers(batch, queue)
 
-    def wake_publishers(self, queue: Queue) -> None:
+    def wake_publishers(self, batch: Batch, queue: Queue) -> None:
         """Wake publishers that wait for this queue, if it accepts messages again."""
         if queue.refusal() is None:
-            self.batch.to_resume |= queue.parked
+            batch.to_resume |= queue.parked
             queue.parked.clear()
 
 

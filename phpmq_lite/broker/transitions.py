@@ -114,8 +114,7 @@ def return_message(core: Broker, message: Message, cause: str | None, *, is_char
 
     Without a ``cause``, no event is recorded.
     """
-    queue = core.queues_by_id[message.queue_id]
-    core.detach(message, queue)
+    queue = core.detach(message)
     queue.counters.returned += 1
     if cause is not None:
         core.record_event(message, StateEvent.RETURN, cause)
@@ -148,8 +147,7 @@ def dead_letter_exhausted(core: Broker, messages: Iterable[Message], queue: Queu
 
 def undo_dispatch(core: Broker, message: Message) -> None:
     """Undo a dispatch that was not sent because the message expired or its consumer left."""
-    queue = core.queues_by_id[message.queue_id]
-    core.detach(message, queue)
+    queue = core.detach(message)
     message.deliveries -= 1
     if message.deliveries == 0:
         message.first_dispatched_at = message.last_dispatched_at = message.consumer = None
@@ -161,8 +159,7 @@ def release(core: Broker, message: Message, detail: str) -> None:
 
     Its former holder may still acknowledge it while no other consumer holds it.
     """
-    queue = core.queues_by_id[message.queue_id]
-    core.detach(message, queue)
+    queue = core.detach(message)
     queue.counters.returned += 1
     core.record_event(message, StateEvent.RELEASE, detail)
     _give_back(core, message, queue)
@@ -170,9 +167,8 @@ def release(core: Broker, message: Message, detail: str) -> None:
 
 def requeue(core: Broker, message: Message, ttl_s: int) -> None:
     """Move a message to the end of its queue, or dead-letter it after ``max_deliveries``."""
-    queue = core.queues_by_id[message.queue_id]
     was_held = message.holder is not None
-    core.detach(message, queue)
+    queue = core.detach(message)
     queue.counters.requeued += 1
     core.record_event(message, StateEvent.REQUEUE)
     if was_held:
@@ -186,8 +182,7 @@ def requeue(core: Broker, message: Message, ttl_s: int) -> None:
 
 def requeue_uncharged(core: Broker, message: Message, ttl_s: int | None, detail: str) -> None:
     """Move a message to the end of its queue for an operator; keep the deadline if TTL is None."""
-    queue = core.queues_by_id[message.queue_id]
-    core.detach(message, queue)
+    queue = core.detach(message)
     queue.counters.requeued += 1
     queue.counters.requeued_operator += 1
     core.record_event(message, StateEvent.REQUEUE, detail)
@@ -249,8 +244,7 @@ def move_back(core: Broker, message: Message, target: Queue, position: int) -> N
 
 def _change_queue(core: Broker, message: Message, target: Queue, event: StateEvent) -> Queue:
     """Move a ready message's counts from its queue to ``target``; return the old queue."""
-    queue = core.queues_by_id[message.queue_id]
-    core.detach(message, queue)
+    queue = core.detach(message)
     core.subtract_counts(queue, 1, message.size)
     core.add_counts(target, 1, message.size)
     if (source_id := message.source.queue_id) is not None:
@@ -290,7 +284,7 @@ def expire(core: Broker, message: Message) -> None:
         return
     if on_expire.startswith("forward:"):
         name = on_expire.removeprefix("forward:")
-        target = core.registry.get_or_create(name, queue.row.created_by)
+        target = core.registry.get_or_create(core.batch, name, queue.row.created_by)
         if target is None:
             core.registry.note_limited("dead_lettered_not_forwarded", name)
             dead_letter(core, message, reasons.NOT_FORWARDED)

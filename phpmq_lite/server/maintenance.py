@@ -390,4 +390,4 @@ class DiskSpaceMonitor:
     def _apply_shortage(self) -> None:
         shortage = self._shortage
         if self._engine is not None:
-            self._engine.submit(lambda core: core.registry.stop_publishing(shortage))
+            self._engine.submit(lambda core: core.registry.stop_publishing(core.batch, shortage))

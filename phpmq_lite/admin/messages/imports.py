@@ -261,7 +261,7 @@ def _publish(
     """
     count = 0
     for name, messages in runs:
-        queue = core.registry.get_or_create(name, entry.actor)
+        queue = core.registry.get_or_create(core.batch, name, entry.actor)
         if queue is None or queue.validates:
             if not count:
                 publishing.publish(core, partial(_counted, reply), entry, name, messages)

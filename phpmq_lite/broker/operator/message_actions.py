@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Final
 
 from phpmq_lite.broker import dead_letters, reasons, transitions, validation
@@ -143,7 +142,7 @@ def _find_destination(
         return None  # the queue's settings have changed since the read
     inspection = read.validated.inspection
     if inspection.reason is not None and not work.options.is_dry_run:
-        full = core.registry.dead_letter_refusal(origin)
+        full = core.registry.dead_letter_refusal(core.batch, origin)
         if full is not None:
             return full.refusal.skip_reason
     return RedriveDestination(origin, read.content, inspection)
@@ -177,30 +176,6 @@ def _content_reader(
         return RedriveContent(name, content, validated)
 
     return read
-
-
-def _read_in_background(
-    core: Broker,
-    page: Sequence[Message],
-    target: Queue | None,
-    contents: dict[int, RedriveContent],
-    resume: Callable[[], None],
-) -> None:
-    """Read records in a thread, replace ``contents`` with what they hold, then call ``resume``."""
-    works = {
-        row.seq: _content_reader(core, row, row.body, target)
-        for row in page
-        if row.body is not None
-    }
-
-    def replace_contents(read: dict[int, RedriveContent]) -> None:
-        contents.clear()
-        contents.update(read)
-        resume()
-
-    core.batch.background.append(
-        (lambda: {seq: work() for seq, work in works.items()}, replace_contents)
-    )
 
 
 def _origin_queue(core: Broker, record: Message, name: str | None) -> Queue | None:
@@ -273,14 +248,27 @@ class PagedAction:
         count = len(outcome.changed) - changed_before
         if unread:
             self._count(count, is_last=False)
-            target = core.queues.get(self.options.target or "")
-            resume = partial(self._request_next, unread[0], with_row=True)
-            _read_in_background(core, unread, target, self.contents, resume)
+            self._read_in_background(unread)
         elif is_last or not page or self._remaining == 0:
             self._end(count)
         else:
             self._count(count, is_last=False)
             self._request_next(page[-1], with_row=False)
+
+    def _read_in_background(self, page: Sequence[Message]) -> None:
+        """Read records in a thread, then request the page again."""
+        core, target = self.core, self.core.queues.get(self.options.target or "")
+        works = {
+            row.seq: _content_reader(core, row, row.body, target)
+            for row in page
+            if row.body is not None
+        }
+
+        def resume(contents: dict[int, RedriveContent]) -> None:
+            self.contents = contents
+            self._request_next(page[0], with_row=True)
+
+        core.batch.background.append((lambda: {seq: work() for seq, work in works.items()}, resume))
 
     def _end(self, count: int) -> None:
         raise NotImplementedError
@@ -327,10 +315,9 @@ def _move(work: PagedAction, message: Message, _body: bytes | None) -> SkipReaso
     core, name = work.core, work.options.target or ""
     if message.state == State.DISPATCHED:
         return SkipReason.DISPATCHED
-    if work.options.create:
-        target = core.registry.get_or_create(name, work.entry.actor)
-    else:
-        target = core.queues.get(name)
+    target = core.queues.get(name)
+    if target is None and work.options.create:
+        target = core.registry.get_or_create(core.batch, name, work.entry.actor)
     if target is None:
         return SkipReason.QUEUE_GONE
     if target.queue_id == message.queue_id:
@@ -404,9 +391,7 @@ def _restore(work: PagedAction, old: Message, body: bytes | None) -> SkipReason 
         return SkipReason.NOT_DELETED
     if body is None:
         return SkipReason.BODY_GONE
-    queue = core.queues_by_id.get(old.queue_id) or core.registry.recreate(
-        old.queue_id, work.entry.actor
-    )
+    queue = core.registry.get_or_recreate(core.batch, old.queue_id, work.entry.actor)
     if queue is None:
         return SkipReason.QUEUE_GONE
     if (refusal := queue.refusal()) is not None and refusal is not reasons.PAUSED:
@@ -460,19 +445,11 @@ ACT: Final[Mapping[Action, Callable[[PagedAction, Message, bytes | None], SkipRe
 class MessageAction(PagedAction):
     """An action on one slice of messages, which replies with an ``ActionOutcome``."""
 
-    def __init__(
-        self,
-        core: Broker,
-        entry: AuditEntry,
-        action: Action,
-        seqs: Sequence[int],
-        options: ActionOptions,
-        reply: Reply,
-    ) -> None:
-        super().__init__(core, entry, action, options, reply)
+    def start(self, seqs: Sequence[int]) -> None:
+        """Request the messages."""
         self.needs_record = True
         self._seqs = dict.fromkeys(seqs)  # in order, without duplicates
-        self._request_page([seq for seq in self._seqs if 0 < seq < core.next_number])
+        self._request_page([seq for seq in self._seqs if 0 < seq < self.core.next_number])
 
     def _request_page(self, seqs: Sequence[int]) -> None:
         self._requested = seqs
@@ -522,26 +499,17 @@ def act_on_messages(
         raise RefusedError("unknown_queue", "a move requires a target queue")
     if name is not None and "target" in takes:
         core.destination(name, entry.actor, create=options.create and "create" in takes)
-    MessageAction(core, entry, action, seqs, options, reply)
+    MessageAction(core, entry, action, options, reply).start(seqs)
 
 
 class QueueAction(PagedAction):
     """An action on a queue's messages, or its ``limit`` oldest; replies with the number changed."""
 
-    def __init__(
-        self,
-        core: Broker,
-        entry: AuditEntry,
-        action: Action,
-        queue: Queue,
-        options: ActionOptions,
-        reply: Reply,
-        limit: int | None,
-    ) -> None:
-        super().__init__(core, entry, action, options, reply)
+    def start(self, queue: Queue, limit: int | None) -> None:
+        """Request the first page of messages."""
         self._queue_id = queue.queue_id
         self._remaining = limit
-        self._upto = core.next_number - 1
+        self._upto = self.core.next_number - 1
         self._request_page(after=0)
 
     def _request_page(self, after: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Final
 
 from phpmq_lite.broker import reasons, transitions, validation
@@ -45,12 +46,12 @@ def publish(
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
     create: bool = True,
-    validated: Mapping[int, ValidatedPublish] | None = None,
+    validated: Sequence[ValidatedPublish] = (),
 ) -> None:
     """Store all messages at the end of a queue, or none of them.  Reply with ``Published``.
 
     Large messages are validated in a thread first; if the request is refused after that, the reply
-    is a RefusedError.  ``validated`` holds the results, keyed by list index.
+    is a RefusedError.  ``validated`` holds the results.
     Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
     ``source`` is a seq and an event kind: the first message is linked to that seq by such events.
     Raises RefusedError: ``draining``, ``bad_name``, ``unknown_queue``, ``too_many_queues``,
@@ -68,15 +69,13 @@ def publish(
         _reply_again(core, entry, name, (key, first), messages, reply)
         return
     _check_accepts_all(core, existing, messages)
-    queue = core.registry.get_or_create(name, entry.actor)
+    queue = core.registry.get_or_create(core.batch, name, entry.actor)
     if queue is None:  # unexpected, because destination() has checked the limit
         raise RefusedError("too_many_queues", "the queue limit is reached (limits.max_queues)")
-    inspections = _validate_inline(core, queue, messages, validated or {})
+    inspections = _validate_inline(core, queue, messages, validated)
     if inspections is None:
-        resume = partial(
-            publish, core, reply, entry, name, messages, key=key, source=source, create=create
-        )
-        _validate_in_background(core, queue, messages, resume, reply)
+        publish_again = partial(publish, core, reply, entry, name, messages, key=key, source=source)
+        _validate_in_background(core, queue, messages, partial(publish_again, create=create), reply)
         return
     bad = _invalid_reasons(core, queue, messages, inspections)
     client = core.client_number_of(entry)
@@ -101,14 +100,14 @@ def _validate_inline(
     core: Broker,
     queue: Queue,
     messages: Sequence[NewMessage],
-    validated: Mapping[int, ValidatedPublish],
+    validated: Sequence[ValidatedPublish],
 ) -> list[EnvelopeInspection | None] | None:
     """Validate contents if the queue requires it; return None if they exceed this batch's limit."""
     if not queue.validates:
         return [None] * len(messages)
     inspections: list[EnvelopeInspection | None] = []
-    for at, (body, _) in enumerate(messages):
-        inspection = validation.validate(core, queue, body, validated.get(at))
+    for (body, _), result in zip_longest(messages, validated):
+        inspection = validation.validate(core, queue, body, result)
         if inspection is None:
             return None
         inspections.append(inspection)
@@ -127,13 +126,11 @@ def _invalid_reasons(
     """
     bad = {at: item.reason for at, item in enumerate(inspections) if item and item.reason}
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
-    if bad and (full := core.registry.dead_letter_refusal(queue, len(bad), size)) is not None:
-        core.refuse(
-            queue,
-            full.refusal,
-            f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored:"
-            f" {full.refusal.reason}",
-        )
+    counts = (len(bad), size)
+    full = core.registry.dead_letter_refusal(core.batch, queue, *counts) if bad else None
+    if full is not None:
+        detail = f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored:"
+        core.refuse(queue, full.refusal, f"{detail} {full.refusal.reason}")
     return bad
 
 
@@ -144,15 +141,12 @@ def _validate_in_background(
     publish_again: Callable[..., None],
     reply: Reply,
 ) -> None:
-    works = {
-        at: validation.background_validation(core, queue, body)
-        for at, (body, _) in enumerate(messages)
-    }
+    works = [validation.background_validation(core, queue, body) for body, _ in messages]
 
-    def resume(validated: dict[int, ValidatedPublish]) -> None:
+    def resume(validated: list[ValidatedPublish]) -> None:
         core.run_late(partial(publish_again, validated=validated), reply)
 
-    core.batch.background.append((lambda: {at: work() for at, work in works.items()}, resume))
+    core.batch.background.append((lambda: [work() for work in works], resume))
 
 
 def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[NewMessage]) -> None:

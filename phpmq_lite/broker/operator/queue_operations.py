@@ -45,7 +45,7 @@ def purge(
     """Settle a queue's messages, or the ``limit`` oldest, as deleted.  Reply with the count."""
     queue = core.find_queue(name)
     options = ActionOptions(with_dispatched=with_dispatched, delete_reason=reasons.PURGED)
-    QueueAction(core, entry, Action.DELETE, queue, options, reply, limit)
+    QueueAction(core, entry, Action.DELETE, options, reply).start(queue, limit)
 
 
 def redrive(
@@ -70,7 +70,7 @@ def redrive(
     if queues is not None:
         queues |= {queue.queue_id}  # the queue that contains the records
     options = ActionOptions(ttl_s=ttl_s, target=target, queues=queues)
-    QueueAction(core, entry, Action.REDRIVE, queue, options, reply, limit)
+    QueueAction(core, entry, Action.REDRIVE, options, reply).start(queue, limit)
 
 
 def pause(
@@ -127,7 +127,7 @@ def configure(
     if "max_deliveries" in changes:
         transitions.dead_letter_exhausted(core, queue.window or (), queue)
     core.needs_dispatch[queue.queue_id] = queue
-    registry.settings_changed(queue, changes)
+    registry.settings_changed(core.batch, queue, changes)
     after = to_dict(queue.settings)
     if not entry.detail:
         names = [name for name in after if after[name] != before[name]]
@@ -144,7 +144,7 @@ def create_queue(core: Broker, reply: Callable[[bool], None], entry: AuditEntry,
     """
     is_new = name not in core.queues
     core.destination(name, entry.actor, create=True)
-    core.registry.get_or_create(name, entry.actor)
+    core.registry.get_or_create(core.batch, name, entry.actor)
     core.record_audit(entry, int(is_new))
     core.reply(reply, is_new)
 

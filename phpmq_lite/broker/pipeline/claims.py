@@ -239,7 +239,7 @@ class ClaimOperation:
         """Claim one message; ``Broker.dispatch_in_turn`` is the counterpart for connections."""
         core, queue, subscription = self._core, self._queue, self._subscription
         wall_ms = core.now.wall_ms
-        core.detach(message, queue)
+        core.detach(message)
         core.messages.pop(message.seq, None)
         core.transitioned.add(message.seq)
         message.state = DISPATCHED

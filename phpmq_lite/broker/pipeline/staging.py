@@ -177,7 +177,7 @@ def _get_or_create_queues(core: Broker, names: Sequence[str], creator: str) -> d
     new = [name for name in names if core.destination(name, creator, create=True) is None]
     new = [name for name in new if not core.registry.counts_with_origin(name)]
     core.check_queues(creator, len(new))
-    queues = {name: core.registry.get_or_create(name, creator) for name in names}
+    queues = {name: core.registry.get_or_create(core.batch, name, creator) for name in names}
     return {name: queue for name, queue in queues.items() if queue is not None}
 
 
@@ -231,7 +231,6 @@ def _store(
         touched[queue.queue_id] = part
         size, is_bad = len(body), inspection.reason is not None
         part.add(StageQueue(queue.queue_id, 1, size, int(is_bad), size * is_bad, kept_s, policy))
-        placeholder, content = inspection.record or (None, None)
         flat += (
             stage.first_row + stage.rows,
             queue.queue_id,
@@ -240,8 +239,7 @@ def _store(
             *inspection.indexed,
             inspection.reason,
             inspection.detail or None,
-            placeholder,
-            content,
+            *(inspection.record or (None, None)),
             body,
         )
         stage.rows += 1
@@ -377,9 +375,7 @@ class _StagedPublish:
         core = self.core
         queues = {}
         for queue_id, part in parts.items():
-            queue = core.queues_by_id.get(queue_id) or core.registry.recreate(
-                queue_id, self.entry.actor
-            )
+            queue = core.registry.get_or_recreate(core.batch, queue_id, self.entry.actor)
             if queue is None:
                 raise RefusedError(
                     "too_many_queues",
@@ -394,7 +390,9 @@ class _StagedPublish:
                 )
             refusal = queue.refusal(part.rows, part.bytes)
             if refusal is None and part.bad_rows:
-                full = core.registry.dead_letter_refusal(queue, part.bad_rows, part.bad_bytes)
+                full = core.registry.dead_letter_refusal(
+                    core.batch, queue, part.bad_rows, part.bad_bytes
+                )
                 refusal = None if full is None else full.refusal
             if refusal is not None:
                 core.refuse(

@@ -16,7 +16,7 @@ FULL = Shortage(DISK_FULL, "no room")
 
 
 def set_block(rig: CoreRig, block: Shortage | None) -> Batch:
-    return rig.run(lambda: rig.core.registry.stop_publishing(block))
+    return rig.run(lambda: rig.core.registry.stop_publishing(rig.core.batch, block))
 
 
 @pytest.fixture

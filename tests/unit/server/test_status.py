@@ -30,7 +30,7 @@ def core() -> Broker:
 @pytest.fixture
 def queue(core: Broker) -> Queue:
     batches.begin(core, NOW)
-    made = core.registry.get_or_create("orders")
+    made = core.registry.get_or_create(core.batch, "orders")
     assert made is not None
     return made
 
@@ -123,7 +123,7 @@ async def test_status_of_a_queue_follows_changes_without_a_counter(
         commands.consume(core, client, "orders", 1)
     else:
         core.remove_queue(queue)
-        core.registry.get_or_create("orders")
+        core.registry.get_or_create(core.batch, "orders")
     names = {status.name: status for status in handle.status().queues}
     changed = names["orders"] != before
     assert changed is (change != "remove")
@@ -133,7 +133,7 @@ async def test_status_of_a_queue_follows_changes_without_a_counter(
 async def test_status_comes_in_slices(handle: BrokerHandle, core: Broker) -> None:
     batches.begin(core, NOW)
     for number in range(5):
-        core.registry.get_or_create(f"q{number}")
+        core.registry.get_or_create(core.batch, f"q{number}")
     slices = [[queue.name for queue in some] for some in handle.queue_slices(2)]
     assert slices == [["q0", "q1"], ["q2", "q3"], ["q4"]]
     assert handle.summary().queues == ()
@@ -195,7 +195,7 @@ async def test_queues_that_share_a_dead_letter_queue_count_their_own_records(
     handle: BrokerHandle, core: Broker, client: Connection
 ) -> None:
     queues = {
-        name: core.registry._create(name, "")
+        name: core.registry._create(core.batch, name, "")
         for name in ("orders", "orders.retry", "mail", "other")
     }
     for name in ("orders", "mail"):

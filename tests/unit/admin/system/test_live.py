@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import pytest
@@ -405,8 +404,10 @@ async def test_tail_reports_the_moves_of_its_queue_only(
 ) -> None:
     """The name of a queue may contain what the text of a move has between its two names."""
     rig = CoreRig()
+    rig.begin()
     for name in ("mail", source, target):
-        rig.run(partial(rig.core.registry.get_or_create, name))
+        rig.core.registry.get_or_create(rig.core.batch, name)
+    rig.finish()
     row = rig.publish(b"", queue=source).created[0]
     place = MessagePreview(row.seq, 1, rig.queue(target).queue_id, 2, b"")
     engine, tail, _ = tail_of(place)

@@ -285,7 +285,7 @@ def test_redrive_respects_the_limits_of_the_origin(rig: CoreRig) -> None:
 def test_reason_for_a_full_disk_does_not_name_the_setting(rig: CoreRig, action: Action) -> None:
     """Results are counted by reason, and the admin interface describes each."""
     row = record(rig)
-    rig.run(lambda: rig.core.registry.stop_publishing(Shortage(DISK_LOW, "")))
+    rig.run(lambda: rig.core.registry.stop_publishing(rig.core.batch, Shortage(DISK_LOW, "")))
     run(rig, action, row, target="orders")
     assert skip_reasons(rig) == {SkipReason.DISK_FULL: 1}
 
@@ -364,7 +364,7 @@ def test_restore_respects_limits_but_not_a_pause(rig: CoreRig) -> None:
 
 
 def test_restore_recreates_a_removed_queue(rig: CoreRig) -> None:
-    rig.run(lambda: rig.core.registry.get_or_create("orders"))
+    rig.run(lambda: rig.core.registry.get_or_create(rig.core.batch, "orders"))
     rig.run(lambda: rig.core.remove_queue(rig.queue()))
     rig.publish(b"x", queue="mails")
     [born] = run(rig, Action.RESTORE, settled(1, body=b"a")).created

@@ -27,7 +27,7 @@ BYTES = 1 << 20
 def rig() -> CoreRig:
     rig = CoreRig()
     rig.begin()
-    rig.core.registry.get_or_create("orders")
+    rig.core.registry.get_or_create(rig.core.batch, "orders")
     rig.finish()
     return rig
 
