@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
@@ -77,18 +77,16 @@ class SubscriptionHolder:
 SUBSCRIPTION: Final = SubscriptionHolder()
 
 
+@dataclass(slots=True, eq=False)
 class Consumer:
     """A connection's credit on one queue, and the messages that it holds, oldest first."""
 
-    __slots__ = ("connection", "credit", "held", "held_bytes", "is_waiting", "queue")
-
-    def __init__(self, connection: Connection, queue: "Queue", credit: int) -> None:
-        self.connection = connection
-        self.queue = queue
-        self.credit = credit  # maximum number of unacknowledged messages
-        self.held: dict[bytes, Message] = {}  # keyed by message id
-        self.held_bytes = 0
-        self.is_waiting = False  # True while in queue.waiting_consumers
+    connection: Connection
+    queue: "Queue"
+    credit: int  # maximum number of unacknowledged messages
+    held: dict[bytes, Message] = field(default_factory=dict)  # keyed by message id
+    held_bytes: int = 0
+    is_waiting: bool = False  # True while in queue.waiting_consumers
 
 
 # Those of QueueCounters of which each event changes one.

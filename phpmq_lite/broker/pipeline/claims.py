@@ -6,6 +6,7 @@ batches, one page of rows in each; a subscription's commands run one after anoth
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -72,7 +73,7 @@ def claim(
             _finish(core, subscription, reply, subscription.last_claim)
         else:
             client = core.client_number_of(entry)
-            ClaimOperation(core, subscription, queue, client, max_messages, max_bytes, reply)
+            _PagedClaim(core, subscription, queue, client, max_messages, max_bytes, reply).begin()
 
     _run_in_turn(core, subscription, begin, reply)
 
@@ -172,45 +173,40 @@ def _unknown_claim(name: str, claim: int, hi: int) -> RefusedError:
     )
 
 
-class ClaimOperation:
+@dataclass(slots=True)
+class _PagedClaim:
     """One call to ``claim``, processed page by page."""
 
-    def __init__(
-        self,
-        core: Broker,
-        subscription: Subscription,
-        queue: Queue,
-        client: int,
-        max_messages: int,
-        max_bytes: int,
-        reply: Reply,
-    ) -> None:
-        self._core = core
-        self._subscription = subscription
-        self._queue = queue
-        self._client = client
-        self._remaining = max_messages
-        self._remaining_bytes = max_bytes
-        self._reply = reply
-        self._first = subscription.next_claim
-        self._claimed_to: int | None = queue.claimed_to  # None if earlier ready messages remain
-        self._upto = core.next_number - 1
-        self._request_page(queue.claimed_to)
+    core: Broker
+    subscription: Subscription
+    queue: Queue
+    client: int
+    remaining: int
+    remaining_bytes: int
+    reply: Reply
+    first: int = 0
+    upto: int = 0
+    claimed_to: int | None = None  # None if earlier ready messages remain
+
+    def begin(self) -> None:
+        self.first, self.upto = self.subscription.next_claim, self.core.next_number - 1
+        self.claimed_to = self.queue.claimed_to
+        self._request_page(self.queue.claimed_to)
 
     def _request_page(self, after: int) -> None:
-        if self._queue.settings.delivery_paused or self._core.is_draining:
+        if self.queue.settings.delivery_paused or self.core.is_draining:
             self._end()
             return
-        limit = min(CLAIM_SLICE, self._remaining)
+        limit = min(CLAIM_SLICE, self.remaining)
         page = PageRequest(
-            self.process_page, self._queue.queue_id, after, self._upto, limit, kind=PageKind.READY
+            self.process_page, self.queue.queue_id, after, self.upto, limit, kind=PageKind.READY
         )
-        self._core.batch.pages.append(page)
+        self.core.batch.pages.append(page)
 
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Claim the free rows on a page, then either request the next page or send the reply."""
-        core, is_full = self._core, False
-        queue = self._queue = core.queues_by_id.get(self._queue.queue_id, self._queue)
+        core, is_full = self.core, False
+        queue = self.queue = core.queues_by_id.get(self.queue.queue_id, self.queue)
         if queue.settings.delivery_paused:
             self._end()
             return
@@ -218,33 +214,33 @@ class ClaimOperation:
         has_returned = any(m.queue_id == queue_id for m in batch.changed.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created
         )  # to its position, since the page was loaded
-        if self._claimed_to != queue.claimed_to or has_returned:
-            self._claimed_to = None
+        if self.claimed_to != queue.claimed_to or has_returned:
+            self.claimed_to = None
         for row in page:
             is_due = row.deadline_ms is not None and row.deadline_ms <= core.now.steady_ms
             if is_due or core.has_changed(row.seq):
-                self._claimed_to = None
+                self.claimed_to = None
                 continue
-            if row.size > self._remaining_bytes and self._subscription.next_claim > self._first:
+            if row.size > self.remaining_bytes and self.subscription.next_claim > self.first:
                 is_full = True
                 break
             self._claim(core.messages.get(row.seq, row))
-        self._subscription.store(core.batch)
-        if is_full or is_last or not self._remaining or self._remaining_bytes <= 0:
+        self.subscription.store(core.batch)
+        if is_full or is_last or not self.remaining or self.remaining_bytes <= 0:
             self._end()
         else:
             self._request_page(page[-1].position)
 
     def _claim(self, message: Message) -> None:
         """Claim one message; ``Broker.dispatch_in_turn`` is the counterpart for connections."""
-        core, queue, subscription = self._core, self._queue, self._subscription
+        core, queue, subscription = self.core, self.queue, self.subscription
         wall_ms = core.now.wall_ms
         core.detach(message)
         core.messages.pop(message.seq, None)
         core.transitioned.add(message.seq)
         message.state = DISPATCHED
         message.holder = SUBSCRIPTION
-        message.consumer = self._client
+        message.consumer = self.client
         message.deliveries += 1
         message.last_dispatched_at = wall_ms
         if message.first_dispatched_at is None:
@@ -260,13 +256,13 @@ class ClaimOperation:
             (subscription.subscription_id, subscription.next_claim, message.seq, wall_ms)
         )
         subscription.next_claim += 1
-        self._remaining -= 1
-        self._remaining_bytes -= message.size
-        if self._claimed_to is not None:
-            self._claimed_to = queue.claimed_to = message.position
+        self.remaining -= 1
+        self.remaining_bytes -= message.size
+        if self.claimed_to is not None:
+            self.claimed_to = queue.claimed_to = message.position
 
     def _end(self) -> None:
-        _finish(self._core, self._subscription, self._reply, self._subscription.last_claim)
+        _finish(self.core, self.subscription, self.reply, self.subscription.last_claim)
 
 
 def _settle_claims(

@@ -26,23 +26,21 @@ from phpmq_lite.writes import (
 SUBSCRIPTIONS_MAX: Final = 1_000
 
 
+@dataclass(slots=True, eq=False)
 class Subscription:
     """A subscription, whose commands run one after another and take several batches each.
 
     Claims are numbered from 1 without gaps; all claims up to ``acked_upto`` are acknowledged.
     """
 
-    def __init__(
-        self, subscription_id: int, name: str, queue_id: int, next_claim: int, acked_upto: int
-    ) -> None:
-        self.subscription_id = subscription_id
-        self.name = name
-        self.queue_id = queue_id
-        self.next_claim = next_claim
-        self.acked_upto = acked_upto
-        self.is_busy = False
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._is_starting_work = False  # True while ``finish`` is starting work that waited
+    subscription_id: int
+    name: str
+    queue_id: int
+    next_claim: int
+    acked_upto: int
+    is_busy: bool = False
+    _waiting: deque[Callable[[], None]] = field(default_factory=deque)
+    _is_starting_work: bool = False  # True while ``finish`` is starting work that waited
 
     @property
     def last_claim(self) -> int:
@@ -280,10 +278,8 @@ class KnownAppIds:
 
     def _make_room(self, batch: Batch, owner: str | None, now_ms: int, *, is_single: bool) -> None:
         own = self._groups[owner, is_single]
-        bound, silent_ms = (
-            (SINGLE_USES, now_ms) if is_single else (APP_IDS, now_ms - APP_ID_KEPT_MS)
-        )
-        while len(own) >= bound and next(iter(own.values())).used_ms <= silent_ms:
+        limit, until_ms = (SINGLE_USES, now_ms) if is_single else (APP_IDS, now_ms - APP_ID_KEPT_MS)
+        while len(own) >= limit and next(iter(own.values())).used_ms <= until_ms:
             oldest = next(iter(own))
             self._take(oldest)
             batch.writes.append(ForgetPublishedVersion(oldest))
