@@ -156,8 +156,7 @@ def trend_table(keys: Iterable[str], trend: Trend, records: Trend | None = None)
     """Return the data of some of ``TREND_CHARTS`` as a table."""
     charts = [TREND_CHARTS[key] for key in keys]
     return make_table(
-        trend,
-        [(chart.kind, line) for chart in charts for line in _series(chart, trend, records)],
+        trend, [(chart.kind, line) for chart in charts for line in _series(chart, trend, records)]
     )
 
 

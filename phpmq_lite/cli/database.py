@@ -11,13 +11,7 @@ import click
 
 from phpmq_lite.cli.admin_client import AdminClient, admin_output_options
 from phpmq_lite.cli.errors import DAMAGED, NOT_FOUND, REFUSED, CommandError
-from phpmq_lite.cli.output import (
-    columns,
-    number_columns,
-    output_option,
-    print_message,
-    write_rows,
-)
+from phpmq_lite.cli.output import columns, number_columns, output_option, print_message, write_rows
 from phpmq_lite.cli.parameters import (
     EXISTING_PATH,
     SettingsArguments,

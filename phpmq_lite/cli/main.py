@@ -9,13 +9,7 @@ import click
 from click.exceptions import NoSuchCommand
 
 from phpmq_lite import __version__, installation, standard_streams
-from phpmq_lite.cli.errors import (
-    WORDS,
-    describe_error,
-    exit_code_of,
-    expected_error,
-    explain_usage,
-)
+from phpmq_lite.cli.errors import WORDS, describe_error, exit_code_of, expected_error, explain_usage
 from phpmq_lite.cli.progress import shown_silence
 from phpmq_lite.cli.signals import become_child_of_first_process
 
@@ -44,9 +38,7 @@ SECTIONS: Final = {  # section of the help text -> commands
         "dead-letter": ("messages", "List, redrive and delete dead letters."),
         "trace": ("messages", "Show a trace's messages from all queues, newest first."),
     },
-    "Queues": {
-        "queue": ("queues", "List, create, configure, pause, purge and delete queues."),
-    },
+    "Queues": {"queue": ("queues", "List, create, configure, pause, purge and delete queues.")},
     "Applications": {
         "worker": ("worker", "Handle a queue's envelopes with an app's handlers."),
         "outbox": ("outbox", "Publish rows from an outbox table in a service's database."),
@@ -55,7 +47,7 @@ SECTIONS: Final = {  # section of the help text -> commands
         "frame": ("frames", "Explain PHPMQ protocol bytes without a broker."),
     },
     "History in Spark": {
-        "pipeline": ("pipeline.commands", "Archive, measure and replay the history with Spark."),
+        "pipeline": ("pipeline.commands", "Archive, measure and replay the history with Spark.")
     },
     "Data": {
         "backup": ("backups", "Create, list, restore and test backups of the database."),

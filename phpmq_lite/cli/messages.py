@@ -313,10 +313,7 @@ _PLAN_EFFECTS: Final = {
     "quarantined": "of these, quarantined again:",
     "skipped": "skipped:",
 }
-PLAN_COLUMNS: Final = (
-    *columns(what="WOULD BE", name="QUEUE OR REASON"),
-    *number_columns("count"),
-)
+PLAN_COLUMNS: Final = (*columns(what="WOULD BE", name="QUEUE OR REASON"), *number_columns("count"))
 
 
 @click.group("dead-letter")

@@ -28,14 +28,7 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import BatchRefusedError, RefusedError
 from phpmq_lite.logs import get_logger, is_quiet
-from phpmq_lite.model import (
-    ACKED_KEY,
-    Batch,
-    BatchStore,
-    ClockReading,
-    LoadedRows,
-    Outbox,
-)
+from phpmq_lite.model import ACKED_KEY, Batch, BatchStore, ClockReading, LoadedRows, Outbox
 from phpmq_lite.server.counters import CommitCounters
 
 _log = get_logger(__name__)

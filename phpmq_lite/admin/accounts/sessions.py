@@ -273,11 +273,7 @@ async def show_account(
 
 
 @endpoints.action(
-    "/account/password",
-    "account-password",
-    Role.VIEWER,
-    "user.password",
-    show_refused=show_account,
+    "/account/password", "account-password", Role.VIEWER, "user.password", show_refused=show_account
 )
 async def submit_own_password(call: Call, user: OwnUser, form: Form) -> web.StreamResponse:
     """Change the user's own password, end their other sessions and renew this session's id."""

@@ -39,10 +39,7 @@ _PROBLEM: Final[dict[str, Any]] = {
     "type": "object",
     "description": "An error (RFC 9457).",
     "properties": {
-        "type": {
-            "type": "string",
-            "description": "URL of the documentation page about this error",
-        },
+        "type": {"type": "string", "description": "URL of the documentation page about this error"},
         "title": {"type": "string", "description": "name of the HTTP status, such as Not Found"},
         "status": {"type": "integer", "description": "HTTP status code of the response"},
         "code": {"type": "string", "description": "stable, machine-readable error code"},

@@ -91,8 +91,5 @@ class StaticFiles:
         is_current = request.match_info["version"] == self.version
         cache = "public, max-age=31536000, immutable" if is_current else "no-cache"
         return web.Response(
-            body=content,
-            content_type=type_,
-            charset="utf-8",
-            headers={"Cache-Control": cache},
+            body=content, content_type=type_, charset="utf-8", headers={"Cache-Control": cache}
         )

@@ -15,12 +15,7 @@ from phpmq_lite.admin.http.body import memory_hold_of, read_json_body
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, QueueName
-from phpmq_lite.admin.http.fields import (
-    AuditReason,
-    QueryModel,
-    StrictInput,
-    TtlSeconds,
-)
+from phpmq_lite.admin.http.fields import AuditReason, QueryModel, StrictInput, TtlSeconds
 from phpmq_lite.admin.http.input import Form, Untrimmed, check_queue_name
 from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
 from phpmq_lite.admin.messages import drafts, envelope_card, saved_items
@@ -185,11 +180,7 @@ def check_size(call: Call, body: bytes, field: str) -> None:
 
 
 @endpoints.api(
-    "POST /messages/{id}/edit",
-    "api-message-edit",
-    Role.OPERATOR,
-    "message.edit",
-    has_content=True,
+    "POST /messages/{id}/edit", "api-message-edit", Role.OPERATOR, "message.edit", has_content=True
 )
 async def edit_message(call: Call, row: Message, edited: EditInput) -> ActionResultView:
     """Publish an edited copy of a message. The original message stays unchanged."""

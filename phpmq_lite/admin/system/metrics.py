@@ -604,10 +604,7 @@ async def _readings(context: Context) -> MetricReadings:
     """Return the readings; those from the database are None if the database cannot be read."""
     status = context.broker.summary()
     readings = MetricReadings(
-        status=status,
-        context=context,
-        now_ms=context.now_ms(),
-        limits=list_limits(context, status),
+        status=status, context=context, now_ms=context.now_ms(), limits=list_limits(context, status)
     )
     store = status.store
     try:

@@ -21,11 +21,7 @@ from phpmq_lite.server.backpressure import memory_bound
 from phpmq_lite.service.startup_checks import disk_space_bounds
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, create_private, sync_file
-from phpmq_lite.storage.data_folder import (
-    DataFolder,
-    check_rights,
-    read_meta,
-)
+from phpmq_lite.storage.data_folder import DataFolder, check_rights, read_meta
 from phpmq_lite.storage.disk_space import DiskSpace
 from phpmq_lite.storage.mounts import check_local, file_system
 

@@ -9,16 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from phpmq_lite.cli.doctor.findings import (
-    BAD,
-    WARN,
-    Finding,
-    bad,
-    ok,
-    ok_if,
-    report_findings,
-    warn,
-)
+from phpmq_lite.cli.doctor.findings import BAD, WARN, Finding, bad, ok, ok_if, report_findings, warn
 from phpmq_lite.cli.doctor.installation import (
     check_python,
     installed_version,
