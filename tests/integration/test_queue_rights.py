@@ -314,6 +314,25 @@ async def test_writing_changes_nothing_of_a_foreign_queue(scene: Scene) -> None:
     assert "\n".join(map(str, await _changed(scene))) == ""
 
 
+@pytest.mark.parametrize(
+    "targets",
+    [
+        {"on_expire": f"forward:{FOREIGN}"},
+        {"on_expire": "forward:QUEUE", "forward_to": FOREIGN},
+        {"dead_letter_queue": FOREIGN},
+    ],
+)
+async def test_settings_of_an_own_queue_send_nothing_to_a_foreign_one(
+    scene: Scene, targets: dict[str, str]
+) -> None:
+    before, user = scene.everything(), scene.limited[Role.ADMIN]
+    answers = [await user.request("POST", "/queues/mine/settings", data=targets)]
+    if "forward_to" not in targets:  # a field of the form
+        answers.append(await user.call("PATCH", "/queues/mine", targets))
+    assert {answer.status for answer in answers} == {403}
+    assert scene.everything() == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("globs", [("mine*", f"{FOREIGN}*")])
 async def test_caller_with_the_right_sees_and_changes_the_queue(scene: Scene) -> None:

@@ -1,6 +1,6 @@
 """A call: one request, and everything that its handler may use."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -136,10 +136,13 @@ class Call:
             bound = ", ".join(self.identity.queues)
             raise Problem(403, "foreign_queue", detail, field=field, bound=bound)
 
-    def check_forward(self, on_expire: object, field: str = "on_expire") -> None:
-        """Call ``check_queue`` for the queue to which a setting forwards messages, if any."""
+    def check_setting_targets(self, changes: Mapping[str, Any], prefix: str = "") -> None:
+        """Call ``check_queue`` for each queue to which changed settings send messages."""
+        on_expire, dead_letter_queue = changes.get("on_expire"), changes.get("dead_letter_queue")
         if isinstance(on_expire, str) and on_expire.startswith(FORWARD):
-            self.check_queue(on_expire.removeprefix(FORWARD), field)
+            self.check_queue(on_expire.removeprefix(FORWARD), f"{prefix}on_expire")
+        if dead_letter_queue:
+            self.check_queue(dead_letter_queue, f"{prefix}dead_letter_queue")
 
     def check_all_queues(self, action: str) -> None:
         """Raise a 403 ``Problem`` with the allowed globs if the caller is limited to them."""

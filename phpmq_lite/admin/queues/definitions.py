@@ -86,9 +86,7 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
     for name, settings in queues.items():
         check_name(name)
         call.check_queue(name, f"queues.{name}")
-        call.check_forward(settings.get("on_expire"), f"queues.{name}.on_expire")
-        if target := settings.get("dead_letter_queue"):
-            call.check_queue(target, f"queues.{name}.dead_letter_queue")
+        call.check_setting_targets(settings, f"queues.{name}.")
         check_settings(name, settings)
     named = {"queues": list(queues)} | {member: list(getattr(body, member)) for member in _KINDS}
     entry = call.audit("definitions", detail=dumps(named, ensure_ascii=False)[:DETAIL_MAX])

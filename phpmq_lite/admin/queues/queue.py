@@ -225,7 +225,7 @@ async def submit_settings(call: Call, queue: Queue, form: Form) -> web.Response 
             else settings.changed_settings(queue, _default_settings(call, queue), form.raw)
         )
         if changes:
-            call.check_forward(changes.get("on_expire"))
+            call.check_setting_targets(changes)
             await call.run(queue_operations.configure, queue.name, changes)
     except BadSettingError as error:
         text = f"{error.problem[:1].upper()}{error.problem[1:]}."
@@ -277,9 +277,7 @@ async def get_queue(call: Call, queue: Queue) -> web.Response:
 async def configure_queue(call: Call, queue: Queue, body: SettingsInput) -> web.Response:
     """Change a queue's settings; with an If-Match header, only if the ETag still matches."""
     changes = body.changes()
-    call.check_forward(changes.get("on_expire"))
-    if target := changes.get("dead_letter_queue"):
-        call.check_queue(target, "dead_letter_queue")
+    call.check_setting_targets(changes)
     check = check_etag(call, queue.name)
     new_settings = await call.run(queue_operations.configure, queue.name, changes, check=check)
     return _with_etag(SettingsView(**new_settings), new_settings)
