@@ -7,14 +7,12 @@ from phpmq_lite.server.status import QueueStatus
 
 
 def dead_letter_queues_named(queues: Iterable[QueueStatus]) -> frozenset[str]:
-    """Return the dead-letter queues named in settings; all others have the suffix ``.dlq``."""
-    return frozenset(
-        queue.settings.dead_letter_queue for queue in queues if queue.settings.dead_letter_queue
-    )
+    """Return the names of dead-letter queues, also of those that another queue's setting names."""
+    return frozenset(queue.name for queue in queues if queue.is_dead_letter_queue)
 
 
 def has_records(name: str, others: frozenset[str]) -> bool:
-    """Return whether ``name`` is a dead-letter queue; ``others`` are those named in settings."""
+    """Return whether ``name`` is that of a dead-letter queue; ``others`` are known to be some."""
     return name.endswith(DEAD_LETTER_SUFFIX) or name in others
 
 

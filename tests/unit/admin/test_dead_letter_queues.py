@@ -16,7 +16,7 @@ QUEUES = (
     queue_status("orders", 1, settings=NAMED, dead_letter_queue="failed"),
     queue_status("orders.retry", 4, dead_letter_queue="failed"),
     queue_status("mail", 2),
-    queue_status("failed", 3),
+    queue_status("failed", 3, is_dead_letter_queue=True),
 )
 
 

@@ -198,7 +198,7 @@ def test_consumers_of_a_retry_queue_are_reported() -> None:
 
 def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
     orders = queue_status("orders", 1, settings=QueueSettings(dead_letter_queue="failed"))
-    assert found(orders, queue_status("failed", 2, ready=3)) == []
+    assert found(orders, queue_status("failed", 2, ready=3, is_dead_letter_queue=True)) == []
 
 
 def test_damage_and_a_failed_backup_are_reported() -> None:
