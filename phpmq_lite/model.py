@@ -445,6 +445,32 @@ class MovedMessage(NamedTuple):
     to_id: int  # queue_id of its new queue
 
 
+class InspectedRow(NamedTuple):
+    """A row to stage, after its inspection; a row of the table ``stage_row``."""
+
+    row_id: int
+    queue_id: int
+    ttl_s: int | None
+    token: int
+    urn: str | None
+    trace_id: str | None
+    meta_id: str | None
+    attempts: int | None
+    reason: str | None  # why it will be dead-lettered; None for a valid row, as for the next three
+    detail: str | None
+    record_id: bytes | None
+    record: bytes | None
+    content: bytes
+
+    @property
+    def inspection(self) -> EnvelopeInspection:
+        """Return the result of the inspection."""
+        indexed, record = (self.urn, self.trace_id, self.meta_id, self.attempts), None
+        if self.record_id is not None and self.record is not None:
+            record = PreparedRecord(self.record_id, self.record)
+        return EnvelopeInspection(indexed, self.reason, self.detail or "", record)
+
+
 DUE_AT_ONCE: Final = 1_000  # maximum number of messages to expire per batch
 ACKED_KEY: Final = (int(State.ACKED), None)  # of acknowledged messages in ``Batch.settled``
 
@@ -487,7 +513,7 @@ class Batch:
     # flat list: subscription_id, claim, seq, claimed_at
     claims_added: list[Any] = field(default_factory=list)
     claims_removed: list[int] = field(default_factory=list)  # message seqs
-    staged_rows: list[Any] = field(default_factory=list)  # flat list; see batch_sql for the fields
+    staged_rows: list[InspectedRow] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     # stored by items of ``writes``, but also listed here for code that reads the batch
     copied: list[CopiedRows] = field(default_factory=list)

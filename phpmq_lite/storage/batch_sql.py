@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final
 
@@ -162,7 +162,7 @@ def batch_statements(batch: Batch) -> list[Step]:
     if batch.claims_removed:
         steps.append(("delete_claims", batch.claims_removed, ()))
     if batch.staged_rows:
-        steps.append(("insert_staged_rows", batch.staged_rows, ()))
+        steps.append(("insert_staged_rows", [*chain.from_iterable(batch.staged_rows)], ()))
     for write in batch.writes:
         values = write._asdict()
         steps += [(name, values, None) for name in write_statements(type(write))]

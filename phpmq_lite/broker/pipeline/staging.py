@@ -8,7 +8,7 @@ when they are staged.
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +23,7 @@ from phpmq_lite.model import (
     CopiedRows,
     EnvelopeInspection,
     EnvelopeInspector,
-    PreparedRecord,
+    InspectedRow,
     Reply,
     has_room,
 )
@@ -220,7 +220,6 @@ def _store(
         )
         staging.next_id += 1
         writes.append(CreateStage(stage.stage_id, token, core.now.wall_ms, stage.until_ms))
-    flat = core.batch.staged_rows
     touched: dict[int, StageQueue] = {}
     for (queue, policy, body, ttl_s), inspection in zip(rows, inspections, strict=True):
         kept_s, _ = deadline_of(queue.settings.default_ttl_s if ttl_s is None else ttl_s, 0)
@@ -231,17 +230,24 @@ def _store(
         touched[queue.queue_id] = part
         size, is_bad = len(body), inspection.reason is not None
         part.add(StageQueue(queue.queue_id, 1, size, int(is_bad), size * is_bad, kept_s, policy))
-        flat += (
-            stage.first_row + stage.rows,
-            queue.queue_id,
-            kept_s,
-            core.take_token(),
-            *inspection.indexed,
-            inspection.reason,
-            inspection.detail or None,
-            *(inspection.record or (None, None)),
-            body,
+        urn, trace_id, meta_id, attempts = inspection.indexed
+        record_id, record = inspection.record or (None, None)
+        inspected = InspectedRow(
+            row_id=stage.first_row + stage.rows,
+            queue_id=queue.queue_id,
+            ttl_s=kept_s,
+            token=core.take_token(),
+            urn=urn,
+            trace_id=trace_id,
+            meta_id=meta_id,
+            attempts=attempts,
+            reason=inspection.reason,
+            detail=inspection.detail or None,
+            record_id=record_id,
+            record=record,
+            content=body,
         )
+        core.batch.staged_rows.append(inspected)
         stage.rows += 1
         staging.rows += 1
         stage.bytes += size
@@ -249,7 +255,7 @@ def _store(
         core.batch.created_bytes += size  # counts towards the batch limit
     stage.is_whole = is_whole
     for part in touched.values():
-        writes.append(UpdateStageQueue(stage.stage_id, *astuple(part)))
+        writes.append(UpdateStageQueue(stage_id=stage.stage_id, **asdict(part)))
     writes.append(UpdateStage(stage.rows, stage.bytes, int(is_whole), stage.stage_id))
     core.reply(reply, StagingStatus(stage.rows, stage.bytes))
 
@@ -313,7 +319,7 @@ class _StagedPublish:
     reply: Reply
     in_parts: bool = False
     spans: list[list[int]] = field(default_factory=list)  # row-number ranges that have been read
-    bad: list[tuple[Any, ...]] = field(default_factory=list)  # invalid rows in those ranges
+    bad: list[InspectedRow] = field(default_factory=list)  # invalid rows in those ranges
 
     def begin(self) -> None:
         """Check the publish, read its invalid rows, if there are any, and then store it."""
@@ -356,7 +362,7 @@ class _StagedPublish:
 
     def resume(self, rows: list[tuple[Any, ...]]) -> None:
         """Keep the invalid rows and check again, because tokens and queues may have changed."""
-        self.bad = rows
+        self.bad = [InspectedRow(*row) for row in rows]
         self.core.run_late(self.begin, self.reply)
 
     def _stages(self) -> list[StageState]:
@@ -416,18 +422,21 @@ class _StagedPublish:
         remaining = sum(stage.rows for stage in all_stages[len(stages) :])
         client = core.client_number_of(self.entry)
         for row in self.bad:
-            _, queue_id, ttl_s, *indexed, reason, detail, record_id, record, body = row
-            prepared = None if record is None else PreparedRecord(record_id, record)
-            inspection = EnvelopeInspection(tuple(indexed), reason, detail or "", prepared)
-            transitions.publish(core, queues[queue_id], body, ttl_s or 0, client, inspection)
+            queue, ttl_s = queues[row.queue_id], row.ttl_s or 0
+            transitions.publish(core, queue, row.content, ttl_s, client, row.inspection)
         first = core.next_number
         for stage in stages:
             # Only valid rows become messages; the row numbers of invalid rows are skipped.
-            offset, core.next_number = core.next_number, core.next_number + stage.rows
-            end_row = stage.first_row + stage.rows
-            moved = offset - stage.first_row
-            copy = CopyStagedRows(moved, *core.now, client, stage.first_row, end_row)
+            copy = CopyStagedRows(
+                offset=core.next_number - stage.first_row,
+                at_ms=core.now.wall_ms,
+                steady_ms=core.now.steady_ms,
+                publisher=client,
+                first_row=stage.first_row,
+                end_row=stage.first_row + stage.rows,
+            )
             core.batch.writes.append(copy)
+            core.next_number += stage.rows
             staging.drop(core.batch, stage.token)
         if is_resumed:
             _drop_tokens(core, self.tokens, self.writer)
@@ -458,8 +467,8 @@ class _StagedPublish:
         queue.counters.published += rows
         queue.counters.count_source(self.entry.source, part.rows)
         core.batch.created_bytes += size
-        if part.min_ttl_s is not None:
-            core.note_deadline(core.now.steady_ms + part.min_ttl_s * 1_000)
+        if part.least_ttl_s is not None:
+            core.note_deadline(core.now.steady_ms + part.least_ttl_s * 1_000)
         if queue.window is not None and rows:
             queue.window.reaches_end = False
             core.needs_dispatch[queue.queue_id] = queue

@@ -128,7 +128,7 @@ class StageQueue:
     bytes: int = 0
     bad_rows: int = 0  # number of rows to be dead-lettered when published
     bad_bytes: int = 0
-    min_ttl_s: int | None = None  # None if no row expires
+    least_ttl_s: int | None = None  # None if no row expires
     policy: str = ""  # the policy that rows were validated against; empty without validation
 
     def add(self, other: "StageQueue") -> None:
@@ -136,8 +136,8 @@ class StageQueue:
         self.bytes += other.bytes
         self.bad_rows += other.bad_rows
         self.bad_bytes += other.bad_bytes
-        if other.min_ttl_s is not None:
-            self.min_ttl_s = min(self.min_ttl_s or other.min_ttl_s, other.min_ttl_s)
+        if other.least_ttl_s is not None:
+            self.least_ttl_s = min(self.least_ttl_s or other.least_ttl_s, other.least_ttl_s)
         if other.policy != self.policy:
             self.policy = MIXED_POLICIES
 

@@ -179,8 +179,8 @@ class SqliteStore(Store):
         changed = len(batch.created) + len(batch.dispatched) + len(batch.changed)
         self.wal_bytes += index_bytes + _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
         if batch.staged_rows:
-            contents = (value for value in batch.staged_rows if isinstance(value, bytes))
-            self.wal_bytes += _STAGED_WEIGHT * sum(map(len, contents))
+            size = sum(len(row.content) + len(row.record or b"") for row in batch.staged_rows)
+            self.wal_bytes += _STAGED_WEIGHT * size
         if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
             self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
 

@@ -3,7 +3,7 @@
 UPDATE body SET content = decode(repeat('00', length(content)), 'hex') WHERE seq = :seq;
 
 -- name: quarantined_rows
-SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
+SELECT row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts, reason, detail, record_id,
   record, content
 FROM jsonb_array_elements(:spans::jsonb) AS span JOIN stage_row
   ON row_id >= (span.value ->> 0)::bigint AND row_id < (span.value ->> 1)::bigint

@@ -6,7 +6,7 @@ UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
 -- name: quarantined_rows
 -- Staged rows that are invalid and will be quarantined.
 -- index: INTEGER PRIMARY KEY
-SELECT row_id, queue_id, ttl_s, urn, trace_id, meta_id, attempts, reason, detail, record_id,
+SELECT row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts, reason, detail, record_id,
   record, content
 FROM json_each(:spans) AS span CROSS JOIN stage_row
   ON row_id >= json_extract(span.value, '$[0]') AND row_id < json_extract(span.value, '$[1]')

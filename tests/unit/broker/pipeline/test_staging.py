@@ -35,9 +35,8 @@ def test_only_sealed_tokens_are_parsed_as_such() -> None:
 def test_staged_rows_are_numbered_under_their_token(rig: CoreRig) -> None:
     stage(rig, "t", b"a")
     batch = stage(rig, "u", b"b", b"cc", ttl_s=9)
-    flat = batch.staged_rows
-    rows = [flat[at : at + 13] for at in range(0, len(flat), 13)]
-    assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
+    rows = batch.staged_rows
+    assert [(row.row_id, row.queue_id, row.ttl_s, row.content) for row in rows] == [
         (2 << 17, 1, 9, b"b"), (2 << 17 | 1, 1, 9, b"cc"),
     ]  # fmt: skip
     assert writes(batch, CreateStage) == [(2, "u", WALL_MS, STEADY_MS + STAGE_KEPT_MS)]
