@@ -297,8 +297,9 @@ def _may_hold(core: Broker, queue: Queue, size: int) -> bool:
         return False
     # One message may have any size.
     is_first = not queue.held and core.held_bytes <= limits.held_bytes
-    sizes = (queue.held_bytes, core.held_bytes, size, limits.held_bytes)
-    return is_first or _has_share(*sizes, sharing)
+    return is_first or _has_share(
+        queue.held_bytes, core.held_bytes, size, limits.held_bytes, sharing
+    )
 
 
 def _has_share(own: int, total: int, more: int, limit: int, sharing: int) -> bool:

@@ -48,8 +48,8 @@ def background_validation(
     core: Broker, queue: Queue, body: bytes
 ) -> Callable[[], ValidatedPublish]:
     """Return a function that validates content in a thread and creates a record if needed."""
-    about, at_ms = (core.inspector, queue.name, queue.settings), core.now.wall_ms
-    return partial(validate_with, *about, body, at_ms, placeholder_id(core))
+    inspector, at_ms, placeholder = core.inspector, core.now.wall_ms, placeholder_id(core)
+    return partial(validate_with, inspector, queue.name, queue.settings, body, at_ms, placeholder)
 
 
 def placeholder_id(core: Broker) -> bytes:

@@ -177,13 +177,14 @@ def _of_clients(settings: Settings, status: BrokerStatus) -> dict[str, Measured]
 def _of_memory(settings: Settings, status: BrokerStatus) -> dict[str, Measured]:
     limits, paused = settings.limits, status.counters.paused
     limiter, backpressure = status.memory_limiter, status.backpressure
-    backpressure_use = backpressure.total_bytes, backpressure.limit_hits
     memory = limiter.bound_bytes or limits.memory
     unstored, receipts = paused.get("unstored", 0), paused.get("receipts", 0)
     return {
         "memory": Measured(memory, limiter.resident_bytes, limiter.limit_hits),
         "body_cache": Measured(limits.body_cache, status.body_cache_bytes),
-        "unstored_total": Measured(limits.unstored_total, *backpressure_use),
+        "unstored_total": Measured(
+            limits.unstored_total, backpressure.total_bytes, backpressure.limit_hits
+        ),
         "unstored_frames": Measured(limits.unstored_frames, None, unstored),
         "unstored_bytes": Measured(limits.unstored_bytes, None, unstored),
         "write_buffer": Measured(limits.write_buffer, status.unsent_bytes, receipts),

@@ -513,8 +513,10 @@ class QueueAction(PagedAction):
         self._request_page(after=0)
 
     def _request_page(self, after: int) -> None:
-        bounds, bodies = (after, self._upto, PAGE_ROWS), self._action in _WITH_BODIES
-        page = PageRequest(self.process_page, self._queue_id, *bounds, bodies=bodies)
+        bodies = self._action in _WITH_BODIES
+        page = PageRequest(
+            self.process_page, self._queue_id, after, self._upto, PAGE_ROWS, bodies=bodies
+        )
         self.core.batch.pages.append(page)
 
     def _request_next(self, row: Message, *, with_row: bool) -> None:

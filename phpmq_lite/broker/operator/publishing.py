@@ -125,9 +125,10 @@ def _invalid_reasons(
     Raises RefusedError: their records cannot be stored.
     """
     bad = {at: item.reason for at, item in enumerate(inspections) if item and item.reason}
+    if not bad:
+        return bad
     size = sum(len(messages[at][0]) for at in bad) if len(bad) > 1 else 1
-    counts = (len(bad), size)
-    full = core.registry.dead_letter_refusal(core.batch, queue, *counts) if bad else None
+    full = core.registry.dead_letter_refusal(core.batch, queue, len(bad), size)
     if full is not None:
         detail = f"a message is invalid ({bad[min(bad)]}), and its record cannot be stored:"
         core.refuse(queue, full.refusal, f"{detail} {full.refusal.reason}")

@@ -417,8 +417,8 @@ class _StagedPublish:
         all_stages: list[StageState],
     ) -> None:
         """Publish ``stages``, the first of ``all_stages``, and keep the others for later calls."""
-        core = self.core
-        staging, is_resumed = core.staging, bool(stages) and stages[0].is_sealed
+        core, is_resumed = self.core, bool(stages) and stages[0].is_sealed
+        staging, now_ms = core.staging, core.now.steady_ms
         remaining = sum(stage.rows for stage in all_stages[len(stages) :])
         client = core.client_number_of(self.entry)
         for row in self.bad:
@@ -430,7 +430,7 @@ class _StagedPublish:
             copy = CopyStagedRows(
                 offset=core.next_number - stage.first_row,
                 at_ms=core.now.wall_ms,
-                steady_ms=core.now.steady_ms,
+                steady_ms=now_ms,
                 publisher=client,
                 first_row=stage.first_row,
                 end_row=stage.first_row + stage.rows,
@@ -442,18 +442,15 @@ class _StagedPublish:
             _drop_tokens(core, self.tokens, self.writer)
             staging.unseal(core.batch, self.app_id, self.version, len(stages))
         elif remaining:
-            staging.seal(
-                core.batch, core.now.steady_ms, self.app_id, self.version, all_stages[len(stages) :]
-            )
+            staging.seal(core.batch, now_ms, self.app_id, self.version, all_stages[len(stages) :])
         counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
         core.batch.copied.append(CopiedRows(first, core.next_number, client, counts))
         for queue_id, part in parts.items():
             self._count(queues[queue_id], part)
         total = sum(part.rows for part in parts.values())
         version = self.version - 1 if remaining else self.version  # the version is not yet complete
-        published = (self.writer, self.app_id, version, total)
         staging.app_ids.record_version(
-            core.batch, core.now.steady_ms, *published, is_single=self.is_single
+            core.batch, now_ms, self.writer, self.app_id, version, total, is_single=self.is_single
         )
         core.record_audit(self.entry, total)
         result = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)

@@ -75,8 +75,10 @@ class Subscription:
 
     def store(self, batch: Batch) -> None:
         """Store the subscription's queue and claim numbers with the open batch."""
-        claims = (self.next_claim, self.acked_upto)
-        batch.writes.append(UpdateSubscription(self.queue_id, *claims, self.subscription_id))
+        row = UpdateSubscription(
+            self.queue_id, self.next_claim, self.acked_upto, self.subscription_id
+        )
+        batch.writes.append(row)
 
 
 class Subscriptions(dict[str, Subscription]):
@@ -232,8 +234,10 @@ class KnownAppIds:
         is_single = app.is_single if app else is_single
         self._make_room(batch, owner, now_ms, is_single=is_single)
         self._put(app_id, KnownAppId(version, owner, now_ms, is_single))
-        use = (owner, now_ms, int(is_single))
-        batch.writes.append(RecordPublishedVersion(app_id, version, batch.wall_ms, rows, *use))
+        row = RecordPublishedVersion(
+            app_id, version, batch.wall_ms, rows, owner, now_ms, int(is_single)
+        )
+        batch.writes.append(row)
 
     def record_use(self, batch: Batch, now_ms: int, writer: StageWriter, app_id: str) -> None:
         """Record the use of an app_id by a repeated publish that had no effect."""
