@@ -487,6 +487,7 @@ class Batch:
     wall_ms: int
     first_number: int = 1  # messages with a smaller seq are already on disk
     commands: int = 0  # number of commands so far (limited)
+    accepts_commands: bool = True  # False if later commands must wait for the next batch
     inspected_bytes: int = 0  # bytes validated or turned into records so far (limited)
     # -- stored by the transaction
     new_queues: list[QueueRow] = field(default_factory=list)

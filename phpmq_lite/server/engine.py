@@ -413,6 +413,8 @@ class Engine:
         return batch is None or not self._is_full(batch)
 
     def _is_full(self, batch: Batch) -> bool:
+        if not batch.accepts_commands:
+            return True
         limits = self.core.limits
         return batch.commands >= limits.batch_commands or batch.created_bytes >= limits.batch_bytes
 

@@ -138,7 +138,7 @@ class FrameProcessor:
         if connection.pending:  # commands that follow a dead letter wait until it is stored
             self.is_parked = True
             return
-        room = core.limits.batch_commands - batch.commands
+        room = core.limits.batch_commands - batch.commands if batch.accepts_commands else 0
         limit_bytes = core.limits.batch_bytes
         flow_control = self._engine.flow_control
         called_for, self._waits_for = self._waits_for, None

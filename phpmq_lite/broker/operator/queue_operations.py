@@ -266,8 +266,7 @@ def decide_clock(
         shift = ShiftDeadlines(away_ms, number, json.dumps(changed))
         core.batch.writes.append(shift)
         core.note_deadline(0)  # check which deadlines have passed
-        # Allow no later commands in this batch: their deadlines would be shifted twice.
-        core.batch.commands = core.limits.batch_commands
+        core.batch.accepts_commands = False  # their deadlines would be shifted twice
     core.batch.counters["clock_doubt_ms"] = 0
     core.record_audit(entry, 1)
     core.reply(reply, None)
