@@ -97,7 +97,7 @@ def _add_loaded(core: Broker, loaded: LoadedRows) -> None:
                 core.note_deadline(row.deadline_ms)
                 break
             if row.seq not in core.pending:
-                core.transitioned.add(row.seq)
+                core.note_transition(row.seq)
                 transitions.expire(core, core.messages.get(row.seq, row))
     for on_rows, page, is_last in loaded.pages:
         on_rows(page, is_last)
@@ -144,7 +144,7 @@ def _add_body(core: Broker, seq: int, body: bytes | None, client_records: Client
             settle_dead(core, message, reasons.DAMAGED, None)
         elif queue.window is not None:
             queue.window.set_body(message, body)
-            core.needs_dispatch[queue.queue_id] = queue
+            core.request_dispatch(queue)
 
 
 def _extend_window(core: Broker, queue: Queue, page: list[Message], reaches_end: bool) -> None:
@@ -155,7 +155,7 @@ def _extend_window(core: Broker, queue: Queue, page: list[Message], reaches_end:
     for message in page:
         core.messages[message.seq] = message
     transitions.dead_letter_exhausted(core, page, queue)
-    core.needs_dispatch[queue.queue_id] = queue
+    core.request_dispatch(queue)
 
 
 # -- dispatch

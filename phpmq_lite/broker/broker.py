@@ -304,6 +304,10 @@ class Broker:
             queue.waiting_consumers.append(consumer)
         self.needs_dispatch[queue.queue_id] = queue
 
+    def request_dispatch(self, queue: Queue) -> None:
+        """Add a queue that may have messages and consumers with credit to the next dispatch."""
+        self.needs_dispatch[queue.queue_id] = queue
+
     # -- queues
 
     def find_queue(self, name: str) -> Queue:
@@ -378,6 +382,10 @@ class Broker:
         self.audit_counts[entry.action] += 1
         at_ms = self.now.wall_ms
         self.batch.writes.append(InsertAudit(entry.audit_id, at_ms, number=entry.count, **texts))
+
+    def note_transition(self, seq: int) -> None:
+        """Record that a message has changed, so that its row, if loaded, is no longer used."""
+        self.transitioned.add(seq)
 
     def has_changed(self, seq: int) -> bool:
         """Return whether a message settles or has changed since its row was loaded."""
@@ -496,7 +504,7 @@ class Broker:
             dropped = queue.window.trim()
             if dropped:
                 self.cancel_page(queue, queue.window)
-                self.needs_dispatch[queue.queue_id] = queue
+                self.request_dispatch(queue)
             for message in dropped:
                 del self.messages[message.seq]
 
@@ -522,7 +530,7 @@ class Broker:
         is_in_window = window is not None and window.insert(message)
         self._record_ready(message, is_in_window=is_in_window)
         if is_in_window:
-            self.needs_dispatch[queue.queue_id] = queue
+            self.request_dispatch(queue)
 
     def make_ready_at_end(self, message: Message, queue: Queue) -> None:
         """Move a message to the end of ``queue``, keeping its id."""
@@ -532,7 +540,7 @@ class Broker:
         is_in_window = window is not None and window.append(message)
         self._record_ready(message, is_in_window=is_in_window)
         if window is not None:
-            self.needs_dispatch[queue.queue_id] = queue
+            self.request_dispatch(queue)
 
     def _record_ready(self, message: Message, *, is_in_window: bool) -> None:
         message.state = READY_AGAIN

@@ -253,6 +253,10 @@ class AckTimeouts:
                 if self.next_ms is None or at < self.next_ms:
                     self.next_ms = at
 
+    def recheck(self, now_ms: int) -> None:
+        """Check all held messages in this batch, because a timeout has changed."""
+        self.next_ms = now_ms
+
     def postpone(self, connections: Iterable[Connection], gap_ms: int) -> None:
         """Extend all timeouts by ``gap_ms``, the time that the process was suspended."""
         for connection in connections:

@@ -102,7 +102,7 @@ def restore(
             message.body = body
         if window.insert(message):
             core.messages[seq] = message
-        core.needs_dispatch[queue.queue_id] = queue
+        core.request_dispatch(queue)
     return message
 
 

@@ -238,7 +238,7 @@ class PagedAction:
                 outcome.skipped[result] += 1
                 continue
             if not self.options.is_dry_run:
-                core.transitioned.add(row.seq)
+                core.note_transition(row.seq)
             outcome.changed.append(row.seq)
             if self._remaining is not None:
                 self._remaining -= 1
@@ -419,7 +419,7 @@ def _take_back(work: PagedAction, record: Message, body: bytes | None) -> SkipRe
     # As if it had been restored as the record, so that the trash does not offer it, too.
     core.record_event(message, Action.RESTORE, work.outcome.new_ids[record.seq])
     transitions.delete(core, message, reasons.TAKEN_BACK)
-    core.transitioned.add(seq)
+    core.note_transition(seq)
     return Step.DONE
 
 
@@ -570,5 +570,5 @@ def _dead_letter_if_damaged(core: Broker, row: Message) -> bool:
     if message.state == State.DISPATCHED or message.body is not None:
         return False
     dead_letters.settle_dead(core, message, reasons.DAMAGED, None)
-    core.transitioned.add(seq)
+    core.note_transition(seq)
     return True

@@ -123,10 +123,10 @@ def configure(
     registry.configure(queue, former)
     core.batch.configured.append(queue.row)
     if "ack_timeout_s" in changes:
-        core.ack_timeouts.next_ms = core.now.steady_ms  # recheck all held messages
+        core.ack_timeouts.recheck(core.now.steady_ms)
     if "max_deliveries" in changes:
         transitions.dead_letter_exhausted(core, queue.window or (), queue)
-    core.needs_dispatch[queue.queue_id] = queue
+    core.request_dispatch(queue)
     registry.settings_changed(core.batch, queue, changes)
     after = to_dict(queue.settings)
     if not entry.detail:

@@ -237,7 +237,7 @@ class _PagedClaim:
         wall_ms = core.now.wall_ms
         core.detach(message)
         core.messages.pop(message.seq, None)
-        core.transitioned.add(message.seq)
+        core.note_transition(message.seq)
         message.state = DISPATCHED
         message.holder = SUBSCRIPTION
         message.consumer = self.client
@@ -282,8 +282,8 @@ def _settle_claims(
     def process_page(page: list[Message], is_last: bool) -> None:
         nonlocal count
         for message in page:
-            if message.seq not in core.transitioned:
-                core.transitioned.add(message.seq)
+            if not core.has_changed(message.seq):
+                core.note_transition(message.seq)
                 act(message)
                 count += 1
         if is_last:

@@ -468,7 +468,7 @@ class _StagedPublish:
             core.note_deadline(core.now.steady_ms + part.least_ttl_s * 1_000)
         if queue.window is not None and rows:
             queue.window.reaches_end = False
-            core.needs_dispatch[queue.queue_id] = queue
+            core.request_dispatch(queue)
 
 
 def _first_stages(stages: Sequence[StageState]) -> list[StageState]:
