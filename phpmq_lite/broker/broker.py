@@ -31,7 +31,7 @@ from phpmq_lite.broker.queue import SUBSCRIPTION, AckTimeouts, Connection, Consu
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.broker.reasons import Refusal
 from phpmq_lite.broker.registry import REMOVED_QUEUES, QueueRegistry
-from phpmq_lite.broker.state_table import DISPATCHED, READY_AGAIN
+from phpmq_lite.broker.state_table import DISPATCHED, StateEvent, next_state
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import (
@@ -523,27 +523,27 @@ class Broker:
                 del self.messages[message.seq]
             queue.window = None
 
-    def make_ready(self, message: Message, queue: Queue) -> None:
+    def make_ready(self, message: Message, queue: Queue, event: StateEvent) -> None:
         """Return a message to its position, in the window or on disk."""
         queue.claimed_to = min(queue.claimed_to, message.position - 1)
         window = queue.window
         is_in_window = window is not None and window.insert(message)
-        self._record_ready(message, is_in_window=is_in_window)
+        self._record_ready(message, event, is_in_window=is_in_window)
         if is_in_window:
             self.request_dispatch(queue)
 
-    def make_ready_at_end(self, message: Message, queue: Queue) -> None:
+    def make_ready_at_end(self, message: Message, queue: Queue, event: StateEvent) -> None:
         """Move a message to the end of ``queue``, keeping its id."""
         message.position = self.take_number()
         message.queue_id = queue.queue_id
         window = queue.window
         is_in_window = window is not None and window.append(message)
-        self._record_ready(message, is_in_window=is_in_window)
+        self._record_ready(message, event, is_in_window=is_in_window)
         if window is not None:
             self.request_dispatch(queue)
 
-    def _record_ready(self, message: Message, *, is_in_window: bool) -> None:
-        message.state = READY_AGAIN
+    def _record_ready(self, message: Message, event: StateEvent, *, is_in_window: bool) -> None:
+        message.state = next_state(message.state, event)
         message.is_sent = False
         self.batch.changed[message.seq] = message
         self.note_deadline(message.deadline_ms)

@@ -12,7 +12,7 @@ from phpmq_lite.broker import reasons
 from phpmq_lite.broker.broker import Broker, QueueRun
 from phpmq_lite.broker.dead_letters import dead_letter, settle_dead
 from phpmq_lite.broker.queue import Consumer, Queue
-from phpmq_lite.broker.state_table import ACKED, DELETED, EXPIRED, StateEvent
+from phpmq_lite.broker.state_table import ACKED, EXPIRED, StateEvent, next_state
 from phpmq_lite.broker.validation import index_content
 from phpmq_lite.model import EnvelopeInspection, Message, MovedMessage, State, checksum
 from phpmq_lite.operator_actions import Action
@@ -120,7 +120,7 @@ def return_message(core: Broker, message: Message, cause: str | None, *, is_char
         core.record_event(message, StateEvent.RETURN, cause)
     if is_charged:
         _charge(core, message)
-    _give_back(core, message, queue)
+    _give_back(core, message, queue, StateEvent.RETURN)
 
 
 def _charge(core: Broker, message: Message) -> None:
@@ -129,12 +129,12 @@ def _charge(core: Broker, message: Message) -> None:
     core.batch.changed[message.seq] = message  # in case it is settled in this batch
 
 
-def _give_back(core: Broker, message: Message, queue: Queue) -> None:
+def _give_back(core: Broker, message: Message, queue: Queue, event: StateEvent) -> None:
     """Return a message to its position, or dead-letter it after ``max_deliveries``."""
     if queue.is_used_up(message):
         dead_letter(core, message, reasons.MAX_DELIVERIES)
     else:
-        core.make_ready(message, queue)
+        core.make_ready(message, queue, event)
 
 
 def dead_letter_exhausted(core: Broker, messages: Iterable[Message], queue: Queue) -> None:
@@ -151,7 +151,7 @@ def undo_dispatch(core: Broker, message: Message) -> None:
     message.deliveries -= 1
     if message.deliveries == 0:
         message.first_dispatched_at = message.last_dispatched_at = message.consumer = None
-    _give_back(core, message, queue)
+    _give_back(core, message, queue, StateEvent.RETURN)
 
 
 def release(core: Broker, message: Message, detail: str) -> None:
@@ -162,7 +162,7 @@ def release(core: Broker, message: Message, detail: str) -> None:
     queue = core.detach(message)
     queue.counters.returned += 1
     core.record_event(message, StateEvent.RELEASE, detail)
-    _give_back(core, message, queue)
+    _give_back(core, message, queue, StateEvent.RELEASE)
 
 
 def requeue(core: Broker, message: Message, ttl_s: int) -> None:
@@ -177,7 +177,7 @@ def requeue(core: Broker, message: Message, ttl_s: int) -> None:
         dead_letter(core, message, reasons.MAX_DELIVERIES)
         return
     core.set_ttl(message, ttl_s)
-    core.make_ready_at_end(message, queue)
+    core.make_ready_at_end(message, queue, StateEvent.REQUEUE)
 
 
 def requeue_uncharged(core: Broker, message: Message, ttl_s: int | None, detail: str) -> None:
@@ -188,7 +188,7 @@ def requeue_uncharged(core: Broker, message: Message, ttl_s: int | None, detail:
     core.record_event(message, StateEvent.REQUEUE, detail)
     if ttl_s is not None:
         core.set_ttl(message, ttl_s)
-    core.make_ready_at_end(message, queue)
+    core.make_ready_at_end(message, queue, StateEvent.REQUEUE)
 
 
 def remove_consumer(
@@ -226,20 +226,20 @@ def forward(core: Broker, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue, with that queue's default TTL."""
     _change_queue(core, message, target, StateEvent.FORWARD).counters.forwarded += 1
     core.set_ttl(message, target.settings.default_ttl_s)
-    core.make_ready_at_end(message, target)
+    core.make_ready_at_end(message, target, StateEvent.FORWARD)
 
 
 def move(core: Broker, message: Message, target: Queue) -> None:
     """Move a ready message to the end of another queue, keeping its id and deadline."""
     _change_queue(core, message, target, StateEvent.MOVE).counters.moved += 1
-    core.make_ready_at_end(message, target)
+    core.make_ready_at_end(message, target, StateEvent.MOVE)
 
 
 def move_back(core: Broker, message: Message, target: Queue, position: int) -> None:
     """Move a ready message back to its earlier position, which no other message can have taken."""
     _change_queue(core, message, target, StateEvent.PLACE)
     message.queue_id, message.position = target.queue_id, position
-    core.make_ready(message, target)
+    core.make_ready(message, target, StateEvent.PLACE)
 
 
 def _change_queue(core: Broker, message: Message, target: Queue, event: StateEvent) -> Queue:
@@ -269,7 +269,7 @@ def acknowledge(core: Broker, message: Message) -> None:
 def delete(core: Broker, message: Message, reason: str) -> None:
     """Settle a message as deleted; the history keeps what is needed to restore it."""
     core.queues_by_id[message.queue_id].counters.deleted += 1
-    core.settle(message, DELETED, reason)
+    core.settle(message, next_state(message.state, StateEvent.DELETE), reason)
 
 
 def expire(core: Broker, message: Message) -> None:

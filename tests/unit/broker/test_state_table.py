@@ -39,7 +39,7 @@ def test_event_leads_to_the_expected_state_or_is_refused(state: State, event: St
         with pytest.raises(TransitionError, match=event.value):
             next_state(state, event)
     else:
-        assert next_state(state, event) is expected
+        assert next_state(state, event) == expected
 
 
 def test_settled_states_are_final() -> None:
