@@ -22,7 +22,7 @@ from itertools import chain, count, repeat
 from operator import attrgetter
 from os import urandom
 from struct import unpack
-from typing import Final, NoReturn
+from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
 from zlib import crc32
 
 from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
@@ -56,6 +56,10 @@ INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inlin
 PENDING_MAX: Final = DUE_AT_ONCE
 PENDING_BYTES_MAX: Final = 32 << 20
 _TOKENS_AT_ONCE: Final = 512
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Operation = Callable[Concatenate["Broker", Callable[[T], None], P], None]
 
 _seq_of: Final = attrgetter("seq")
 

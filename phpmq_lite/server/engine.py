@@ -19,10 +19,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker import batches, commands
-from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.broker import Broker, Operation, P, T
 from phpmq_lite.broker.flow_control import FlowControl
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.clock import Clock
@@ -34,11 +34,6 @@ from phpmq_lite.server.counters import CommitCounters
 _log = get_logger(__name__)
 Command = Callable[[Broker], None]
 Tap = Callable[[Batch], None]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-Operation = Callable[Concatenate[Broker, Callable[[T], None], P], None]
-
 REPLY_S: Final = 30.0  # maximum wait for the result of an operator's request
 _MAINTENANCE_S = 1.0
 _ACK_DELAY_S: Final = 0.0009  # uvloop's timers are set in whole ms, so they fire after this delay

@@ -9,7 +9,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Final, Protocol
 
-from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.broker import Broker, Operation, P, T
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.errors import RefusedError
@@ -19,7 +19,7 @@ from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import MemoryLimiter, ReadBackpressure, memory_bound
 from phpmq_lite.server.counters import CommitCounters, ConnectionCounters
-from phpmq_lite.server.engine import Engine, Operation, P, T, Tap
+from phpmq_lite.server.engine import Engine, Tap
 from phpmq_lite.server.session import Session
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.backend import StoreStatus

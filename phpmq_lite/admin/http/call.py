@@ -1,8 +1,8 @@
 """A call: one request, and everything that its handler may use."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Concatenate, Final, Self
 
 from aiohttp import web
 
@@ -14,7 +14,7 @@ from phpmq_lite.admin.http.input import Form, path_name
 from phpmq_lite.admin.http.problems import Problem, invalid, not_found
 from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.urls import own_path_or
-from phpmq_lite.broker.broker import Broker
+from phpmq_lite.broker.broker import Broker, Operation, P, T
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.queue_settings import FORWARD
@@ -207,15 +207,17 @@ class Call:
         entry.detail = detail or entry.detail
         return entry
 
-    async def run(self, operation: Any, *args: Any, target: str = "", **options: Any) -> Any:
+    async def run(
+        self, operation: Operation[T, Concatenate[AuditEntry, P]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run a broker operation with the request's audit entry; return its reply."""
-        return await self.context.broker.run(operation, self.audit(target), *args, **options)
+        return await self.context.broker.run(operation, self.audit(), *args, **kwargs)
 
     async def run_on_each(self, operation: Any, names: Sequence[str], *args: Any) -> int:
         """Run an operation on several queues in one batch; return how many still exist."""
         entry = self.audit()
 
-        def run(core: Broker, reply: Any) -> None:
+        def run(core: Broker, reply: Callable[[int], None]) -> None:
             remaining = [name for name in names if name in core.queues]
             for name in remaining:
                 operation(core, ignore_reply, entry, name, *args)
@@ -223,8 +225,7 @@ class Call:
                 raise RefusedError("unknown_queue", "the selected queues no longer exist")
             core.reply(reply, len(remaining))
 
-        count: int = await self.context.broker.run(run)
-        return count
+        return await self.context.broker.run(run)
 
     # -- output
 

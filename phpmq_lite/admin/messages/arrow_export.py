@@ -154,8 +154,10 @@ async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBounds
     The reader belongs to the user who reports first; only an admin can take it over. A user can
     have 20 readers. The audit log shows when a reader is created or taken over.
     """
-    if not await _run(call, readers.report_reader, report.reader, report.position):
-        call.is_audit_deferred = True
+    name, (owner, is_admin) = report.reader, _audit_reader(call, report.reader)
+    call.is_audit_deferred = not await call.run(
+        readers.report_reader, name, report.position, owner=owner, is_admin=is_admin
+    )
     return await get_bounds(call, ExportBoundsInput())
 
 
@@ -167,15 +169,16 @@ async def report_reader(call: Call, report: ReaderPositionInput) -> ExportBounds
 )
 async def remove_reader(call: Call, removal: ReaderInput) -> RemovedReaderView:
     """Remove a history reader's position, by its owner or an admin."""
-    await _run(call, readers.remove_reader, removal.reader)
+    owner, is_admin = _audit_reader(call, removal.reader)
+    await call.run(readers.remove_reader, removal.reader, owner=owner, is_admin=is_admin)
     return RemovedReaderView(reader=removal.reader)
 
 
-async def _run(call: Call, operation: Any, reader: str, *args: Any) -> Any:
-    """Run an operation on a history reader, on behalf of the caller."""
+def _audit_reader(call: Call, reader: str) -> tuple[str, bool]:
+    """Audit a history reader; return the caller's owner, and whether the caller is an admin."""
     check_text(reader, "reader")
-    owner, is_admin = call.identity.owner, call.identity.role is Role.ADMIN
-    return await call.run(operation, reader, *args, target=reader, owner=owner, is_admin=is_admin)
+    call.audit(reader)
+    return call.identity.owner, call.identity.role is Role.ADMIN
 
 
 def _read_range(call: Call) -> RangeInput:

@@ -27,7 +27,7 @@ from phpmq_lite.admin.messages.owned_stores import make_publish_undo
 from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.broker.operator import publishing
-from phpmq_lite.broker.operator.publishing import PUBLISH_MAX, Published
+from phpmq_lite.broker.operator.publishing import PUBLISH_MAX
 from phpmq_lite.envelopes.payload_schema import REASON as MISMATCH
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import (
@@ -134,7 +134,8 @@ async def publish_messages(call: Call, name: QueueName) -> PublishedView:
     for at, (body, _) in enumerate(contents):
         check_size(call, body, f"{at}.content" if is_list else "content")
     before = await WaitPosition.now(call.context.readers)  # read first, so that no event is missed
-    ids = await call.run(publishing.publish, target, contents, key=key, target=target)
+    call.audit(target)
+    ids = await call.run(publishing.publish, target, contents, key=key)
     warnings = (warning_of(call, target, ttl_s) for ttl_s in {ttl for _, ttl in contents})
     return PublishedView(
         ids=ids,
@@ -354,7 +355,7 @@ async def _publish(
     call.audit(row.message_id if row else target)
     contents = [(body, ttl_s) for body in bodies]
     source = None if row is None else (row.seq, "edit")
-    ids: Published = await call.run(publishing.publish, target, contents, source=source)
+    ids = await call.run(publishing.publish, target, contents, source=source)
     text = f"{formats.count_messages(len(ids))} published to {target}."
     if target != name:
         text += f" {'They move' if count > 1 else 'It moves'} to {name} after {ttl_s} s."

@@ -234,8 +234,8 @@ async def publish_staged(call: Call, body: PublishStagedInput) -> PublishStagedV
 )
 async def drop_staged(call: Call, body: UnstageInput) -> UnstageView:
     """Drop unpublished tokens together with the rows staged under them."""
-    target = ", ".join(body.tokens[:3])
-    count = await call.run(staging.unstage, body.tokens, target=target, writer=_writer(call))
+    call.audit(", ".join(body.tokens[:3]))
+    count = await call.run(staging.unstage, body.tokens, writer=_writer(call))
     call.is_audit_deferred = True
     return UnstageView(unstaged=count)
 

@@ -34,7 +34,8 @@ async def publish_test_message(call: Call) -> Done[None]:
     content = json.dumps({"hello": "world", "sent_at": call.now_ms})
     call.check_queue(TEST_QUEUE)
     messages = [(content.encode(), None)]
-    ids = await call.run(publishing.publish, TEST_QUEUE, messages, target=TEST_QUEUE)
+    call.audit(TEST_QUEUE)
+    ids = await call.run(publishing.publish, TEST_QUEUE, messages)
     return Done(None, to=call.url("message", id=ids[0]))
 
 

@@ -354,9 +354,8 @@ async def get_client(call: Call, row: Client) -> ConnectionDetailView:
 )
 async def disconnect_client(call: Call, number: ClientNumber) -> Done[DisconnectedView]:
     """Close a connection. Messages that it holds return to their positions in the queue."""
-    count = await call.run(
-        queue_operations.disconnect, number, target=str(number), queues=call.allowed
-    )
+    call.audit(str(number))
+    count = await call.run(queue_operations.disconnect, number, queues=call.allowed)
     returned = plural(count, "message returned to the queue", "messages returned to the queue")
     text = f"Client {number} was disconnected; {formats.format_number(count)} {returned}."
     view = DisconnectedView(client=number, returned=count)

@@ -242,7 +242,8 @@ async def submit_dismissal(call: Call, form: Form) -> Done[None]:
     if all(start.start_id != number for start in starts):
         raise Problem(404, "unknown_start", f"There is no record of start {number}.", field="start")
     rows = [DismissStartReport(call.actor, number)]
-    await call.run(queue_operations.write, rows, target=str(number))
+    call.audit(str(number))
+    await call.run(queue_operations.write, rows)
     return Done(None, to=call.back(call.url("overview")))
 
 
@@ -277,7 +278,8 @@ async def submit_drain(call: Call, form: Form) -> Done[None]:
     stop = call.request.app.get(DRAIN)
     if stop is None:
         raise Problem(503, "no_drain", "This broker cannot be stopped from the admin interface.")
-    await call.run(queue_operations.record_only, 1, target="broker")
+    call.audit("broker")
+    await call.run(queue_operations.record_only, 1)
     stop()
     text = "The broker is draining: it accepts no new messages and will stop soon."
     return Done(None, text, call.url("system"))
