@@ -154,8 +154,7 @@ class Call:
 
     def path(self, key: str) -> str:
         """Return the value at the position of ``{key}`` in the path."""
-        is_name = key in ("name", "trace", "urn")
-        return path_name(self.request, key) if is_name else self.request.match_info[key]
+        return path_name(self.request, key)
 
     @property
     def own_path(self) -> str:
