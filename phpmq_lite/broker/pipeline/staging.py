@@ -505,10 +505,8 @@ def _queue_sums(stages: Sequence[StageState]) -> dict[int, StageQueue]:
     total = StageQueue(0)
     for stage in stages:
         for part in stage.queues.values():
-            queue_sum = sums.setdefault(
-                part.queue_id, StageQueue(part.queue_id, policy=part.policy)
-            )
-            queue_sum.add(part)
+            empty = StageQueue(part.queue_id, policy=part.policy)
+            sums.setdefault(part.queue_id, empty).add(part)
             total.add(part)
     if (error := _limit_error(total)) is not None:
         raise error
