@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import check_typed_text
-from phpmq_lite.admin.http.fields import FormatQuery
+from phpmq_lite.admin.http.fields import ActionInput, FormatQuery
 from phpmq_lite.admin.http.input import (
     Form,
     path_name,
@@ -102,19 +102,22 @@ class Signature:
         return [await _result(find(call)) for find in self.finds]
 
     async def read(self, call: Call, method: str) -> list[Any]:
-        """Return the handler's input, from where this kind of request has it."""
+        """Return the handler's input, from where a request with this method has it."""
         if not self.has_input:
             return []
-        if self.takes is Form:
-            return [await call.form()]
         match method:
             case "GET":
                 return [read_query(call.request, self.takes)]
             case "DELETE":
                 return [self.takes()]
-            case "FORM":
-                return [read_form_model(await call.form(), self.takes)]
         return [await read_json_model(call.request, self.takes)]
+
+    async def read_form(self, call: Call) -> list[Any]:
+        """Return the handler's input from a submitted form."""
+        if not self.has_input:
+            return []
+        form = await call.form()
+        return [form if self.takes is Form else read_form_model(form, self.takes)]
 
 
 @dataclass(slots=True)
@@ -144,18 +147,18 @@ class Endpoints:
                 call = Call.of(request)
                 objects = await signature.find(call)
                 data = await signature.read(call, method)
-                if audit is not None and data:
-                    call.audit(reason=getattr(data[0], "reason", "")[:_REASON_CHARACTERS])
+                [model] = data or [None]
+                if isinstance(model, ActionInput):
+                    call.audit(reason=model.reason[:_REASON_CHARACTERS])
                 result = await handler(call, *objects, *data)
-                format_ = getattr(data[0], "format", "json") if data else "json"
+                format_ = model.format if isinstance(model, FormatQuery) else "json"
                 return respond(result.view if isinstance(result, Done) else result, format_, status)
 
-            models = {
+            fields = {
                 "query": signature.takes if is_get else None,
                 "takes": None if is_get or method == "DELETE" else signature.takes,
                 "gives": signature.gives,
-            }
-            fields = models | more
+            } | more
             self._add(handler, Route(method, PREFIX + path, role, name, answer, audit, **fields))
             return handler
 
@@ -166,9 +169,10 @@ class Endpoints:
         path: str,
         name: str,
         role: Role = Role.VIEWER,
+        audit: str | None = None,
         *,
         data: Callable[..., Any] | None = None,
-        **more: Any,
+        is_early: bool = False,
     ) -> Callable[[H], H]:
         """Declare a page; if the query requests another format, it sends the result of ``data``."""
 
@@ -188,7 +192,7 @@ class Endpoints:
                 response: web.StreamResponse = await handler(call, *objects, *query)
                 return response
 
-            self._add(handler, Route("GET", path, role, name, show, **more))
+            self._add(handler, Route("GET", path, role, name, show, audit, is_early=is_early))
             return handler
 
         return declare
@@ -230,7 +234,7 @@ class Endpoints:
                     if typed is not None:
                         check_typed_text(typed(call, *objects), form.raw("confirm"))
                     call.audit(reason=form.reason())
-                    result = await handler(call, *objects, *await signature.read(call, "FORM"))
+                    result = await handler(call, *objects, *await signature.read_form(call))
                 except (Problem, ValidationError) as error:
                     problem = problem_of(error)
                     if show_refused is None or problem is None:
@@ -244,9 +248,8 @@ class Endpoints:
                 self._add(handler, Route("GET", path, role, f"{name}-form", show))
             limits = {key: more[key] for key in ("body", "has_content", "values") if key in more}
             page = form_page or (f"{name}-form" if ask is not None else "")
-            self._add(
-                handler, Route("POST", path, role, name, submit, audit, form_page=page, **limits)
-            )
+            route = Route("POST", path, role, name, submit, audit, form_page=page, **limits)
+            self._add(handler, route)
             if api:
                 to = api if " " in api else f"{api} {path}"
                 self.api(to, api_name or f"api-{name}", role, audit, takes=takes, **more)(handler)

@@ -71,7 +71,7 @@ class FormatQuery(QueryModel):
     format: OutputFormat = "html"
 
 
-class JsonFormatQuery(QueryModel):
+class JsonFormatQuery(FormatQuery):
     """The output format of an unpaginated list in the API."""
 
     format: OutputFormat = "json"

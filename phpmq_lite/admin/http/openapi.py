@@ -156,7 +156,7 @@ def _parameters(route: Route, schemas: dict[str, Any]) -> list[dict[str, Any]]:
             schema = {key: value for key, value in member.items() if key != "description"}
             text = member.get("description", "")
             parameters.append(_parameter(name, "query", text, schema, is_required=name in required))
-    if route.name == "api-publish":
+    if route.takes_key:
         parameters.append(_KEY)
     return parameters
 

@@ -36,6 +36,7 @@ class Route:
     gives: Any = None  # API: model of the response
     media: str = "application/json"  # API: request content type; if not JSON, takes is bytes
     takes_lines: bool = False  # API: whether JSON lines are accepted as well
+    takes_key: bool = False  # API: whether it has the header Idempotency-Key
     gives_media: str = "application/json"  # API: response content type; if not JSON, gives is bytes
     status: int = 200  # API: HTTP status of a successful response
     cli: str | None = None  # CLI command that uses this route, such as "queue purge"

@@ -11,7 +11,7 @@ from phpmq_lite.admin.history_chart import ChosenPeriod, HistoryChart, read_slic
 from phpmq_lite.admin.http import cursors
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints
-from phpmq_lite.admin.http.fields import LimitParameter, ListQuery, OutputFormat, QueryModel
+from phpmq_lite.admin.http.fields import JsonFormatQuery, LimitParameter, ListQuery, QueryModel
 from phpmq_lite.admin.http.input import parse_time
 from phpmq_lite.admin.http.output import ListPage
 from phpmq_lite.admin.http.problems import invalid
@@ -56,7 +56,7 @@ class HistoryFilter(QueryModel):
         return ChosenPeriod(parse_time(self.since, "since"), parse_time(self.until, "until"))
 
 
-class HistoryInput(HistoryFilter):
+class HistoryInput(JsonFormatQuery, HistoryFilter):
     """Filter for settled messages; without an offset, the newest messages are listed."""
 
     after_offset: int | None = Field(
@@ -66,7 +66,6 @@ class HistoryInput(HistoryFilter):
         None, ge=0, le=OFFSET_MAX, description="only messages before this offset, newest first"
     )
     limit: LimitParameter = 50
-    format: OutputFormat = "json"
 
 
 class HistoryView(ListPage[MessageView]):

@@ -15,7 +15,7 @@ from phpmq_lite.admin.http.body import memory_hold_of, read_json_body
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, QueueName
-from phpmq_lite.admin.http.fields import AuditReason, QueryModel, StrictInput, TtlSeconds
+from phpmq_lite.admin.http.fields import ActionInput, QueryModel, StrictInput, TtlSeconds
 from phpmq_lite.admin.http.input import Form, Untrimmed, check_queue_name
 from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
 from phpmq_lite.admin.messages import drafts, envelope_card, saved_items
@@ -77,13 +77,12 @@ class PublishInput(ContentInput):
 PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
 
 
-class EditInput(ContentInput):
+class EditInput(ActionInput, ContentInput):
     """A new message based on an existing one."""
 
     queue: str | None = Field(
         None, min_length=1, max_length=LONGEST_NAME, description="target queue; null if unchanged"
     )
-    reason: AuditReason = ""
 
 
 class PublishedView(BaseModel):
@@ -108,6 +107,7 @@ class PublishedView(BaseModel):
     status=201,
     cli="publish",
     has_content=True,
+    takes_key=True,
 )
 async def publish_messages(call: Call, name: QueueName) -> PublishedView:
     """Publish one message or an array of messages; respond with 201 after the commit.

@@ -33,9 +33,8 @@ async def publish_test_message(call: Call) -> Done[None]:
     """Publish a test message to a queue."""
     content = json.dumps({"hello": "world", "sent_at": call.now_ms})
     call.check_queue(TEST_QUEUE)
-    messages = [(content.encode(), None)]
     call.audit(TEST_QUEUE)
-    ids = await call.run(publishing.publish, TEST_QUEUE, messages)
+    ids = await call.run(publishing.publish, TEST_QUEUE, [(content.encode(), None)])
     return Done(None, to=call.url("message", id=ids[0]))
 
 

@@ -13,7 +13,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import Confirmation
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
-from phpmq_lite.admin.http.fields import JsonFormatQuery, QueryModel, StrictInput
+from phpmq_lite.admin.http.fields import ActionInput, JsonFormatQuery, QueryModel
 from phpmq_lite.admin.http.input import Form, parse_number
 from phpmq_lite.admin.http.output import ListPage
 from phpmq_lite.admin.http.problems import Problem
@@ -44,7 +44,7 @@ class ClockView(BaseModel):
     )
 
 
-class ClockDecisionInput(StrictInput):
+class ClockDecisionInput(ActionInput):
     """A decision on whether the clock can be trusted."""
 
     decision: ClockDecision = Field(description="expire if the time counts, keep if it does not")
