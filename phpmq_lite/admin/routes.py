@@ -99,10 +99,9 @@ def register_routes(
     """Add all routes below the base path, and also at the root for proxies that strip that path."""
     for prefix in dict.fromkeys((base_path, "")):
         for route in ROUTES:
+            path = prefix + route.path.replace("}", ":[^/]+}")  # by default, without braces
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
-                app.router.add_route(
-                    method, prefix + route.path, wrap(route), expect_handler=_defer_continue
-                )
+                app.router.add_route(method, path, wrap(route), expect_handler=_defer_continue)
         app.router.add_get(prefix + "/static/{version}/{name}", static)
 
 

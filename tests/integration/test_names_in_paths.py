@@ -28,8 +28,12 @@ async def test_name_that_is_not_utf8_is_refused_and_creates_no_queue(site: HttpS
     assert (await site.ok("GET", "/queues"))["items"] == []
 
 
-@pytest.mark.parametrize(("segment", "name"), [("%25FF", "%FF"), ("%2525", "%25"), ("%C3%A9", "é")])
-async def test_percent_sign_may_be_in_a_name(site: HttpSite, segment: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("segment", "name"), [("%25FF", "%FF"), ("%2525", "%25"), ("%C3%A9", "é"), ("%7Bid%7D", "{id}")]
+)
+async def test_percent_signs_and_braces_may_be_in_a_name(
+    site: HttpSite, segment: str, name: str
+) -> None:
     assert (await site.ok("PUT", f"/queues/{segment}"))["is_new"]
     assert [item["name"] for item in (await site.ok("GET", "/queues"))["items"]] == [name]
 
