@@ -18,7 +18,7 @@ from phpmq_lite.lazy_imports import names_of
 if TYPE_CHECKING:
     from phpmq_lite.client import BlockingClient, Client, Delivery, connect, connect_blocking
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["BlockingClient", "Client", "Delivery", "__version__", "connect", "connect_blocking"]
 
