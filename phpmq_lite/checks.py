@@ -130,6 +130,8 @@ class Check(Enum):
         page=IF_ANY_WARN, link="System")
     REFUSALS = _C("messages refused in the last hour", "Publishers", notice=IF_ANY_WARN,
         alerts={"PhpmqPublishesRefused": 0}, link="System")
+    SCHEDULES = _C("failed runs of a schedule within a day", notice=IF_ANY_WARN,
+        alerts={"PhpmqScheduleFailed": 0}, route="schedule", link="Runs")
     READERS = _C("connections that are not being read", notice=IF_ANY_WARN, page=IF_ANY_WARN,
         alerts={"PhpmqReadersPaused": 0}, route="clients", link="See clients")
     LOOP_LAG = _C("delay of the event loop, s", page=Bounds(warn=0.1),
@@ -150,7 +152,6 @@ class Check(Enum):
         link="Charts")
     PAUSED = _C("paused sides of a queue", notice=IF_ANY_WARN, alerts={"PhpmqQueuePaused": 0},
         link="Resume")
-    RETRY = _C("consumers of a retry queue", notice=IF_ANY_WARN, link="Consumers")
     UNREAD = _C("messages expired within a day without having been dispatched",
         notice=IF_ANY_WARN, alerts={"PhpmqExpiredUnread": 0}, link="History")
     QUARANTINED = _C("messages quarantined within a day", notice=IF_ANY_WARN,

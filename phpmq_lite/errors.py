@@ -19,6 +19,7 @@ PhpmqError
 │   └── UnreleasedDataError   the data was made before the first release
 ├── SearchError               a search is not in the search language; nothing was read
 ├── EnvelopeError             an envelope cannot be created, written or read; nothing was sent
+├── JobTimeoutError           a handler ran longer than its time limit: its job is retried
 ├── ClientError
 │   ├── ConnectionLostError   unanswered publishes may or may not be stored
 │   └── PublishRefusedError   the broker refused a confirmed publish
@@ -133,6 +134,10 @@ class DataDamagedError(StorageError):
 
 class EnvelopeError(PhpmqError):
     """An envelope cannot be created, written or read; the error text contains the JSON pointer."""
+
+
+class JobTimeoutError(PhpmqError):
+    """A worker has ended a handler that ran longer than its time limit."""
 
 
 class SearchError(PhpmqError):

@@ -15,7 +15,9 @@ from phpmq_lite.model import ALIVE, STATE_NAMES, State
 class Action(StrEnum):
     """An action that operators can apply to messages."""
 
+    DELIVER = "deliver"
     REQUEUE = "requeue"
+    RESCHEDULE = "reschedule"
     RELEASE = "release"
     MOVE = "move"
     REDRIVE = "redrive"
@@ -54,6 +56,13 @@ class SkipReason(StrEnum):
     NOT_DISPATCHED = (
         "not dispatched", "not held by a consumer",
         "No consumer holds it, so there is nothing to release.",
+    )
+    NOT_SCHEDULED = (
+        "not scheduled", "not scheduled", "It is not scheduled, so it can be delivered already.",
+    )
+    UNIQUE_KEY_TAKEN = (
+        "unique_key_taken", "whose unique key another message has",
+        "Its queue already has a live message with its unique key.",
     )
     NOT_A_RECORD = (
         "not a record", "not a dead-letter record",
@@ -103,7 +112,7 @@ class ActionDefinition(NamedTuple):
     refusal: SkipReason  # of a message in another state
     suits: frozenset[State] = frozenset()  # states for which lists offer the action
     opposite: Action | None = None  # action that undoes this one
-    options: tuple[str, ...] = ()  # which of ttl_s, target, create and dispatched it has
+    options: tuple[str, ...] = ()  # which of ttl_s, time, target, create and dispatched it has
     needs_body: bool = False  # whether the core reads the body
     needs_admin: bool = False  # if so, a reason and the typed message number are required as well
     is_danger: bool = False
@@ -116,12 +125,37 @@ class ActionDefinition(NamedTuple):
     text: str = ""  # on the confirmation page of one message
     text_many: str = ""  # on the page of a selection
     cli: str = ""  # help of the command; no command if empty
+    phrase: str = ""  # the verb with {} for its object, if the object does not just follow
+
+    def with_object(self, text: str) -> str:
+        """Return the verb with its object, as in "Requeue 12 messages"."""
+        return (self.phrase or f"{self.verb} {{}}").format(text)
 
 
 ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
+    Action.DELIVER: ActionDefinition(
+        "Deliver now", "made ready", frozenset({State.SCHEDULED}), SkipReason.NOT_SCHEDULED,
+        frozenset({State.SCHEDULED}), Action.PLACE, is_asking=False, icon="play", key="d",
+        summary="Let a scheduled message become ready now, at the end of its queue.",
+        text="The message becomes ready now, at the end of its queue. Its time to live begins.",
+        text_many="Each scheduled message becomes ready now, at the end of its queue.",
+        cli="Let scheduled messages become ready now.",
+        phrase="Deliver {} now",
+    ),
+    Action.RESCHEDULE: ActionDefinition(
+        "Change time", "rescheduled", ALIVE - {State.DISPATCHED}, SkipReason.DISPATCHED,
+        ALIVE - {State.DISPATCHED}, Action.PLACE, ("time",), icon="clock", key="c",
+        summary="Set the time when a message becomes ready, which no consumer holds.",
+        text="Until this time, no consumer receives the message. It then becomes ready at the end "
+        "of its queue, and its time to live continues.",
+        text_many="Each message becomes ready at this time, at the end of its queue. Messages held "
+        "by consumers are skipped.",
+        cli="Set the time when messages become ready.",
+        phrase="Change time of {}",
+    ),
     Action.REQUEUE: ActionDefinition(
-        "Requeue", "requeued", ALIVE, SkipReason.GONE, ALIVE, Action.PLACE, ("ttl_s",),
-        is_asking=False, icon="requeue", key="r",
+        "Requeue", "requeued", ALIVE, SkipReason.GONE, ALIVE - {State.SCHEDULED}, Action.PLACE,
+        ("ttl_s", "time"), is_asking=False, icon="requeue", key="r",
         keeps="the deadline stays the same", keeps_many="the deadlines stay the same",
         summary="Move a message to the end of its queue. The message keeps its id.",
         text="The message moves to the end of its queue and keeps its id. If a consumer holds it, "
@@ -132,7 +166,7 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
     ),
     Action.RELEASE: ActionDefinition(
         "Release", "released", frozenset({State.DISPATCHED}), SkipReason.NOT_DISPATCHED,
-        frozenset({State.DISPATCHED}), is_asking=False, icon="back",
+        frozenset({State.DISPATCHED}), None, ("time",), is_asking=False, icon="back",
         summary="Return a dispatched message to its position in its queue.",
         text="The message returns to its position in the queue. The current consumer can still "
         "acknowledge the message until another consumer holds it.",
@@ -141,17 +175,18 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
         cli="Return dispatched messages to their place in the queue.",
     ),
     Action.MOVE: ActionDefinition(
-        "Move", "moved", ALIVE, SkipReason.GONE, frozenset({State.READY}), Action.PLACE,
+        "Move", "moved", ALIVE, SkipReason.GONE, ALIVE - {State.DISPATCHED}, Action.PLACE,
         ("target", "create"), icon="move",
-        summary="Move a ready message to the end of another queue.",
-        text="The message moves to the end of the target queue and keeps its id and deadline.",
-        text_many="Each message moves to the end of the target queue and keeps its id. Messages "
-        "held by consumers are skipped.",
+        summary="Move a message to the end of another queue, which no consumer holds.",
+        text="The message moves to the end of the target queue and keeps its id and deadline. If "
+        "it is scheduled, it stays scheduled.",
+        text_many="Each message moves to the end of the target queue and keeps its id and "
+        "deadline; scheduled ones stay scheduled. Messages held by consumers are skipped.",
         cli="Move messages to the end of QUEUE.",
     ),
     Action.REDRIVE: ActionDefinition(
-        "Redrive", "redriven", ALIVE, SkipReason.GONE, frozenset({State.READY}), Action.TAKE_BACK,
-        ("target", "ttl_s"), needs_body=True, icon="back",
+        "Redrive", "redriven", ALIVE, SkipReason.GONE, ALIVE - {State.DISPATCHED},
+        Action.TAKE_BACK, ("target", "ttl_s", "time"), needs_body=True, icon="back",
         keeps="the queue's default", keeps_many="the queue's default",
         summary="Republish a dead-letter record as a new message to the queue where it was "
         "dead-lettered.",

@@ -8,7 +8,6 @@ and use it; with ``column=True``, it also needs a migration; otherwise, it is st
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from math import ceil
 from typing import Any, Final
 
 from phpmq_lite.durations import DAY_S
@@ -42,7 +41,7 @@ class SettingDefinition:
 
     label: str
     help: str
-    kind: str  # in the form: text, area, link, number, seconds, bytes, choice or switch
+    kind: str  # in the form: text, area, link, number, rate, seconds, bytes, choice or switch
     group: str = ""  # section in the form; empty if the form does not show the setting
     maximum: int = 0  # maximum value of a number; the minimum is 0
     max_length: int = 0  # maximum length of a text, or of a target queue, in characters
@@ -51,15 +50,16 @@ class SettingDefinition:
     broker_default: bool = False  # whether ``[queues]`` can set the broker's default
     # -- copied from the ``QueueSettings`` field
     name: str = ""
-    type: type = str  # type of the value: bool, int or str
+    type: type = str  # type of the value: bool, int, float or str
     default: Any = None
 
     def problem(self, queue: str, value: Any) -> str | None:
         """Return what is wrong with a value, worded to follow the setting's name, or None."""
         if self.type is bool:
             return None if isinstance(value, bool) else "must be true or false"
-        if self.type is int:
-            is_number = isinstance(value, int) and not isinstance(value, bool)
+        if self.type in (int, float):
+            kinds = int if self.type is int else int | float
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
             is_valid = is_number and 0 <= value <= self.maximum
             return None if is_valid else f"must be a number from 0 to {self.maximum}"
         if not isinstance(value, str):
@@ -73,6 +73,8 @@ class SettingDefinition:
             return None if problem is None else f"is not a valid queue name: it {problem}"
         if self.choices:
             return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
+        if self.name == "group_by" and value and not re.match(r"/|(urn|group)\Z", value):
+            return "must be urn, group or a JSON pointer, which begins with /"
         return self._text_problem(value)
 
     def _text_problem(self, value: str) -> str | None:
@@ -88,7 +90,7 @@ class SettingDefinition:
 
 
 def _setting(default: Any, label: str, text: str, **bounds: Any) -> Any:
-    of_type = {bool: "switch", int: "number"}.get(type(default), "text")
+    of_type = {bool: "switch", int: "number", float: "rate"}.get(type(default), "text")
     kind = bounds.pop("kind", "choice" if "choices" in bounds else of_type)
     definition = SettingDefinition(label, text, kind, **bounds)
     return field(default=default, metadata={"definition": definition})
@@ -128,6 +130,29 @@ class QueueSettings:
     max_bytes: int = _setting(0,
         "Bytes", "Refuse messages above this total body size in bytes. 0 means no limit.",
         kind="bytes", group=LIMITS, maximum=1 << 50, column=True, broker_default=True,
+    )
+    max_rate: float = _setting(0.0,
+        "Deliveries per second",
+        "Deliver at most this many messages a second, redeliveries included; may have decimals. "
+        "0 means no limit.",
+        group=LIMITS, maximum=1_000_000, broker_default=True,
+    )
+    max_burst: int = _setting(0,
+        "Burst",
+        "Deliver at most this many messages at once after a pause, if the rate is limited. "
+        "0 means one second's worth, at least 1.",
+        group=LIMITS, maximum=1_000_000, broker_default=True,
+    )
+    max_in_flight: int = _setting(0,
+        "In flight",
+        "Let all consumers together hold at most this many messages. 0 means no limit.",
+        group=LIMITS, maximum=1_000_000, broker_default=True,
+    )
+    group_by: str = _setting("",
+        "One at a time",
+        "Deliver one message of a group at a time: urn, group (given when publishing), or a JSON "
+        "pointer such as /data/order_id. If empty, messages have no groups.",
+        group=LIMITS, max_length=500,
     )
     payload_policy: str = _setting("observe",
         "Payload policy", "How the broker treats message bodies.",
@@ -220,32 +245,6 @@ def home_of(name: str) -> str | None:
     """Return the name of the queue that a ``.retry`` queue belongs to, or None for other queues."""
     home = name.removesuffix(RETRY_SUFFIX)
     return home if home and home != name else None
-
-
-def publish_target(queue: str, ttl_s: int | None, delay_s: float) -> tuple[str, int | None]:
-    """Return queue and TTL to publish with, for a delay those of ``.retry``, or refuse it."""
-    if not delay_s:
-        return queue, ttl_s
-    target = retry_name(queue)
-    if ttl_s is not None:
-        problem = (
-            f"the delay ({delay_s:.15g} s) excludes a time to live ({ttl_s} s); omit one of them"
-        )
-    elif (home := home_of(queue)) is not None:
-        problem = f"{queue!r} holds delayed messages; publish to {home!r} with the delay"
-    elif fault := name_problem(target):
-        problem = f"the name of the queue for delayed messages, {target!r}, {fault}; shorten it"
-    else:
-        return target, ceil(delay_s)
-    raise RefusedError("bad_delay", problem)
-
-
-def retry_warning(queue: str, ttl_s: int | None) -> str:
-    """Return why messages published to a ``.retry`` queue are never forwarded, or an empty text."""
-    if ttl_s or (home := home_of(queue)) is None:
-        return ""
-    never = f"without a time to live, messages in {queue!r} never move to {home!r}"
-    return f"{never}; publish to {home!r} with a delay instead"
 
 
 # -- checks

@@ -37,6 +37,12 @@ class ShiftDeadlines(NamedTuple):
     excluded: str  # JSON list of seqs whose deadlines remain unchanged
 
 
+class UnblockMessages(NamedTuple):
+    """Unblock the messages of a queue, which has no groups any more."""
+
+    queue_id: int
+
+
 # -- staged rows
 
 
@@ -88,6 +94,13 @@ class CopyStagedRows(NamedTuple):
     publisher: int
     first_row: int
     end_row: int  # the first row that is not copied
+
+
+class AdmitCopiedRows(NamedTuple):
+    """Unblock the copied messages that are the first of their groups."""
+
+    first: int  # number of the first copied message
+    end: int  # the first number that is not copied
 
 
 class RecordPublishedVersion(NamedTuple):
@@ -270,6 +283,40 @@ class DeleteUserSessions(NamedTuple):
     user_id: int
 
 
+# -- schedules
+
+
+class SetScheduleSeen(NamedTuple):
+    seen_upto: int
+    schedule_id: int
+
+
+class DeleteSchedule(NamedTuple):
+    """Delete a schedule and its runs."""
+
+    schedule_id: int
+
+
+class ScheduleRun(NamedTuple):
+    """What happened to a tick; it replaces an earlier run of the tick without a message."""
+
+    schedule_id: int
+    tick_ms: int  # of a run that someone requested, when that was
+    at_ms: int
+    outcome: str  # published, failed or skipped
+    detail: str  # why
+    message_id: str | None
+    run_by: str | None  # who requested it
+
+
+class TrimScheduleRuns(NamedTuple):
+    """Delete old runs of a schedule, except the newest ones."""
+
+    schedule_id: int
+    before_ms: int
+    newest: int
+
+
 # -- other admin tables
 
 
@@ -322,6 +369,13 @@ class PutRollup(NamedTuple):
 
 
 # -- reads within a batch
+
+
+class RanTicks(NamedTuple):
+    """Read the ticks of a schedule after a time that have a message."""
+
+    schedule_id: int
+    after_ms: int
 
 
 class QuarantinedRows(NamedTuple):

@@ -64,6 +64,7 @@ PathOrNone = Annotated[  # an empty path is None, because TOML has no null
 ]
 Number = Annotated[int, Field(ge=1, le=10**9)]
 NumberOrOff = Annotated[int, Field(ge=0, le=10**12)]
+RateOrOff = Annotated[float, Field(ge=0, le=10**6)]
 Seconds = Annotated[int, Field(ge=1, le=10**9)]
 SecondsOrOff = Annotated[int, Field(ge=0, le=10**9)]
 Size = Annotated[ByteSize, Field(ge=1, le=TIB)]
@@ -243,6 +244,10 @@ class LimitSettings(Section):
     credit_bytes: Size = live_size(
         16 * MIB, "Maximum unacknowledged bytes per consumer. One message is always dispatched."
     )
+    max_hold_s: Seconds = live(
+        86_400,
+        "Seconds that a consumer may hold a message in all, however often it extends the hold.",
+    )
     held: Number = live(
         50_000,
         "Maximum unacknowledged messages of all consumers, shared among queues. Queues that use"
@@ -276,8 +281,8 @@ def _queue_field(setting: SettingDefinition) -> tuple[Any, Any]:
         return Literal[tuple(setting.choices)], field(setting.default, setting.help)
     if setting.kind == "bytes":
         return SizeOrOff, size(setting.default, setting.help)
-    of_type = SecondsOrOff if setting.kind == "seconds" else NumberOrOff
-    return of_type, field(setting.default, setting.help)
+    of_type: Any = SecondsOrOff if setting.kind == "seconds" else NumberOrOff
+    return RateOrOff if setting.type is float else of_type, field(setting.default, setting.help)
 
 
 _FIELDS: Final[dict[str, Any]] = {
