@@ -191,6 +191,12 @@ COLUMNS: Final = (  # columns of the history, in order; see docs/guides/pipeline
     ArrowColumn("trace_id", "string", is_nullable=True),
     ArrowColumn("meta_id", "string", is_nullable=True),
     ArrowColumn("attempts", "int64", is_nullable=True),
+    ArrowColumn("ready_at", "timestamp", is_nullable=True),  # null: settled while scheduled
+    ArrowColumn("deliver_at", "timestamp", is_nullable=True),
+    ArrowColumn("priority", "int32"),
+    ArrowColumn("retries", "int32"),  # failed attempts that workers reported
+    ArrowColumn("group", "string", is_nullable=True),
+    ArrowColumn("unique_key", "string", is_nullable=True),
 )
 DELETED: Final = "deleted"
 # The body is null if it is damaged or has been removed by retention.
@@ -198,7 +204,10 @@ BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
 # These columns are read to verify bodies but are not returned.
 _CHECKS: Final = (ArrowColumn("_seq", "int64"), ArrowColumn("_crc", "int64"))
 _BY_NAME: Final = {column.name: column for column in (*COLUMNS, BODY)}
-_OF_CLAIMS: Final = "message_id queue body published_at deliveries urn trace_id meta_id"
+_OF_CLAIMS: Final = (
+    "message_id queue body published_at deliveries urn trace_id meta_id "
+    "ready_at priority retries group"
+)
 CLAIM_COLUMNS: Final = (
     ArrowColumn("claim", "int64"),
     *(_BY_NAME[name] for name in _OF_CLAIMS.split()),

@@ -12,18 +12,31 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final
 
+from phpmq_lite.frame_options import DEFAULT_PRIORITY
 from phpmq_lite.model import (
     ACKED_KEY,
+    NO_OPTIONS,
     NO_SOURCE,
     NOT_INDEXED,
     Batch,
+    DeliveryOptions,
     Message,
     MessageSource,
     QueueRow,
+    Schedule,
+    State,
 )
 from phpmq_lite.queue_settings import COLUMNS
 from phpmq_lite.storage.statements import load
-from phpmq_lite.writes import CopyStagedRows, DropStage, EraseBody, Write
+from phpmq_lite.writes import (
+    CopyStagedRows,
+    DeleteSchedule,
+    DropStage,
+    EraseBody,
+    ScheduleRun,
+    UnblockMessages,
+    Write,
+)
 
 # The name of one of the ``step_statements`` and its values.  For a multi-row statement, these are a
 # flat list of all rows' values, and the values before the rows; for any other, the latter are None.
@@ -36,10 +49,15 @@ OPTIONAL: Final = frozenset({"insert_event", "link_messages", "insert_audit", "a
 _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
     EraseBody: ("overwrite_body", "delete_body"),
     DropStage: ("drop_stage", "drop_stage_queues"),
+    Schedule: ("delete_schedule", "put_schedule"),
+    DeleteSchedule: ("delete_schedule", "delete_schedule_runs"),
+    ScheduleRun: ("put_schedule_run",),
+    UnblockMessages: ("unblock_messages", "forget_heads"),
     CopyStagedRows: ("copy_staged_messages", "copy_staged_bodies"),
 }
 
 _NO_ENVELOPE: Final = (None,) * 7
+_NO_OPTIONS: Final = (None,) * 9
 REMOVED_SETTINGS: Final = '{"removed": true}'  # what the row of a removed queue has as settings
 MIN_RUN: Final = 4  # shorter runs are cheaper as separate rows of one statement
 # Values of a new message to which nothing but a dispatch has happened.
@@ -52,20 +70,33 @@ _SHARED: Final = attrgetter(
     "consumer",
     "indexed",
     "source",
+    "options",
 )
-_PLAIN: Final = (NOT_INDEXED, NO_SOURCE)
+_PLAIN: Final = (NOT_INDEXED, NO_SOURCE, NO_OPTIONS)
 _seq_of: Final = attrgetter("seq")
 _position_of: Final = attrgetter("position")
 _DISPATCH: Final = attrgetter("consumer", "last_dispatched_at")
 
 
 def message_of(row: tuple[Any, ...]) -> Message:
-    """Return a message built from the 23 columns of the table ``message``."""
+    """Return a message built from the 32 columns of the table ``message``."""
     message = Message(*row[:16])
-    if row[16:] != _NO_ENVELOPE:
+    if row[16:23] != _NO_ENVELOPE:
         message.indexed = row[16:20]
-        message.source = MessageSource(*row[20:])
+        message.source = MessageSource(*row[20:23])
+    if row[23:] != _NO_OPTIONS:
+        ready_at, due_ms, deliver_at, retries, attempt, head_since, priority, group, key = row[23:]
+        priority = DEFAULT_PRIORITY if priority is None else priority
+        numbers = (retries or 0, attempt or 0, head_since, priority)
+        message.options = DeliveryOptions(ready_at, due_ms, deliver_at, *numbers, group, key)
     return message
+
+
+def _flat_options(message: Message) -> tuple[Any, ...]:
+    """Return the columns of a message's options; a number that is 0 is NULL."""
+    *times, retries, attempt, head_since, priority, group, unique_key = message.options
+    own_priority = None if priority == DEFAULT_PRIORITY else priority
+    return (*times, retries or None, attempt or None, head_since, own_priority, group, unique_key)
 
 
 def flat_enveloped(messages: Iterable[Message]) -> list[Any]:
@@ -98,7 +129,7 @@ def flat_counts(queues: Iterable[QueueRow]) -> list[int]:
     """
     flat: list[int] = []
     for row in queues:
-        counts = row.live_count, row.live_bytes
+        counts = row.live_count, row.live_bytes, row.scheduled_count
         if counts != row.stored:
             row.stored = counts
             flat += (row.queue_id, *counts)
@@ -134,8 +165,19 @@ def batch_statements(batch: Batch) -> list[Step]:
     settled_now, held = _split_dispatched(batch)
     if held:
         steps += _dispatch_steps(held)
+    if batch.admitted or batch.admitted_on_disk or batch.came_due:
+        steps += _ready_steps(batch)
     if batch.changed:
         steps.append(("update_messages", flat_changed(batch.changed.values()), ()))
+    if batch.rewritten:
+        rewritten = batch.rewritten.values()
+        flat = [v for m, _ in rewritten for v in (m.seq, m.size, m.crc, *m.indexed)]
+        steps.append(("update_contents", flat, ()))
+        bodies = [value for m, content in rewritten for value in (m.seq, content)]
+        steps.append(("replace_bodies", bodies, ()))
+    if batch.rescheduled:
+        options = [v for m in batch.rescheduled.values() for v in (m.seq, *_flat_options(m))]
+        steps.append(("update_options", options, ()))
     if batch.settled:
         steps += _settle_messages(batch, settled_now)
     if batch.events:
@@ -180,18 +222,22 @@ def _insert_messages(batch: Batch) -> list[Step]:
     min_run = MIN_RUN if len(created) > MIN_RUN else 1
     for shared, group in groupby(created, _SHARED):
         run = [*group]
-        if len(run) >= min_run and shared[-2:] == _PLAIN and _is_consecutive(run):
+        if len(run) >= min_run and shared[-3:] == _PLAIN and _is_consecutive(run):
             flat = [value for m in run for value in (m.queue_id, m.token, m.size, m.crc)]
-            values = (run[0].seq, run[0].state, *shared[:-2])
+            values = (run[0].seq, run[0].state, *shared[:-3])
             steps.append(("insert_run", flat, values))
         else:
             others += run
     if others:
-        records = [m for m in others if m.source != NO_SOURCE]
-        if records:
-            others = [m for m in others if m.source == NO_SOURCE]
-            flat = [value for m in records for value in (*flat_enveloped((m,)), *m.source)]
-            steps.append(("insert_with_source", flat, ()))
+        special = [m for m in others if m.source != NO_SOURCE or m.options != NO_OPTIONS]
+        if special:
+            others = [m for m in others if m.source == NO_SOURCE and m.options == NO_OPTIONS]
+            flat = [
+                value
+                for m in special
+                for value in (*flat_enveloped((m,)), *m.source, *_flat_options(m))
+            ]
+            steps.append(("insert_with_options", flat, ()))
         steps.append(("insert_enveloped", flat_enveloped(others), ()))
     start = 0
     for first, last in number_runs([*map(_seq_of, batch.created)]):
@@ -262,14 +308,17 @@ def _number_steps(run: str, several: str, before: tuple[Any, ...], seqs: list[in
 
 
 def _dispatch_steps(messages: list[Message]) -> list[Step]:
-    groups: dict[tuple[int | None, int | None], list[int]] = {}
+    groups: dict[tuple[int | None, int | None, int | None], list[int]] = {}
     for message in messages:
-        key = message.consumer, message.last_dispatched_at
-        groups.setdefault(key, []).append(message.seq)
+        dispatch = message.consumer, message.last_dispatched_at, message.options.head_since
+        groups.setdefault(dispatch, []).append(message.seq)
     steps: list[Step] = []
     others: list[Any] = []
-    for key, seqs in groups.items():
-        if len(seqs) >= MIN_RUN or len(groups) == 1:
+    for (consumer, at_ms, head_since), seqs in groups.items():
+        key = consumer, at_ms
+        if head_since is not None:
+            steps.append(("dispatch_heads", seqs, (*key, head_since)))
+        elif len(seqs) >= MIN_RUN or len(groups) == 1:
             steps += _number_steps("dispatch_run", "dispatch_several", key, sorted(seqs))
         else:
             for seq in seqs:
@@ -277,6 +326,17 @@ def _dispatch_steps(messages: list[Message]) -> list[Step]:
     if others:
         steps.append(("dispatch_messages", others, ()))
     return steps
+
+
+def _ready_steps(batch: Batch) -> list[Step]:
+    admitted = [m.seq for m in batch.admitted.values() if m.state == State.READY]
+    admitted += batch.admitted_on_disk
+    due = [
+        value
+        for m in batch.came_due.values()
+        for value in (m.seq, m.position, m.state, m.deadline_ms, *m.options[:3])
+    ]
+    return [("admit_messages", admitted, ()), ("update_due", due, ())]
 
 
 def _settle_dispatched(before: tuple[Any, ...], messages: list[Message]) -> list[Step]:

@@ -9,6 +9,9 @@ Execute = Callable[[str], Any]  # returns a cursor
 NAMED: Final = 10  # maximum number of examples listed per problem
 _RULES: Final = {  # statement that counts violations -> what the problem says
     "inconsistent_queues": "queues have wrong message counts",
+    "inconsistent_scheduled": "queues have wrong counts of scheduled messages",
+    "duplicate_keys": "messages have the unique key of another one",
+    "duplicate_heads": "groups have more than one message in flight",
     "missing_queues": "messages belong to queues that do not exist",
     "duplicate_messages": "messages exist twice",
     "unassigned_numbers": "rows have a number that has not been assigned yet",
@@ -17,6 +20,9 @@ _RULES: Final = {  # statement that counts violations -> what the problem says
     "inconsistent_totals": "history totals differ from the history rows",
     "invalid_claims": "claims refer to messages that are not dispatched",
 }
+_SINCE: Final = dict.fromkeys(  # version of the schema that has the columns of a rule
+    ("inconsistent_scheduled", "duplicate_keys", "duplicate_heads"), 2
+)
 
 
 @dataclass(slots=True)
@@ -26,6 +32,9 @@ class DatabaseCheck:
     name: str
     result: str = ""  # description of the result
     problems: list[str] = field(default_factory=list)
+
+
+Look = Callable[[Execute, Mapping[str, str], DatabaseCheck], None]
 
 
 def check_bodies(execute: Execute, sql: Mapping[str, str], check: DatabaseCheck) -> None:
@@ -47,8 +56,12 @@ def check_bodies(execute: Execute, sql: Mapping[str, str], check: DatabaseCheck)
         check.result += f"; {len(rows) - len(old):,} more were dead-lettered as damaged (crc)"
 
 
-def check_tables(execute: Execute, sql: Mapping[str, str], check: DatabaseCheck) -> None:
-    rules = {name: text for name, text in _RULES.items() if name in sql}
+def check_tables(
+    execute: Execute, sql: Mapping[str, str], check: DatabaseCheck, version: int
+) -> None:
+    rules = {
+        name: _RULES[name] for name in _RULES if name in sql and _SINCE.get(name, 0) <= version
+    }
     check.result = f"{len(rules)} rules"
     for name, text in rules.items():
         count = execute(sql[name]).fetchone()[0]

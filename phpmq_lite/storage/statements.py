@@ -13,11 +13,15 @@ This inserts any number of rows.  SQLite gets the first text, here for two, Post
     INSERT INTO client (client, kind) SELECT * FROM unnest($1::bigint[], $2::text[])
 
 ``{given: COLUMNS}`` is a table of such rows; ``{rows:X}`` is X for each, and ``{n}`` counts from 0.
+``UPDATE message {set: seq, COLUMNS}`` sets the columns of the message with the seq of each row.
 
 ``{NAME}`` is replaced by the text under ``-- part: NAME``, which several statements of a file can
 share; a shared statement can contain a part that differs.  A statement or part with a line
 ``-- twin: NAME`` is two, such as the pages before and after a row: of ``{A | B}``, the first has A
-and its twin has B.  What is shared is written for both engines with the few terms in ``_TERMS``.
+and its twin has B.  A part ``state_X`` is one for each live state, such as ``ready_X``: in it,
+STATE is the number of the state and PLACES its index by position.  ``{each state_X UNION ALL}``
+joins them, ``{each state_X,}`` with commas.  What is shared is written for both engines with the
+few terms in ``_TERMS``.
 
 ``python -m tests.support.statement_files postgres ready_page`` prints what an engine executes.
 """
@@ -34,9 +38,11 @@ _FOLDER = Path(__file__).parent / "sql"
 _NAME = re.compile(r"^-- (name|part): (\w+)(?:\n-- twin: (\w+))?$", re.MULTILINE)
 _COMMENT = re.compile(r"--[^\n]*")
 _CHOICE = re.compile(r"\{((?:[^{}|]|\{\w+\})+?)\s+\|\s+((?:[^{}|]|\{\w+\})+)\}")
+_EACH = re.compile(r"\{each state(\w+)(,| UNION ALL)\}")
 _PART = re.compile(r"\{(\w+)\}")
 _ROWS = re.compile(r"\{rows:((?:[^{}]|\{n\})*)\}")
 _COLUMNS = re.compile(r"\{(values|given): ([^{}]+)\}")
+_SET = re.compile(r"UPDATE (\w+) \{set: (\w+),\s*([^{}]+)\}")
 _GIVEN = re.compile(r"\bgiven\.(\w+)")
 _OWN = re.compile(r"\?(?!\d)")  # a parameter of one row
 # What is quoted and casts are matched first, so that nothing in them is taken for a parameter.
@@ -68,6 +74,12 @@ _TERMS: Final = (
     (r"CROSS (JOIN \w+(?: AS \w+)?\s(?:ON|USING))", _UNCHANGED, r"\1"),
 )
 _ENGINES: Final = ("sqlite", "postgres")
+_LIVE: Final = {  # live state -> its number, and its index by position
+    "ready": ("0", "message_place"),
+    "dispatched": ("1", "message_held"),
+    "scheduled": ("6", "message_scheduled"),
+    "blocked": ("7", "message_blocked"),
+}
 # How an engine takes the rows of a statement.
 _ROW_TEXTS: Final = {
     ("sqlite", "values"): "({columns}) VALUES {{rows:({row})}}",
@@ -75,10 +87,13 @@ _ROW_TEXTS: Final = {
     ("postgres", "values"): "({columns}) SELECT * FROM unnest({arrays})",
     ("postgres", "given"): "unnest({arrays}) AS given ({columns})",
 }
+_UPDATE: Final = (
+    "UPDATE {table} SET {values} FROM {{given: {key}, {names}}} WHERE {table}.{key} = given.{key}"
+)
 # Columns of rows whose type in PostgreSQL is not bigint.
 _TYPES: Final = {
     **dict.fromkeys(("urn", "trace_id", "meta_id", "kind", "address", "detail"), "text"),
-    **dict.fromkeys(("reason", "source_reason"), "text"),
+    **dict.fromkeys(("reason", "source_reason", "group_name", "group_text", "unique_key"), "text"),
     **dict.fromkeys(("content", "keys", "record_id", "record"), "bytea"),
 }
 
@@ -110,8 +125,16 @@ def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
             texts[title] = bare = _COMMENT.sub("", piece).strip().rstrip(";")
             if twin:
                 texts[title], texts[twin] = _CHOICE.sub(r"\1", bare), _CHOICE.sub(r"\2", bare)
+    for title in [title for title in parts if title.startswith("state_")]:
+        for state, (number, index) in _LIVE.items():
+            text = parts[title].replace("STATE", number).replace("PLACES", index)
+            parts[title.replace("state", state, 1)] = text
+
+    def each(mark: re.Match[str]) -> str:
+        return f"{mark[2]} ".join(f"{{{state}{mark[1]}}}" for state in _LIVE)
 
     def fill(text: str) -> str:
+        text = _EACH.sub(each, text)
         return _PART.sub(lambda part: fill(parts[part[1]]) if part[1] in parts else part[0], text)
 
     return (
@@ -122,6 +145,9 @@ def _read(name: str, engine: str) -> tuple[dict[str, str], dict[str, str]]:
 
 def _expand_rows(text: str, engine: str) -> str:
     """Return a statement with its ``{values: …}`` or ``{given: …}`` as the engine takes rows."""
+    if update := _SET.match(text):
+        values = ", ".join(f"{name} = given.{name}" for name in re.split(r",\s*", update[3]))
+        text = _UPDATE.format(table=update[1], key=update[2], names=update[3], values=values)
     rows = _COLUMNS.search(text)
     if rows is None:
         return text

@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
+from operator import itemgetter
 from secrets import token_hex
 from typing import Any, ClassVar, Final
 
 from phpmq_lite.errors import StorageFullError
 from phpmq_lite.model import (
+    AFTER_ALL,
     DUE_AT_ONCE,
     RECORD_REFERENCE,
     Batch,
@@ -22,12 +24,14 @@ from phpmq_lite.model import (
     LoadedRows,
     LoadedWindow,
     Message,
+    NextScheduled,
     PageKind,
     PageRequest,
     PipelineRows,
     QueueRow,
     RecoveredState,
     RowsRequest,
+    Schedule,
     WindowRequest,
     checksum,
 )
@@ -90,6 +94,7 @@ class Store(ABC):
         execute, sql = self.execute, self.sql("batch")
         with self.transaction():
             returned = execute(sql["release_dispatched"]).rowcount
+            execute(sql["admit_first_of_groups"])
             execute(sql["create_history_id"], (token_hex(16),))
             execute(sql["drop_unfinished_stages"])
             execute(sql["delete_queues_of_dropped_stages"])
@@ -121,6 +126,12 @@ class Store(ABC):
             returned=returned,
             newest_key=newest_key,
             records=records,
+            heads=self.query("heads"),
+            schedules=[Schedule(*row) for row in self.execute(self.sql("schedules")["all"])],
+            ran_ticks=self.execute(self.sql("schedules")["ticks_not_passed"]).fetchall(),
+            next_scheduled=NextScheduled(
+                *(self.query(name, (-1,))[0][0] for name in ("next_after_delay", "next_by_date"))
+            ),
             pipeline=PipelineRows(
                 subscriptions=self.query("subscriptions"),
                 claimed=self.query("claimed_by_queue"),
@@ -134,6 +145,14 @@ class Store(ABC):
 
     def counters(self) -> dict[str, int]:
         return dict(self.query("counters"))
+
+    def set_default_ttl(self, ttl_s: int) -> None:
+        """Set the broker's default TTL for what migration 0002 scheduled without one."""
+        sql = self.sql("migrate")
+        with self.transaction():
+            if ttl_s:
+                self.execute(sql["set_default_ttl"], (ttl_s, ttl_s * 1_000))
+            self.execute(sql["end_default_ttl"])
 
     def renumber(self) -> str:
         """Skip numbers and renew the history id, which is returned: a copy may have used both."""
@@ -174,10 +193,29 @@ class Store(ABC):
             if batch.key_seqs:
                 seqs = list(batch.key_seqs)
                 loaded.checksums = dict.fromkeys(seqs)
-                for name in ("settled_checksums", "checksums"):
+                for name in ("settled_published_checksums", "published_checksums"):
                     loaded.checksums.update(self.many(name, seqs))
+            if batch.unique_keys:
+                loaded.unique = dict.fromkeys(batch.unique_keys)
+                flat = [value for place in batch.unique_keys for value in place]
+                for queue_id, unique_key, seq in self.many("unique_messages", flat):
+                    loaded.unique[queue_id, unique_key] = seq
+            if batch.groups:
+                flat = [value for place in batch.groups for value in place]
+                near: list[int] = []
+                for row in self.many("first_of_groups", flat):
+                    if row[2] <= batch.groups_upto[row[1]]:
+                        near.append(row[0])
+                    else:
+                        loaded.later_firsts.append(row)
+                rows = self.many("messages_by_seq", near)
+                loaded.first_of_groups = firsts = [message_of(row) for row in rows]
+                self._load_bodies(firsts[: _count_fitting(firsts, batch.group_bytes)])
             if batch.body_seqs:
-                loaded.bodies = self._bodies(list(batch.body_seqs))
+                seqs = list(batch.body_seqs)
+                loaded.bodies = dict.fromkeys(seqs) | self._bodies(
+                    dict(self.many("checksums", seqs))
+                )
             if batch.record_seqs:
                 loaded.records = self._records(batch.record_seqs)
             if batch.due_at is not None:
@@ -186,10 +224,30 @@ class Store(ABC):
                 loaded.due = [message_of(row) for row in rows]
                 start = batch.due_at + 1 if len(rows) < DUE_AT_ONCE else loaded.due[-1].deadline_ms
                 [(loaded.next_deadline_ms,)] = self.query("next_deadline", (start,))
+            if batch.scheduled_at is not None:
+                loaded.scheduled, loaded.next_scheduled = self._scheduled(batch.scheduled_at)
         return loaded
 
+    def _scheduled(self, now: ClockReading) -> tuple[list[Message], NextScheduled]:
+        """Return messages whose scheduled time has come, in order, and when others are due."""
+        kinds = (
+            ("scheduled_after_delay", "next_after_delay", "due_ms", now.steady_ms),
+            ("scheduled_by_date", "next_by_date", "deliver_at", now.wall_ms),
+        )
+        due: list[tuple[int, int, Message]] = []
+        for query, _, option, now_ms in kinds:
+            messages = map(message_of, self.query(query, (now_ms, DUE_AT_ONCE)))
+            due += [(getattr(m.options, option) - now_ms, m.seq, m) for m in messages]
+        due.sort(key=itemgetter(0, 1))
+        del due[DUE_AT_ONCE:]
+        late_ms = due[-1][0] if len(due) == DUE_AT_ONCE else 1  # of those that come next
+        following = [
+            self.query(next_query, (now_ms + late_ms,))[0][0] for _, next_query, _, now_ms in kinds
+        ]
+        return [message for _, _, message in due], NextScheduled(*following)
+
     def _window(self, request: WindowRequest) -> LoadedWindow:
-        bounds = {"of": request.queue_id, "after": request.after, "upto": 1 << 62}
+        bounds = {"of": request.queue_id, "after": request.after, "upto": AFTER_ALL}
         rows = self.query("ready_page", bounds | {"limit": request.limit})
         page = [message_of(row) for row in rows]
         self._load_bodies(page[: _count_fitting(page, request.body_bytes)])
@@ -199,23 +257,27 @@ class Store(ABC):
         parameters = {"of": request.queue_id, "after": request.after, "upto": request.upto}
         rows = self.query(_PAGES[request.kind], parameters | {"limit": request.limit})
         page = [message_of(row) for row in rows]
-        return self._with_bodies(request, page, "checksums", len(page) < request.limit)
+        return self._with_bodies(request, page, is_live=True, is_last=len(page) < request.limit)
 
     def _rows(self, request: RowsRequest) -> LoadedPage:
         name = "settled_by_seq" if request.settled else "messages_by_seq"
         rows = {row[0]: row for row in self.many(name, request.seqs)}
         page = [message_of(rows[seq]) for seq in request.seqs if seq in rows]
-        checksums = "settled_checksums" if request.settled else "checksums"
-        return self._with_bodies(request, page, checksums, is_last=True)
+        return self._with_bodies(request, page, is_live=not request.settled, is_last=True)
 
     def _with_bodies(
-        self, request: PageRequest | RowsRequest, page: list[Message], checksums: str, is_last: bool
+        self,
+        request: PageRequest | RowsRequest,
+        page: list[Message],
+        *,
+        is_live: bool,
+        is_last: bool,
     ) -> LoadedPage:
         """Load the bodies of a page if requested, shortening the page if they are too large."""
         if request.bodies:
             count = max(1, _count_fitting(page, _PAGE_BYTES))
-            self._load_bodies(page[:count], checksums)
-            if checksums == "checksums":
+            self._load_bodies(page[:count])
+            if is_live:
                 count = self._load_originals(page[:count])
             is_last = is_last and count >= len(page)
             page = page[:count]
@@ -236,17 +298,18 @@ class Store(ABC):
                     message.body = None
         return len(page)
 
-    def _load_bodies(self, page: list[Message], checksums: str = "checksums") -> None:
-        bodies = self._bodies([message.seq for message in page], checksums)
+    def _load_bodies(self, page: list[Message]) -> None:
+        bodies = self._bodies({message.seq: message.crc for message in page})
         for message in page:
             message.body = bodies[message.seq]
 
-    def _bodies(self, seqs: list[int], checksums: str = "checksums") -> dict[int, bytes | None]:
+    def _bodies(self, checksums: dict[int, int]) -> dict[int, bytes | None]:
         """Return bodies, keyed by seq; None if a body is missing or has a wrong checksum."""
-        expected = dict(self.many(checksums, seqs))
-        rows = self.many("bodies", seqs)
-        undamaged = {seq: body for seq, body in rows if checksum(seq, body) == expected.get(seq)}
-        return {seq: undamaged.get(seq) for seq in seqs}
+        bodies = dict[int, bytes | None].fromkeys(checksums)
+        for seq, body in self.many("bodies", list(checksums)):
+            if checksum(seq, body) == checksums[seq]:
+                bodies[seq] = body
+        return bodies
 
     def _records(
         self, places: dict[int, tuple[int, int, int]]
@@ -254,13 +317,13 @@ class Store(ABC):
         """Return ids and contents of dead-letter records by seq, the smallest ones: no padding."""
         flat = [number for seq, others in places.items() for number in (seq, *others)]
         total, records = 0, []
-        for size, source_seq, seq, token in sorted(self.many("client_records", flat)):
+        for size, *record in sorted(self.many("client_records", flat)):
             total += size
             if total <= _RECORD_BYTES:
-                records.append((source_seq, seq, token))
-        bodies = self._bodies([seq for _, seq, _ in records])
+                records.append(record)
+        bodies = self._bodies({seq: crc for _, seq, _, crc in records})
         about: dict[int, list[tuple[bytes, bytes]]] = {}
-        for source_seq, seq, token in sorted(records):
+        for source_seq, seq, token, _ in sorted(records):
             if (body := bodies[seq]) is not None:
                 about.setdefault(source_seq, []).append((b"%016x%016x" % (seq, token), body))
         return about
@@ -276,8 +339,8 @@ def _count_fitting(page: list[Message], room: int) -> int:
 
 
 def _queue_row(row: tuple[Any, ...]) -> QueueRow:
-    queue_id, name, created_at, *values, settings, live_count, live_bytes, created_by = row
-    is_removed, counts = settings == REMOVED_SETTINGS, (live_count, live_bytes)
+    queue_id, name, created_at, *values, settings, live, size, scheduled, created_by = row
+    is_removed, counts = settings == REMOVED_SETTINGS, (live, size, scheduled)
     own = dict(zip(COLUMNS, values, strict=True)) | ({} if is_removed else json.loads(settings))
     own = {name: value for name, value in own.items() if value is not None}
     return QueueRow(queue_id, name, created_at, own, *counts, counts, created_by, is_removed)

@@ -4,16 +4,17 @@ A broker may be running: each rule is one statement, so it sees one snapshot.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import psycopg
 
 from phpmq_lite.errors import StartRefusedError, StorageError, UnreleasedDataError
 from phpmq_lite.storage.backend import Replica
-from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
+from phpmq_lite.storage.database_check import DatabaseCheck, Look, check_bodies, check_tables
 from phpmq_lite.storage.postgres.leadership import EpochRow, read_row
 from phpmq_lite.storage.postgres.migrate import has_schema, pending
 from phpmq_lite.storage.postgres.store import (
@@ -75,7 +76,8 @@ def verify(url: str) -> list[DatabaseCheck]:
         if not version:
             schema.problems.append("the database is empty")
             return checks[:1]
-        for check, look in zip(others, (check_bodies, check_tables), strict=True):
+        looks: Sequence[Look] = (check_bodies, partial(check_tables, version=version))
+        for check, look in zip(others, looks, strict=True):
             try:
                 look(store.execute, store.sql("database_check"), check)
             except StorageError as error:

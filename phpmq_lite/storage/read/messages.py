@@ -12,7 +12,7 @@ from hmac import compare_digest
 from time import monotonic
 from typing import Final
 
-from phpmq_lite.model import State, checksum
+from phpmq_lite.model import ALIVE, BEFORE_ALL, State, checksum, number_of, priority_of
 from phpmq_lite.storage.read.read_pool import Page, RowReader
 
 PAGE_ROWS: Final = 200  # maximum number of rows per page
@@ -24,6 +24,8 @@ EVENT_ROWS: Final = 500
 LINK_ROWS: Final = 100
 TRASH_SCANNED: Final = 1_000  # number of deleted messages scanned per page
 EXPIRING_ROWS: Final = 10_000
+HEADS_SHOWN: Final = 50  # maximum number of heads of groups on a page
+_HEADS_SCANNED: Final = 1_000
 _HISTORY_SLICE: Final = 20_000  # number of offsets per read if no index matches the filter
 _HISTORY_LIMIT_S: Final = 1.0  # time limit for all slices of a page
 _ID_DIGITS: Final = frozenset("0123456789abcdef")
@@ -70,6 +72,13 @@ class MessageRow:
     source_queue: str | None
     source_reason: str | None
     preview: bytes | None  # at most 480 bytes; None if the body is missing or empty
+    ready_at: int | None = None  # None if it was ready when it was published
+    deliver_at: int | None = None  # the date that was given, if one was
+    retries: int | None = None  # failed attempts that workers reported
+    group: str | None = None
+    unique_key: str | None = None
+    due_at: int | None = None  # when a scheduled message becomes ready
+    head_since: int | None = None  # first dispatch of the head of a group
 
     @property
     def message_id(self) -> str:
@@ -77,7 +86,33 @@ class MessageRow:
 
     @property
     def is_alive(self) -> bool:
-        return self.state in (State.READY, State.DISPATCHED)
+        return self.state in ALIVE
+
+    @property
+    def priority(self) -> int:
+        return priority_of(self.position)
+
+    @property
+    def number(self) -> int:
+        """Place in the queue among messages of the same priority."""
+        return number_of(self.position)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt that the current or the next delivery is."""
+        return 1 + self.charged + (self.retries or 0)
+
+    @property
+    def scheduled_for(self) -> int | None:
+        """Unix ms when a scheduled message becomes ready: its date, or the end of its delay."""
+        if self.state != State.SCHEDULED:
+            return None
+        return self.due_at if self.deliver_at is None else self.deliver_at
+
+    @property
+    def waiting_since(self) -> int:
+        """Unix ms since which the message is ready, or when it was published."""
+        return self.ready_at or self.published_at
 
     @property
     def source_id(self) -> str | None:
@@ -160,9 +195,8 @@ class MessageReader(RowReader):
     file = "messages"
 
     async def oldest_ready_at(self, queue_ids: Iterable[int]) -> dict[int, int]:
-        """Return when each queue's first ready message was published, omitting empty queues."""
-        rows = await self._read("oldest_ready", queue_ids=json.dumps(list(queue_ids)))
-        return {queue_id: published_at for queue_id, published_at in rows if published_at}
+        """Return since when each queue's oldest ready message is ready, omitting empty queues."""
+        return dict(await self._read("oldest_ready", queue_ids=json.dumps(list(queue_ids))))
 
     async def expiring(self, before_ms: int) -> dict[int, tuple[int, int]]:
         """Return how many ready messages expire before a time, and the first deadline, by queue_id.
@@ -186,21 +220,27 @@ class MessageReader(RowReader):
         *,
         after: int | None = None,
         before: int | None = None,
-        state: State | None = None,
+        states: Iterable[State] = ALIVE,
         limit: int = 50,
     ) -> list[MessageRow]:
         """Return a page of a queue's messages in order, after or before a position (exclusive)."""
         is_backwards = before is not None
-        position = before if before is not None else after if after is not None else -1
+        position = before if before is not None else after if after is not None else BEFORE_ALL
         rows = await self._all(
             MessageRow,
             "messages_before" if is_backwards else "messages_after",
             queue_id=queue_id,
             position=position,
-            state=state,
+            states=sum(1 << state for state in states),
             limit=_page(limit),
         )
         return rows[::-1] if is_backwards else rows
+
+    async def blocking_heads(self, queue_id: int) -> list[MessageRow]:
+        """Return messages in flight that block others of their groups, the longest first."""
+        limits = {"among": _HEADS_SCANNED, "limit": HEADS_SHOWN}
+        rows = await self._read("blocking_heads", queue_id=queue_id, **limits)
+        return await self.rows([seq for (seq,) in rows])
 
     async def message(self, message_id: str) -> MessageRow | None:
         """Return a live or settled message, or None if it is unknown or its row was removed."""
@@ -209,6 +249,11 @@ class MessageReader(RowReader):
         seq = seq_of(message_id)
         row = await self._one(MessageRow, "by_seq", seq=seq) if seq < 1 << 63 else None
         return row if row and compare_digest(row.message_id, message_id) else None
+
+    async def by_unique_key(self, queue_id: int, unique_key: str) -> MessageRow | None:
+        """Return the live message of a queue with a unique key, or None if there is none."""
+        rows = await self._read("by_unique_key", queue_id=queue_id, unique_key=unique_key)
+        return next(iter(await self.rows([seq for (seq,) in rows])), None)
 
     async def was_assigned(self, message_id: str) -> bool:
         """Return whether this broker assigned the number in an id, even if its row was removed."""
@@ -268,6 +313,16 @@ class MessageReader(RowReader):
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
         """Return a message's links to others, such as redrive, restore, edit and dead letter."""
         return await self._all(LinkRow, "links", seqs=json.dumps(list(seqs)), limit=LINK_ROWS)
+
+    async def retries(self, rows: Iterable[MessageRow]) -> dict[int, list[EventRow]]:
+        """Return the retries of those messages that have any, by seq, oldest first."""
+        seqs = [row.seq for row in rows if row.retries]
+        events: dict[int, list[EventRow]] = {}
+        if seqs:
+            stored = await self._read("retries", seqs=json.dumps(seqs), limit=EVENT_ROWS)
+            for seq, *event in stored:
+                events.setdefault(seq, []).append(EventRow(*event))
+        return events
 
     async def history(
         self,

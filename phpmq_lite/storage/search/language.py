@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, NoReturn
 from phpmq_lite.durations import SHORT_UNITS_S, UNITS_MS
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import SearchError
-from phpmq_lite.model import STATE_NAMES
+from phpmq_lite.model import ALIVE, OUTCOMES, STATE_NAMES, State
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroup
 
 QUERY_CHARACTERS: Final = 2_000
@@ -18,7 +18,10 @@ TERMS: Final = 20
 WILDCARDS: Final = 8  # maximum number of wildcards in one pattern
 PATH_STEPS: Final = 10
 
-STATES: Final = STATE_NAMES
+LIVE_STATES: Final = tuple(STATE_NAMES[state] for state in sorted(ALIVE))
+STATES: Final = (*LIVE_STATES, *OUTCOMES)
+# of messages that no consumer holds
+WAITING_STATES: Final = tuple(STATE_NAMES[state] for state in sorted(ALIVE - {State.DISPATCHED}))
 _ROOTS: Final = ("data", "meta", "dead_letter", "$")
 _NAME: Final = re.compile(r"([A-Za-z$_][\w.$-]*):")
 _COMPARISON: Final = re.compile(r"(<=|>=|<|>|=)?([0-9]{1,18}(?:\.[0-9]{1,3})?)([a-zA-Z]*)")
@@ -353,7 +356,7 @@ def verdict_search(queue: str, reason: str = "*") -> SearchQuery:
 
 def group_search(group: DeadLetterGroup) -> SearchQuery:
     """Return a search for a group's dead-letter records; ``*`` in the cause is a wildcard."""
-    terms = list(queue_search(group.queue, ("ready",)).terms)
+    terms = list(queue_search(group.queue, WAITING_STATES).terms)
     origin, reason = (None, None) if group.stated else (group.origin, group.reason)
     for kind, value in (("origin", origin), ("urn", group.urn), ("reason", reason)):
         if value is None:

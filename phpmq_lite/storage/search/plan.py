@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from phpmq_lite.model import ALIVE, State
+from phpmq_lite.model import ALIVE, STATE_NAMES, State
 from phpmq_lite.storage.search.json_spellings import json_spellings
 from phpmq_lite.storage.search.language import (
     SearchQuery,
@@ -38,17 +38,13 @@ _SETTLED_COLUMNS: Final = {
     "{ended}": "m.settled_at",
     "{step}": "settled_step",
 }
-_OF_QUEUES: Final = frozenset(  # sources that use an index on queues
-    [
-        "ready_queues",
-        "held_queues",
-        "ready_numbers",
-        "held_numbers",
-        "alive_moved",
-        "settled_queues",
-        "settled_numbers",
-    ]
-)
+# Sources that read an index on queues and live states, by state.
+_BY_POSITION: Final = {state: f"{STATE_NAMES[state]}_queues" for state in sorted(ALIVE)}
+_BY_NUMBER: Final = {state: f"{STATE_NAMES[state]}_numbers" for state in sorted(ALIVE)}
+_BY_STATE: Final = (*_BY_POSITION.values(), *_BY_NUMBER.values())
+# Sources that use an index on queues, and sources of one state or of the given outcomes.
+_OF_QUEUES: Final = frozenset((*_BY_STATE, "alive_moved", "settled_queues", "settled_numbers"))
+_STATED: Final = frozenset((*_BY_STATE, "alive_held", "settled_unusual", "settled_queues"))
 _SKIP_STATEMENTS: Final = {"seq": "next_seq", "offset": "next_offset"}
 _INTEGER: Final = re.compile(r"-?[1-9][0-9]{18,}")
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -63,7 +59,8 @@ class SearchPlan:
 
     ``order`` says in which order messages are read.  ``low`` and ``high`` (exclusive) bound the
     search if the query names ids.  ``skip_statement`` finds the next message in the queues of the
-    query; if it is empty, nothing is skipped.
+    query; if it is empty, nothing is skipped.  By position, the search reads no gaps between
+    priorities at all.
     """
 
     order: SearchOrder
@@ -130,7 +127,7 @@ def make_plan(
             own = _source_conditions(name, own_states, has_queues, bool(excluded), builder)
             text = builder.source(name, [*own, *conditions], columns, has_body=has_body)
             statements.append(text.replace("{traces}", trace_names))
-    skip = "" if _OF_QUEUES.isdisjoint(settled) else _SKIP_STATEMENTS[order]
+    skip = "" if _OF_QUEUES.isdisjoint(settled) else _SKIP_STATEMENTS.get(order, "")
     return SearchPlan(
         order=order,
         sources=tuple(statements),
@@ -175,14 +172,14 @@ def _sources(
         of_alive = ["alive_traces", "alive_untraced"]
         of_settled = ["settled_traces", "settled_untraced"]
     elif not has_ids and not settled and has_queues and of_alive == ["alive"]:
-        return ["ready_queues", "held_queues"], [], "position"
+        return [_BY_POSITION[state] for state in sorted(alive)], [], "position"
     elif not has_ids and not alive:
         if has_queues:
             return [], ["settled_queues", "settled_tail"], "offset"
         return [], ["settled" if State.ACKED in settled else "settled_unusual"], "offset"
     elif has_queues and has_numbers:
         if of_alive == ["alive"]:
-            of_alive = ["ready_numbers", "held_numbers", "alive_moved"]
+            of_alive = [*(_BY_NUMBER[state] for state in sorted(alive)), "alive_moved"]
         of_settled = ["settled_numbers", "settled_unnumbered"]
     return of_alive if alive else [], of_settled if settled else [], "seq"
 
@@ -203,7 +200,7 @@ def _source_conditions(
         return
     if source == "settled_numbers":
         yield builder.parts["in_outcomes"]
-    elif source not in ("alive_held", "settled_unusual", "settled_queues"):
+    elif source not in _STATED:
         yield builder.part("in_states", json.dumps(sorted(states)))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from phpmq_lite.errors import ReadTooLongError
-from phpmq_lite.model import STATE_NAMES, State
+from phpmq_lite.model import ALIVE, STATE_NAMES, State
 from phpmq_lite.storage.read.messages import PAGE_ROWS, MessageReader, MessageRow
 from phpmq_lite.storage.read.read_pool import Page, Readers, Row, RowReader
 from phpmq_lite.storage.search.language import SearchQuery, as_glob
@@ -34,6 +34,8 @@ _MAX_TRACED: Final = 2_000  # maximum number of messages in a trace to look up i
 _MAX_SEQS: Final = 500  # maximum number of seqs per statement
 _MAX_URNS: Final = 20  # number of URNs listed separately in a summary
 _URNS_COUNTED: Final = 10_000
+
+_LOWEST: Final = -(1 << 61)  # below every position
 
 SearchCursor = tuple[int, int]  # (highest position when the search began, where to continue)
 
@@ -69,7 +71,8 @@ class _SearchEnds:
     first_settled_seq: int | None
     first_offset: int | None
     last_offset: int | None
-    first_position: int | None  # in the queues of the query
+    first_position: int | None  # in the queues of the query; beyond all positions if they are empty
+    last_position: int | None
     live: int | None  # number of messages in all queues
     live_in_queues: int | None
     indexed_upto: int  # last offset whose number is indexed
@@ -230,7 +233,8 @@ class Search(RowReader):
         self, query: SearchQuery, allowed: frozenset[int] | None, upto: int | None
     ) -> _SearchRun | None:
         queues, others = await self._queues(query, allowed)
-        [row] = await self._read("search_ends", queues=json.dumps(list(queues or ())))
+        names = json.dumps(list(queues or ()))
+        [row] = await self._read("search_ends", queues=names, after=_LOWEST, before=-_LOWEST)
         ends = _SearchEnds(*row)
         has_numbers = (ends.last_offset or 0) - ends.indexed_upto <= _LONG_TAIL
         has_traces = has_numbers and (ends.untraced or 0) <= _LONG_TAIL
@@ -315,8 +319,11 @@ class Search(RowReader):
                 run.place = int(rows[-1][0]) if is_full else slice_end
                 run.is_done = run.place <= end if is_newest_first else run.place >= end
                 yield rows
-                if run.skip_statement and is_newest_first and not rows and not run.is_done:
-                    await self._skip_ahead(run)
+                if not rows and not run.is_done:
+                    if run.plan.order == "position":
+                        await self._skip_gap(run, is_newest_first=is_newest_first)
+                    elif run.skip_statement and is_newest_first:
+                        await self._skip_ahead(run)
                 if is_full:  # a full slice sorts more rows than it returns
                     searched = high - run.place if is_newest_first else run.place - low
                     width = min(width, 2 * searched)
@@ -326,6 +333,15 @@ class Search(RowReader):
                     width = max(1, width // 2)
             if time.monotonic() > ends_s:
                 return
+
+    async def _skip_gap(self, run: _SearchRun, *, is_newest_first: bool) -> None:
+        """Go on to the next message in the queues, because priorities are far apart."""
+        name = "previous_position" if is_newest_first else "next_position"
+        low, high = (run.low, run.place) if is_newest_first else (run.place, run.high)
+        queues = run.plan.parameters["queues"]
+        [(place,)] = await self._read(name, queues=queues, after=low, before=high)
+        run.is_done = not low < place < high
+        run.place = int(place) + (1 if is_newest_first else -1)
 
     async def _skip_ahead(self, run: _SearchRun) -> None:
         """Skip any number of messages in other queues, newest first.
@@ -352,7 +368,7 @@ def _search_range(
         case "offset":
             first, last = ends.first_offset, ends.last_offset
         case "position":
-            first, last = ends.first_position, last_seq
+            first, last = ends.first_position, ends.last_position
         case "seq":
             starts = (
                 ends.first_live_seq if plan.has_alive else None,
@@ -402,7 +418,7 @@ class _MatchSummary:
         frozen.size += sum(sizes)
         frozen.held += states.count(State.DISPATCHED)
         frozen.expired += sum(
-            state > State.DISPATCHED and at is not None and at <= self._now_ms
+            state not in ALIVE and at is not None and at <= self._now_ms
             for state, at in zip(states, deadlines, strict=True)
         )
 

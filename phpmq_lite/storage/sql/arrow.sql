@@ -21,6 +21,19 @@ m.deadline_ms + CASE WHEN m.deadline_ms IS NOT NULL THEN coalesce(
   (SELECT step_ms FROM clock_step ORDER BY number LIMIT 1),
   (SELECT value FROM counter WHERE name = 'clock_step_ms'), 0) END
 
+-- part: column_ready_at
+CASE WHEN m.due_ms IS NULL THEN coalesce(m.ready_at, m.published_at) END
+
+-- part: column_priority
+-- As in model.priority_of.
+(m.position >> 48) + 128
+
+-- part: column_retries
+coalesce(m.retries, 0)
+
+-- part: column_group
+m.group_name
+
 -- part: column_claim
 c.claim
 

@@ -15,6 +15,13 @@ urn, trace_id, meta_id, attempts
 -- part: source
 source_seq, source_queue_id, source_reason
 
+-- part: options
+ready_at, due_ms, deliver_at, retries, failed_attempt, head_since, priority, group_name, unique_key
+
+-- part: kept_options
+-- Options that the history has, too.
+ready_at, due_ms, deliver_at, retries, priority, group_name, unique_key
+
 -- part: details
 {terms}, first_dispatched_at, last_dispatched_at, deliveries, {contents}, consumer, {envelope}
 
@@ -23,18 +30,18 @@ source_seq, source_queue_id, source_reason
 {place}, state, {details}
 
 -- part: all_columns
-{envelope_columns}, {source}
+{envelope_columns}, {source}, {options}
 
 -- part: history_columns
--- Columns copied to the history, which are all columns except the state.
-{place}, {details}, {source}
+-- Columns copied to the history, which are all but the state and what concerns live messages.
+{place}, {details}, {source}, {kept_options}
 
 -- name: insert_enveloped
--- New messages that are not dead letters and not in a run; dead-letter columns stay NULL.
+-- New messages without source and options that are not in a run; their columns stay NULL.
 INSERT INTO message {values: {envelope_columns}};
 
--- name: insert_with_source
--- New dead letters, with all columns.
+-- name: insert_with_options
+-- New dead letters and messages with options, with all columns.
 INSERT INTO message {values: {all_columns}};
 
 -- name: dispatch_messages
@@ -45,14 +52,25 @@ UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = given.cons
   first_dispatched_at = coalesce(first_dispatched_at, given.at_ms)
 FROM {given: seq, consumer, at_ms} WHERE message.seq = given.seq;
 
+-- name: update_due
+-- Scheduled messages whose time has come in this batch.
+UPDATE message {set: seq, position, state, deadline_ms, ready_at, due_ms, deliver_at};
+
 -- name: update_messages
 -- Stored messages that this batch returned, requeued or forwarded.
-UPDATE message SET queue_id = given.queue_id, position = given.position, state = given.state,
-  ttl_s = given.ttl_s, deadline_ms = given.deadline_ms,
-  first_dispatched_at = given.first_dispatched_at, last_dispatched_at = given.last_dispatched_at,
-  deliveries = given.deliveries, charged = given.charged, consumer = given.consumer
-FROM {given: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
-  last_dispatched_at, deliveries, charged, consumer} WHERE message.seq = given.seq;
+UPDATE message {set: seq, queue_id, position, state, ttl_s, deadline_ms, first_dispatched_at,
+  last_dispatched_at, deliveries, charged, consumer};
+
+-- name: update_options
+-- Stored messages whose options this batch changed; after update_messages.
+UPDATE message {set: seq, {options}};
+
+-- name: update_contents
+-- Stored messages whose content this batch replaced.
+UPDATE message {set: seq, size, crc, {envelope}};
+
+-- name: replace_bodies
+UPDATE body {set: seq, content};
 
 -- part: seqs
 -- rows: seq
@@ -75,7 +93,7 @@ FROM message WHERE seq {{seqs} | BETWEEN ? AND ?} ORDER BY seq;
 INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
 SELECT {next_offset} ?::bigint, ?::text, ?::bigint, {place}, {terms},
   coalesce(first_dispatched_at, given.at_ms), given.at_ms, deliveries + 1, {contents},
-  given.consumer, {envelope}, {source}
+  given.consumer, {envelope}, {source}, {kept_options}
 FROM {given: number, consumer, at_ms} CROSS JOIN message ON seq = given.number ORDER BY seq;
 
 -- name: settle_dispatched_run
@@ -85,7 +103,7 @@ FROM {given: number, consumer, at_ms} CROSS JOIN message ON seq = given.number O
 INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
 SELECT {next_offset} ?3::bigint, ?4::text, ?5::bigint, {place}, {terms},
   coalesce(first_dispatched_at, ?2::bigint), ?2::bigint, deliveries + 1, {contents},
-  ?1::bigint, {envelope}, {source}
+  ?1::bigint, {envelope}, {source}, {kept_options}
 FROM message WHERE seq BETWEEN ?6 AND ?7 ORDER BY seq;
 
 -- name: insert_event
@@ -102,15 +120,15 @@ INSERT INTO claim {values: subscription_id, claim, seq, claimed_at};
 
 -- name: insert_staged_rows
 INSERT INTO stage_row {values: row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts,
-  reason, detail, record_id, record, content};
+  reason, detail, record_id, record, content, group_name};
 
 -- name: client_records
 -- Live dead letters that clients published about messages that were not dead yet: by any client in
 -- their dead-letter queue or NAME.dlq, in other queues only by the client that held the message.
 -- Reads only the newest few for each message, because clients may publish any number of them.
--- columns: size, source_seq, seq, token
+-- columns: size, source_seq, seq, token, crc
 -- index: message_source
-SELECT record.size, record.source_seq, record.seq, record.token
+SELECT record.size, record.source_seq, record.seq, record.token, record.crc
 FROM {given: source_seq, queue_id, other_queue_id, publisher}
 CROSS JOIN message AS record ON record.seq IN (
   SELECT seq FROM (
@@ -137,6 +155,19 @@ UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = ?1, last_d
   first_dispatched_at = coalesce(first_dispatched_at, ?2)
 WHERE seq {{seqs} | BETWEEN ? AND ?};
 
+-- name: dispatch_heads
+-- Like dispatch_several, for the heads of groups, and those that this makes heads.
+-- before the rows: consumer, dispatched, head since (Unix ms).  rows: seq
+-- index: PRIMARY KEY
+UPDATE message SET state = 1, deliveries = deliveries + 1, consumer = ?1, last_dispatched_at = ?2,
+  first_dispatched_at = coalesce(first_dispatched_at, ?2), head_since = ?3
+WHERE seq {seqs};
+
+-- name: admit_messages
+-- Blocked messages that are now the first of their groups.
+-- index: PRIMARY KEY
+UPDATE message SET state = 0 WHERE seq {seqs};
+
 -- name: delete_messages
 -- twin: delete_run
 -- parameters: first and last seq of a run
@@ -161,21 +192,27 @@ UPDATE queue SET on_expire = ?, max_deliveries = ?, ack_timeout_s = ?, max_messa
 -- parameters: closed_at, framing, revision, reason, client
 UPDATE client SET closed_at = ?, framing = ?, revision = ?, reason = ? WHERE client = ?;
 
--- part: ready_rows
--- twin: dispatched_rows
+-- part: number
+-- The number in a position, below the priority.
+(position & 281474976710655)
+
+-- part: state_rows
 SELECT {all_columns}
-FROM message WHERE queue_id = :of AND position > :after AND position <= :upto AND state = {0 | 1}
+FROM message WHERE queue_id = :of AND position > :after AND {number} <= :upto AND state = STATE
 
 -- name: all_page
 -- A page of a queue's live messages, in order.
--- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
+-- parameters: of (queue_id); after (position, exclusive); upto (number, inclusive); limit
 -- index: message_place
 -- index: message_held
-{ready_rows} UNION ALL {dispatched_rows} ORDER BY position LIMIT :limit;
+-- index: message_scheduled
+-- index: message_blocked
+{each state_rows UNION ALL}
+ORDER BY position LIMIT :limit;
 
 -- name: ready_page
 -- A page of a queue's ready messages, in order.
--- parameters: of (queue_id); after (position, exclusive); upto (position, inclusive); limit
+-- parameters: of (queue_id); after (position, exclusive); upto (number, inclusive); limit
 -- index: message_place
 {ready_rows} ORDER BY position LIMIT :limit;
 
@@ -200,7 +237,8 @@ SELECT {all_columns} FROM message WHERE seq IN ({rows:?});
 SELECT {place},
   CASE WHEN EXISTS (SELECT 1 FROM event WHERE event.seq = history.seq AND kind = 'restore'
     AND detail > message_id(history.seq, token)) THEN 0 ELSE outcome END,
-  {details}, {source}
+  {details}, {source}, ready_at, due_ms, deliver_at, retries, NULL, NULL, priority, group_name,
+  unique_key
 FROM history WHERE seq IN ({rows:?});
 
 -- name: due_messages
@@ -209,7 +247,8 @@ FROM history WHERE seq IN ({rows:?});
 --   first one, the index would lead through all messages that an old snapshot still keeps.
 -- index: message_deadline
 SELECT {all_columns}
-FROM message WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms >= ? AND deadline_ms <= ?
+FROM message
+WHERE state IN (0, 7) AND deadline_ms IS NOT NULL AND deadline_ms >= ? AND deadline_ms <= ?
 ORDER BY deadline_ms LIMIT ?;
 
 -- name: next_deadline
@@ -217,16 +256,64 @@ ORDER BY deadline_ms LIMIT ?;
 -- parameters: from (steady ms, inclusive)
 -- index: message_deadline
 SELECT min(deadline_ms) FROM message
-WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms >= ?;
+WHERE state IN (0, 7) AND deadline_ms IS NOT NULL AND deadline_ms >= ?;
+
+-- name: scheduled_after_delay
+-- twin: scheduled_by_date
+-- Scheduled messages whose time has come, the earliest first: after a delay, or by their date.
+-- parameters: now (steady ms; for dates Unix ms); limit
+-- index: {message_due | message_date}
+SELECT {all_columns}
+FROM message WHERE state = 6 AND deliver_at IS {NULL | NOT NULL} AND {due_ms | deliver_at} <= ?
+ORDER BY {due_ms | deliver_at}, seq LIMIT ?;
+
+-- name: next_after_delay
+-- twin: next_by_date
+-- When the next scheduled message is due, from a time on.
+-- parameters: from (steady ms; for dates Unix ms; inclusive)
+-- index: {message_due | message_date}
+SELECT min({due_ms | deliver_at}) FROM message
+WHERE state = 6 AND deliver_at IS {NULL | NOT NULL} AND {due_ms | deliver_at} >= ?;
+
+-- name: unique_messages
+-- columns: queue_id, unique_key, seq
+-- index: message_unique
+SELECT message.queue_id, message.unique_key, seq
+FROM {given: queue_id, unique_key}
+CROSS JOIN message ON message.queue_id = given.queue_id
+  AND message.unique_key = given.unique_key AND message.source_queue_id IS NULL;
+
+-- name: first_of_groups
+-- The first message of each group, unless it is ready already.
+-- columns: seq, queue_id, position, group_name
+-- index: message_group
+SELECT seq, queue_id, position, group_name FROM message WHERE state = 7 AND seq IN (
+  SELECT (SELECT seq FROM message
+    WHERE queue_id = given.queue_number AND group_name = given.group_text AND state IN (0, 7)
+      AND source_queue_id IS NULL
+    ORDER BY position LIMIT 1)
+  FROM {given: queue_number, group_text});
+
+-- name: heads
+-- The heads of groups, read at startup.
+-- columns: queue_id, group_name, seq
+-- index: message_head
+SELECT queue_id, group_name, seq FROM message WHERE head_since IS NOT NULL;
 
 -- name: bodies
 -- rows: seq
 SELECT seq, content FROM body WHERE seq IN ({rows:?});
 
 -- name: checksums
--- twin: settled_checksums
+-- rows: seq
+SELECT seq, crc FROM message WHERE seq {seqs};
+
+-- name: published_checksums
+-- twin: settled_published_checksums
+-- Checksums of contents as published; NULL if a retry may have changed the content.
 -- index: {PRIMARY KEY | history_seq}
-SELECT seq, crc FROM {message | history} WHERE seq {seqs};
+SELECT seq, CASE WHEN retries IS NULL AND ready_at IS NULL AND due_ms IS NULL THEN crc END
+FROM {message | history} WHERE seq {seqs};
 
 -- name: release_dispatched
 -- At startup, returns messages held by connections to their positions; claimed messages stay.
@@ -234,9 +321,26 @@ SELECT seq, crc FROM {message | history} WHERE seq {seqs};
 UPDATE message SET state = 0
 WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM claim WHERE claim.seq = message.seq);
 
+-- name: admit_first_of_groups
+-- At startup, makes the first message of each group ready that is blocked; the broker may have
+-- stopped before it did.  If another one is in flight, the broker blocks it again.
+-- index: message_group
+WITH RECURSIVE first (seq) AS (
+  SELECT (SELECT seq FROM message
+    WHERE group_name IS NOT NULL AND source_queue_id IS NULL AND state IN (0, 7)
+    ORDER BY queue_id, group_name, position LIMIT 1)
+  UNION ALL
+  SELECT (SELECT later.seq FROM message AS later
+    WHERE later.group_name IS NOT NULL AND later.source_queue_id IS NULL AND later.state IN (0, 7)
+      AND (later.queue_id, later.group_name) > (message.queue_id, message.group_name)
+    ORDER BY later.queue_id, later.group_name, later.position LIMIT 1)
+  FROM first JOIN message ON message.seq = first.seq)
+UPDATE message SET state = 0 WHERE state = 7 AND seq IN (SELECT seq FROM first);
+
 -- name: queues
 SELECT queue_id, name, created_at, on_expire, max_deliveries, ack_timeout_s, max_messages,
-  max_bytes, payload_policy, settings, live_count, live_bytes, created_by FROM queue;
+  max_bytes, payload_policy, settings, live_count, live_bytes, scheduled_count, created_by
+FROM queue;
 
 -- name: records_by_source
 -- The number of dead letters in a queue by the queue where they died; ready ones, then claimed ones.

@@ -33,6 +33,27 @@ SELECT count(*) FROM queue LEFT JOIN (
 ) AS counted USING (queue_id)
 WHERE live_count <> coalesce(messages, 0) OR live_bytes <> coalesce(bytes, 0);
 
+-- name: inconsistent_scheduled
+-- Queues whose count of scheduled messages differs from their messages.
+SELECT count(*) FROM queue LEFT JOIN (
+  SELECT queue_id, count(*) AS scheduled FROM message NOT INDEXED WHERE state = 6 GROUP BY queue_id
+) AS counted USING (queue_id)
+WHERE scheduled_count <> coalesce(scheduled, 0);
+
+-- name: duplicate_keys
+-- Live messages with the unique key of another one; in dead-letter records, a key has no effect.
+SELECT CAST(coalesce(sum(messages - 1), 0) AS bigint) FROM (
+  SELECT count(*) AS messages FROM message NOT INDEXED
+  WHERE unique_key IS NOT NULL AND source_queue_id IS NULL GROUP BY queue_id, unique_key
+) AS counted;
+
+-- name: duplicate_heads
+-- Groups of which more than one message was dispatched and has not left the queue.
+SELECT count(*) FROM (
+  SELECT 1 FROM message NOT INDEXED WHERE head_since IS NOT NULL
+  GROUP BY queue_id, group_name HAVING count(*) > 1
+) AS counted;
+
 -- name: missing_queues
 -- Live and settled messages of queues that do not exist.
 SELECT (SELECT count(*) FROM message NOT INDEXED WHERE queue_id NOT IN (SELECT queue_id FROM queue))
@@ -44,9 +65,9 @@ SELECT (SELECT count(*) FROM message NOT INDEXED JOIN history USING (seq))
   + (SELECT count(seq) - count(DISTINCT seq) FROM history NOT INDEXED);
 
 -- name: unassigned_numbers
--- Rows with a number that has not been assigned yet.
+-- Rows with a number that has not been assigned yet; a position has it below the priority.
 SELECT (SELECT count(*) FROM message NOT INDEXED, line
-    WHERE seq >= next_number OR position >= next_number)
+    WHERE seq >= next_number OR position & 281474976710655 >= next_number)
   + (SELECT count(*) FROM history NOT INDEXED, line WHERE seq >= next_number);
 
 -- name: missing_offsets

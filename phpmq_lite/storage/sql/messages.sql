@@ -8,7 +8,7 @@
 -- index: message_deadline
 SELECT count(*) FROM (
   SELECT 1 FROM message INDEXED BY message_deadline
-  WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= :moment
+  WHERE state IN (0, 7) AND deadline_ms IS NOT NULL AND deadline_ms <= :moment
     AND seq < :number AND position < :number
   LIMIT :most) AS expiring;
 
@@ -27,19 +27,19 @@ m.deadline_ms + CASE WHEN m.deadline_ms IS NOT NULL THEN coalesce(
 m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.charged,
   m.size, m.crc, m.publisher, p.kind, p.address, m.consumer, c.kind, c.address,
   m.urn, m.trace_id, m.meta_id, m.attempts, m.source_seq, o.token, oq.name, m.source_reason,
-  {preview}
+  {preview}, m.ready_at, m.deliver_at, m.retries, m.group_name, m.unique_key
 
 -- part: live_columns
 -- Columns of a live message, in the order of messages.MessageRow.
 NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
   NULL AS reason, NULL AS settled_at, m.ttl_s, m.deadline_ms + {clock_step},
-  {shared_columns}
+  {shared_columns}, m.due_ms + {clock_step}, m.head_since
 
 -- part: settled_columns
 -- Columns of a settled message, in the order of messages.MessageRow.
 m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
   m.reason, m.settled_at, m.ttl_s, {settled_deadline},
-  {shared_columns}
+  {shared_columns}, NULL AS due_at, NULL AS head_since
 
 -- part: joins
 -- Adds the body, and names and addresses for the ids in a row.
@@ -67,20 +67,69 @@ SELECT
 -- columns: queue_id, name, number of messages
 SELECT queue_id, name, live_count FROM queue WHERE live_count > 0 ORDER BY name;
 
+-- part: ready_levels
+-- twin: blocked_levels
+-- The first position of each priority in the given queues.
+(queue_id, position) AS (
+  SELECT value, (
+    SELECT m.position FROM message AS m WHERE m.queue_id = value AND m.state = {0 | 7}
+    ORDER BY m.position LIMIT 1
+  ) FROM ids(:queue_ids) AS wanted
+  UNION ALL
+  SELECT queue_id, (
+    SELECT m.position FROM message AS m WHERE m.queue_id = {ready | blocked}.queue_id
+      AND m.state = {0 | 7} AND m.position >= (({ready | blocked}.position >> 48) + 1) << 48
+    ORDER BY m.position LIMIT 1
+  ) FROM {ready | blocked} WHERE position IS NOT NULL
+)
+
 -- name: oldest_ready
--- Time when the first ready message of each given queue was published.
+-- Time since which the oldest ready message of each given queue is ready, blocked ones included.
+-- Messages of one priority become ready in order of their positions.
 -- parameters: queue_ids (a JSON array)
--- columns: queue_id, published_at (NULL: nothing is ready)
+-- columns: queue_id, Unix ms
 -- index: message_place
-SELECT
-  wanted.value,
-  (
-    SELECT published_at FROM message
-    WHERE queue_id = wanted.value AND state = 0
-    ORDER BY position
-    LIMIT 1
-  )
-FROM ids(:queue_ids) AS wanted;
+-- index: message_blocked
+WITH RECURSIVE ready {ready_levels}, blocked {blocked_levels}
+SELECT queue_id, min(since) FROM (
+  SELECT ready.queue_id, coalesce(m.ready_at, m.published_at) AS since
+  FROM ready CROSS JOIN message AS m ON m.queue_id = ready.queue_id
+    AND m.position = ready.position AND m.state = 0
+  UNION ALL
+  SELECT blocked.queue_id, coalesce(m.ready_at, m.published_at)
+  FROM blocked CROSS JOIN message AS m ON m.queue_id = blocked.queue_id
+    AND m.position = blocked.position AND m.state = 7
+) AS oldest
+GROUP BY queue_id;
+
+-- name: by_unique_key
+-- The live message of a queue with a unique key.
+-- parameters: queue_id; unique_key
+-- columns: seq
+-- index: message_unique
+SELECT seq FROM message
+WHERE queue_id = :queue_id AND unique_key = CAST(:unique_key AS text) AND unique_key IS NOT NULL
+  AND source_queue_id IS NULL;
+
+-- name: blocking_heads
+-- Messages in flight, or waiting to be again, that block others of their groups, longest first.
+-- parameters: queue_id; among, limit (rows)
+-- columns: seq
+-- index: message_head
+-- index: message_group
+SELECT head.seq
+FROM (
+  SELECT seq, group_name, head_since FROM message
+  WHERE queue_id = :queue_id AND head_since IS NOT NULL
+  LIMIT :among
+) AS head
+WHERE EXISTS (
+  SELECT 1 FROM message AS m
+  WHERE m.queue_id = :queue_id AND m.group_name = head.group_name AND m.seq <> head.seq
+    AND m.group_name IS NOT NULL AND m.source_queue_id IS NULL AND m.state IN (0, 7)
+)
+ORDER BY head.head_since, head.seq
+LIMIT :limit;
 
 -- name: expiring
 -- Ready messages that will expire soon, by queue; at most :limit rows are read.
@@ -93,7 +142,7 @@ SELECT
 FROM (
   SELECT queue_id, deadline_ms
   FROM message
-  WHERE state = 0 AND deadline_ms IS NOT NULL
+  WHERE state IN (0, 7) AND deadline_ms IS NOT NULL
     AND deadline_ms < :before_ms - {clock_step}
   ORDER BY deadline_ms
   LIMIT :limit
@@ -198,6 +247,16 @@ SELECT seq, token FROM message WHERE seq IN ids(:seqs);
 SELECT seq, at_ms, kind, detail FROM event
 WHERE seq IN ids(:seqs)
   AND kind IN ('redrive', 'restore', 'edit', 'dead_letter') AND length(detail) = 32
+ORDER BY event_id + 0  -- otherwise, PostgreSQL might read all events in order
+LIMIT :limit;
+
+-- name: retries
+-- Attempts of messages that their workers reported as failed or put off, oldest first.
+-- parameters: seqs (a JSON array); limit
+-- columns: seq, at_ms, kind, detail
+-- index: event_seq
+SELECT seq, at_ms, kind, detail FROM event
+WHERE seq IN ids(:seqs) AND kind = 'retry'
 ORDER BY event_id + 0  -- otherwise, PostgreSQL might read all events in order
 LIMIT :limit;
 

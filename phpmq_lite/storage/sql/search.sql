@@ -35,26 +35,23 @@ SELECT m.seq AS place, {columns}
 FROM message AS m INDEXED BY message_held {join}
 WHERE m.state = 1 AND m.seq > :low AND m.seq < :high
 
--- part: ready_queues
--- twin: held_queues
--- Ready or dispatched messages in certain queues, by position.
--- index: message_place, or message_held
+-- part: state_queues
+-- Live messages of a state in certain queues, by position.
 SELECT m.position AS place, {columns}
-FROM message AS m INDEXED BY {message_place | message_held} {join}
-WHERE m.state = {0 | 1} AND m.queue_id IN ids(:queues)
+FROM message AS m INDEXED BY PLACES {join}
+WHERE m.state = STATE AND m.queue_id IN ids(:queues)
   AND m.position > :low AND m.position < :high
 
--- part: ready_numbers
--- twin: held_numbers
--- Ready or dispatched messages in certain queues that are at their original position, by number.
--- index: message_place, or message_held
+-- part: state_numbers
+-- Live messages of a state in certain queues that are at their original position, by number.
 SELECT m.position AS place, {columns}
-FROM message AS m INDEXED BY {message_place | message_held} {join}
-WHERE m.state = {0 | 1} AND m.queue_id {these} AND m.position > :low AND m.position < :high
+FROM message AS m INDEXED BY PLACES {join}
+WHERE m.state = STATE AND m.queue_id {these} AND m.position > :low AND m.position < :high
   AND m.position = m.seq
 
 -- part: alive_moved
--- Live messages that were requeued, moved, forwarded or restored to another position.
+-- Live messages with a priority, and those that were requeued, moved, forwarded or restored to
+-- another position.
 -- index: message_moved
 SELECT m.seq AS place, {columns}
 FROM message AS m INDEXED BY message_moved {join}
@@ -144,7 +141,7 @@ m.deliveries {sign} :{v}
 m.size {sign} :{v}
 
 -- part: age
-:now_ms - m.published_at {sign} :{v}
+:now_ms - coalesce(m.ready_at, m.published_at) {sign} :{v}
 
 -- part: ttl
 m.deadline_ms + {step} - {ended} {sign} :{v}
@@ -152,31 +149,43 @@ m.deadline_ms + {step} - {ended} {sign} :{v}
 -- part: ttl_never
 m.deadline_ms IS NULL
 
+-- part: state_first
+-- twin: state_last
+coalesce((
+      SELECT position FROM message WHERE queue_id = wanted.value AND state = STATE
+        AND position > :after AND position < :before ORDER BY position {ASC | DESC} LIMIT 1
+    ), {4611686018427387904 | -4611686018427387904})
+
+-- part: first_positions
+-- twin: last_positions
+-- The first or last position of a queue; a queue without messages has one beyond all others.
+{{least} | {greatest}}({each state_{first | last},})
+
+-- name: next_position
+-- twin: previous_position
+-- The next position in certain queues within a range, or beyond all others if there is none.
+-- parameters: queues (a JSON array); after, before (positions, exclusive)
+-- columns: position
+-- index: message_place
+-- index: message_held
+-- index: message_scheduled
+-- index: message_blocked
+SELECT {min | max}({{first_positions} | {last_positions}}) FROM ids(:queues) AS wanted;
+
 -- name: search_ends
 -- Ranges of numbers to search; NULL if there is nothing to search.
--- parameters: queues (a JSON array)
--- columns: next number, first live seq, first settled seq, first and last offset, first position in
---   these queues, live messages in all queues and in these, last indexed offset, live messages
---   whose traces are not indexed
+-- parameters: queues (a JSON array); after, before (positions, exclusive)
+-- columns: next number, first live seq, first settled seq, first and last offset, first and last
+--   position in these queues, live messages in all queues and in these, last indexed offset, live
+--   messages whose traces are not indexed
 SELECT
   (SELECT next_number FROM line),
   (SELECT seq FROM message ORDER BY seq LIMIT 1),
   (SELECT seq FROM history INDEXED BY history_seq ORDER BY seq LIMIT 1),
   (SELECT "offset" FROM history ORDER BY "offset" LIMIT 1),
   (SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1),
-  (
-    SELECT min({least}(
-      coalesce((
-        SELECT position FROM message WHERE queue_id = wanted.value AND state = 0
-        ORDER BY position LIMIT 1
-      ), 4611686018427387904),
-      coalesce((
-        SELECT position FROM message WHERE queue_id = wanted.value AND state = 1
-        ORDER BY position LIMIT 1
-      ), 4611686018427387904)
-    ))
-    FROM ids(:queues) AS wanted
-  ),
+  (SELECT min({first_positions}) FROM ids(:queues) AS wanted),
+  (SELECT max({last_positions}) FROM ids(:queues) AS wanted),
   (SELECT CAST(sum(live_count) AS bigint) FROM queue),
   (SELECT CAST(sum(live_count) AS bigint) FROM queue WHERE queue_id IN ids(:queues)),
   {indexed_upto},

@@ -28,6 +28,6 @@ SELECT version, at_ms FROM start ORDER BY start_id DESC LIMIT 1;
 -- index: message_deadline
 SELECT (SELECT name FROM queue WHERE queue.queue_id = late.queue_id), late.n
 FROM (SELECT queue_id, count(*) AS n FROM message INDEXED BY message_deadline
-      WHERE state = 0 AND deadline_ms IS NOT NULL AND deadline_ms <= ?
+      WHERE state IN (0, 7) AND deadline_ms IS NOT NULL AND deadline_ms <= ?
       GROUP BY queue_id) AS late
 ORDER BY late.n DESC;

@@ -14,10 +14,19 @@ INSERT INTO event_entry (seq, at_ms, kind, detail) SELECT :seq, :at_ms, :kind, c
   seq_digits(:source_seq));
 
 -- name: shift_deadlines
--- Subtracts the broker's downtime from the remaining time of messages stored before it.
-UPDATE message SET deadline_ms = deadline_ms - :away_ms
-WHERE deadline_ms IS NOT NULL AND seq < :first_number AND position < :first_number
-  AND NOT seq IN ids(:excluded);
+-- Subtracts the broker's downtime from the remaining time, also of delays, of messages stored
+-- before it.
+UPDATE message SET deadline_ms = deadline_ms - :away_ms, due_ms = due_ms - :away_ms
+WHERE (deadline_ms IS NOT NULL OR due_ms IS NOT NULL) AND seq < :first_number
+  AND position & 281474976710655 < :first_number AND NOT seq IN ids(:excluded);
+
+-- name: unblock_messages
+-- index: message_blocked
+UPDATE message SET state = 0 WHERE queue_id = :queue_id AND state = 7;
+
+-- name: forget_heads
+-- index: message_head
+UPDATE message SET head_since = NULL WHERE queue_id = :queue_id AND head_since IS NOT NULL;
 
 -- name: create_stage
 INSERT INTO stage (stage_id, token, created_at, until_ms, "rows", bytes, is_whole)
@@ -53,12 +62,27 @@ DELETE FROM stage_part WHERE stage_id = :stage_id;
 -- Appends new messages to their queues, numbered in the order of the staged rows.
 -- index: PRIMARY KEY
 INSERT INTO message (seq, token, queue_id, position, state, ttl_s, deadline_ms, published_at,
-  deliveries, charged, size, crc, publisher, urn, trace_id, meta_id, attempts)
-SELECT row_id + CAST(:offset AS bigint), token, queue_id, row_id + CAST(:offset AS bigint), 0,
+  deliveries, charged, size, crc, publisher, urn, trace_id, meta_id, attempts, group_name)
+SELECT row_id + CAST(:offset AS bigint), token, queue_id, row_id + CAST(:offset AS bigint),
+  CASE WHEN group_name IS NULL THEN 0 ELSE 7 END,
   ttl_s,  CAST(:steady_ms AS bigint) + ttl_s * 1000, CAST(:at_ms AS bigint), 0, 0, length(content),
   checksum(row_id + CAST(:offset AS bigint), content), CAST(:publisher AS bigint),
-  urn, trace_id, meta_id, attempts
+  urn, trace_id, meta_id, attempts, group_name
 FROM stage_row WHERE row_id >= :first_row AND row_id < :end_row AND reason IS NULL ORDER BY row_id;
+
+-- name: admit_copied_rows
+-- index: PRIMARY KEY
+-- index: message_group
+-- index: message_head
+UPDATE message SET state = 0
+WHERE seq >= CAST(:first AS bigint) AND seq < CAST(:end AS bigint) AND state = 7
+  AND NOT EXISTS (SELECT 1 FROM message AS earlier
+    WHERE earlier.queue_id = message.queue_id AND earlier.group_name = message.group_name
+      AND earlier.group_name IS NOT NULL AND earlier.source_queue_id IS NULL
+      AND earlier.state IN (0, 7) AND earlier.position < message.position)
+  AND NOT EXISTS (SELECT 1 FROM message AS head
+    WHERE head.queue_id = message.queue_id AND head.group_name = message.group_name
+      AND head.head_since IS NOT NULL);
 
 -- name: copy_staged_bodies
 -- index: PRIMARY KEY
@@ -157,6 +181,45 @@ DELETE FROM session WHERE session_id = :session_id;
 -- name: delete_user_sessions
 -- index of SQLite: session_user
 DELETE FROM session WHERE user_id = :user_id;
+
+-- name: put_schedule
+INSERT INTO schedule (schedule_id, name, cron, timezone, queue, content, encoding, ttl_s, priority,
+  group_name, is_enabled, missed, missed_max, created_at, created_by, changed_at, changed_by,
+  seen_upto)
+VALUES (:schedule_id, :name, :cron, :timezone, :queue, :content, :encoding, :ttl_s, :priority,
+  :group, :is_enabled, :missed, :missed_max, :created_at, :created_by, :changed_at, :changed_by,
+  :seen_upto);
+
+-- name: set_schedule_seen
+-- index: PRIMARY KEY
+UPDATE schedule SET seen_upto = :seen_upto WHERE schedule_id = :schedule_id;
+
+-- name: delete_schedule
+-- index: PRIMARY KEY
+DELETE FROM schedule WHERE schedule_id = :schedule_id;
+
+-- name: delete_schedule_runs
+-- index: PRIMARY KEY
+DELETE FROM schedule_run WHERE schedule_id = :schedule_id;
+
+-- name: put_schedule_run
+INSERT INTO schedule_run (schedule_id, tick_ms, at_ms, outcome, detail, message_id, run_by)
+VALUES (:schedule_id, :tick_ms, :at_ms, :outcome, :detail, :message_id, :run_by)
+ON CONFLICT (schedule_id, tick_ms) DO UPDATE SET at_ms = excluded.at_ms,
+  outcome = excluded.outcome, detail = excluded.detail, message_id = excluded.message_id,
+  run_by = excluded.run_by;
+
+-- name: trim_schedule_runs
+-- index: PRIMARY KEY
+DELETE FROM schedule_run
+WHERE schedule_id = :schedule_id AND tick_ms < :before_ms AND tick_ms < (
+  SELECT tick_ms FROM schedule_run WHERE schedule_id = :schedule_id
+  ORDER BY tick_ms DESC LIMIT 1 OFFSET :newest);
+
+-- name: ran_ticks
+-- index: PRIMARY KEY
+SELECT tick_ms FROM schedule_run
+WHERE schedule_id = :schedule_id AND tick_ms > :after_ms AND outcome = 'published';
 
 -- name: save_item
 -- Replaces any item that has the same name.

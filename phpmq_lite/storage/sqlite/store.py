@@ -176,12 +176,13 @@ class SqliteStore(Store):
     def count(self, batch: Batch, commit_s: float, index_bytes: int = 0) -> None:
         """Add a stored batch to the average of COMMIT's durations and the estimated WAL size."""
         self.commit_s += (commit_s - self.commit_s) / _COMMITS
-        changed = len(batch.created) + len(batch.dispatched) + len(batch.changed)
+        created = len(batch.created)
+        changed = created + len(batch.dispatched) + len(batch.changed) + len(batch.came_due)
         self.wal_bytes += index_bytes + _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
         if batch.staged_rows:
             size = sum(len(row.content) + len(row.record or b"") for row in batch.staged_rows)
             self.wal_bytes += _STAGED_WEIGHT * size
-        if batch.created_bytes >= _LARGE_BYTES * len(batch.created) > 0:
+        if batch.created_bytes >= _LARGE_BYTES * created > 0:
             self.wal_bytes = max(self.wal_bytes, LONG_WAL_BYTES)
 
     def used_bytes(self) -> int:

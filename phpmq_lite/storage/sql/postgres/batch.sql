@@ -23,7 +23,7 @@ INSERT INTO body (seq, content)
 SELECT $1::bigint + n - 1, content FROM unnest($2::bytea[]) WITH ORDINALITY AS given (content, n);
 
 -- name: update_queue
-SELECT FROM update_queues($1::bigint[], $2::bigint[], $3::bigint[]);
+SELECT FROM update_queues($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[]);
 
 -- name: set_counter
 SELECT FROM change_counter(?::text, ?::bigint, false);
@@ -34,6 +34,6 @@ SELECT FROM change_counter(?::text, ?::bigint, true);
 -- name: delete_forgotten_queues
 DELETE FROM queue WHERE settings = ?
   AND NOT EXISTS (SELECT 1 FROM history WHERE history.queue_id = queue.queue_id)
-  AND queue_id NOT IN (SELECT queue_id FROM receipt)
+  AND queue_id NOT IN (SELECT abs(queue_id) FROM receipt)
   AND queue_id NOT IN (SELECT queue_id FROM stage_part)
   AND queue_id NOT IN (SELECT queue_id FROM subscription);

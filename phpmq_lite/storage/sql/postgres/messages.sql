@@ -1,26 +1,25 @@
 -- part: preview
 nullif(substr(b.content, 1, 480), '')
 
+-- part: state_after
+-- twin: state_before
+(
+    SELECT * FROM message
+    WHERE state = STATE AND :states::bigint >> STATE & 1 <> 0
+      AND queue_id = :queue_id AND position {> | <} :position
+    ORDER BY position {ASC | DESC} LIMIT :limit
+  )
+
 -- name: messages_after
 -- twin: messages_before
 -- SQLite would take up to twice as long for this form, of which it sorts the result.
 -- index: message_place
 -- index: message_held
+-- index: message_scheduled
+-- index: message_blocked
 SELECT {live_columns}
 FROM (
-  (
-    SELECT * FROM message
-    WHERE state = 0 AND coalesce(:state::bigint, 0) = 0
-      AND queue_id = :queue_id AND position {> | <} :position
-    ORDER BY position {ASC | DESC} LIMIT :limit
-  )
-  UNION ALL
-  (
-    SELECT * FROM message
-    WHERE state = 1 AND coalesce(:state::bigint, 1) = 1
-      AND queue_id = :queue_id AND position {> | <} :position
-    ORDER BY position {ASC | DESC} LIMIT :limit
-  )
+  {each state_{after | before} UNION ALL}
   ORDER BY position {ASC | DESC} LIMIT :limit
 ) AS m
 {joins}
@@ -74,24 +73,23 @@ ORDER BY m."offset" {DESC | ASC};
 -- part: place_of_block
 position('"dead_letter"'::bytea IN content)
 
+-- part: state_dead_letters
+(
+    SELECT * FROM message
+    WHERE state = STATE AND queue_id = :queue_id AND position < :before
+    ORDER BY position DESC LIMIT :limit
+  )
+
 -- name: newest_dead_letters
 -- columns: position, seq, origin (queue_id), urn, reason, published_at, size, whether it died
 --   again after a redrive, block
 -- index: message_place
 -- index: message_held
+-- index: message_scheduled
+-- index: message_blocked
 {dead_letter}
 FROM (
-  (
-    SELECT * FROM message
-    WHERE state = 0 AND queue_id = :queue_id AND position < :before
-    ORDER BY position DESC LIMIT :limit
-  )
-  UNION ALL
-  (
-    SELECT * FROM message
-    WHERE state = 1 AND queue_id = :queue_id AND position < :before
-    ORDER BY position DESC LIMIT :limit
-  )
+  {each state_dead_letters UNION ALL}
   ORDER BY position DESC LIMIT :limit
 ) AS m
 ORDER BY m.position DESC;

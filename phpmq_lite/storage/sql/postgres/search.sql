@@ -73,16 +73,29 @@ json_number(json_member(b.content, json_steps(:{p}))) {sign} :{v}
 -- part: least
 least
 
+-- part: greatest
+greatest
+
 -- part: indexed_upto
 coalesce((SELECT "offset" FROM history ORDER BY "offset" DESC LIMIT 1), 0)
 
 -- part: untraced
 0
 
+-- part: state_seqs
+(
+    SELECT position FROM message
+    WHERE state = STATE AND queue_id = wanted.queue_id
+      AND position > :low AND position < :high AND position = seq
+    ORDER BY position DESC LIMIT 1
+  )
+
 -- name: next_seq
 -- index: history_number
 -- index: message_place
 -- index: message_held
+-- index: message_scheduled
+-- index: message_blocked
 -- index: message_moved
 SELECT max(seq) FROM unnest(ids(:queues)) AS wanted (queue_id), LATERAL (
   (
@@ -91,19 +104,7 @@ SELECT max(seq) FROM unnest(ids(:queues)) AS wanted (queue_id), LATERAL (
     ORDER BY seq DESC LIMIT 1
   )
   UNION ALL
-  (
-    SELECT position FROM message
-    WHERE state = 0 AND queue_id = wanted.queue_id
-      AND position > :low AND position < :high AND position = seq
-    ORDER BY position DESC LIMIT 1
-  )
-  UNION ALL
-  (
-    SELECT position FROM message
-    WHERE state = 1 AND queue_id = wanted.queue_id
-      AND position > :low AND position < :high AND position = seq
-    ORDER BY position DESC LIMIT 1
-  )
+  {each state_seqs UNION ALL}
   UNION ALL
   SELECT max(seq) FROM message
   WHERE queue_id = wanted.queue_id AND position <> seq AND seq > :low AND seq < :high

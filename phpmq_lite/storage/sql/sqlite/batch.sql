@@ -18,9 +18,8 @@ VALUES {rows:(?1 + {n}, ?1 + {n}, ?2, ?2, ?3, ?4, ?5, ?6, ?6, 0, ?7, ?8, ?, ?, ?
 INSERT INTO body (seq, content) VALUES {rows:(?1 + {n}, ?)};
 
 -- name: update_queue
--- Updates the number and size of live messages in queues that a batch changed.
-UPDATE queue SET live_count = given.live_count, live_bytes = given.live_bytes
-FROM {given: queue_id, live_count, live_bytes} WHERE queue.queue_id = given.queue_id;
+-- Updates the numbers and size of live messages in queues that a batch changed.
+UPDATE queue {set: queue_id, live_count, live_bytes, scheduled_count};
 
 -- name: set_counter
 -- parameters: name, value
@@ -52,6 +51,6 @@ DELETE FROM queue WHERE settings = ?
   AND queue_id NOT IN (
     SELECT queue_id FROM history NOT INDEXED
     WHERE "offset" > coalesce((SELECT value FROM counter WHERE name = 'placed_upto'), 0))
-  AND queue_id NOT IN (SELECT queue_id FROM receipt)
+  AND queue_id NOT IN (SELECT abs(queue_id) FROM receipt)
   AND queue_id NOT IN (SELECT queue_id FROM stage_part)
   AND queue_id NOT IN (SELECT queue_id FROM subscription);

@@ -3,24 +3,24 @@
 CASE WHEN m.size <= 65536 THEN substr(b.content, 1, 480)
     WHEN b.seq IS NOT NULL THEN body_part(m.seq, 0, 480) END
 
+-- part: state_after
+-- twin: state_before
+SELECT {live_columns}
+FROM message AS m
+{joins}
+WHERE m.state = STATE AND :states >> STATE & 1
+  AND m.queue_id = :queue_id AND m.position {> | <} :position
+
 -- name: messages_after
 -- twin: messages_before
 -- A page of a queue's messages after or before a position, the nearest first.
--- parameters: queue_id; position (exclusive); state (NULL for both); limit
+-- parameters: queue_id; position (exclusive); states (a set of bits); limit
 -- columns: those of messages.MessageRow
 -- index: message_place
 -- index: message_held
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.state = 0 AND coalesce(:state, 0) = 0
-  AND m.queue_id = :queue_id AND m.position {> | <} :position
-UNION ALL
-SELECT {live_columns}
-FROM message AS m
-{joins}
-WHERE m.state = 1 AND coalesce(:state, 1) = 1
-  AND m.queue_id = :queue_id AND m.position {> | <} :position
+-- index: message_scheduled
+-- index: message_blocked
+{each state_{after | before} UNION ALL}
 ORDER BY 6 {ASC | DESC}  -- the position
 LIMIT :limit;
 
@@ -128,6 +128,11 @@ ORDER BY m."offset" {DESC | ASC};
 -- part: place_of_block
 instr(content, CAST('"dead_letter"' AS BLOB))
 
+-- part: state_dead_letters
+{dead_letter}
+FROM message AS m
+WHERE m.state = STATE AND m.queue_id = :queue_id AND m.position < :before
+
 -- name: newest_dead_letters
 -- The newest dead letters in one queue, with the beginning of their dead_letter block.
 -- parameters: queue_id; before (position, exclusive); limit
@@ -135,13 +140,9 @@ instr(content, CAST('"dead_letter"' AS BLOB))
 --   after a redrive, block
 -- index: message_place
 -- index: message_held
-{dead_letter}
-FROM message AS m
-WHERE m.state = 0 AND m.queue_id = :queue_id AND m.position < :before
-UNION ALL
-{dead_letter}
-FROM message AS m
-WHERE m.state = 1 AND m.queue_id = :queue_id AND m.position < :before
+-- index: message_scheduled
+-- index: message_blocked
+{each state_dead_letters UNION ALL}
 ORDER BY 1 DESC
 LIMIT :limit;
 

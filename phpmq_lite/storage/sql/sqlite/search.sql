@@ -154,8 +154,11 @@ json_type(CAST(b.content AS TEXT), :{p}) IN ('integer', 'real')
   AND json_extract(CAST(b.content AS TEXT), :{p}) {sign} :{v}
 
 -- part: least
--- The function that returns the smaller of two values.
+-- The function that returns the smallest of some values.
 min
+
+-- part: greatest
+max
 
 -- part: indexed_upto
 -- The last indexed offset; PostgreSQL indexes a row with its transaction.
@@ -167,6 +170,14 @@ min
     SELECT seq FROM message WHERE seq > {traced} ORDER BY seq LIMIT 1
   )
 
+-- part: state_seqs
+SELECT (
+    SELECT position FROM message INDEXED BY PLACES
+    WHERE state = STATE AND queue_id = wanted.value
+      AND position > :low AND position < :high AND position = seq
+    ORDER BY position DESC LIMIT 1
+  ) FROM json_each(:queues) AS wanted
+
 -- name: next_seq
 -- No message in certain queues within a range has a higher seq; NULL if there is none.
 -- parameters: queues (a JSON array); low, high (seqs, exclusive)
@@ -174,6 +185,8 @@ min
 -- index: history_run_seq
 -- index: message_place
 -- index: message_held
+-- index: message_scheduled
+-- index: message_blocked
 -- index: message_moved
 SELECT max(seq) FROM (
   SELECT (
@@ -187,21 +200,7 @@ SELECT max(seq) FROM (
   WHERE "offset" > {placed} AND seq > :low AND seq < :high
     AND queue_id IN (SELECT value FROM json_each(:queues))
   UNION ALL
-  SELECT (
-    SELECT position FROM message INDEXED BY message_place
-    WHERE state = 0 AND queue_id = wanted.value
-      AND position > :low AND position < :high AND position = seq
-    ORDER BY position DESC LIMIT 1
-  )
-  FROM json_each(:queues) AS wanted
-  UNION ALL
-  SELECT (
-    SELECT position FROM message INDEXED BY message_held
-    WHERE state = 1 AND queue_id = wanted.value
-      AND position > :low AND position < :high AND position = seq
-    ORDER BY position DESC LIMIT 1
-  )
-  FROM json_each(:queues) AS wanted
+  {each state_seqs UNION ALL}
   UNION ALL
   SELECT (
     SELECT seq FROM message INDEXED BY message_moved

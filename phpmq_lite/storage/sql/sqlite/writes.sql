@@ -7,7 +7,7 @@ UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
 -- Staged rows that are invalid and will be quarantined.
 -- index: INTEGER PRIMARY KEY
 SELECT row_id, queue_id, ttl_s, token, urn, trace_id, meta_id, attempts, reason, detail, record_id,
-  record, content
+  record, content, group_name
 FROM json_each(:spans) AS span CROSS JOIN stage_row
   ON row_id >= json_extract(span.value, '$[0]') AND row_id < json_extract(span.value, '$[1]')
 WHERE reason IS NOT NULL ORDER BY row_id;

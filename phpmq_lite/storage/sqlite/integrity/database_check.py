@@ -69,10 +69,13 @@ def check_all(
     if checks[-1].problems:
         return checks  # the tables are not ours, so the other checks do not apply
     execute, sql = connection.execute, load("database_check", "sqlite")
+    version = schema_version(connection)
     return [
         *checks,
         _run_check("bodies", connection, lambda _, check: check_bodies(execute, sql, check)),
-        _run_check("tables", connection, lambda _, check: check_tables(execute, sql, check)),
+        _run_check(
+            "tables", connection, lambda _, check: check_tables(execute, sql, check, version)
+        ),
     ]
 
 
