@@ -10,12 +10,14 @@ How ``server/engine.py`` drives the core::
 
 from typing import Final
 
-from phpmq_lite.broker import reasons, transitions
+from phpmq_lite.broker import delivery_limits, reasons, retries, schedule_runs, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.dead_letters import ClientRecords, settle_dead, settle_dead_in_background
+from phpmq_lite.broker.delivery_limits import UNLIMITED
 from phpmq_lite.broker.queue import SUBSCRIPTION, Consumer, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.model import (
+    BEFORE_ALL,
     Batch,
     ClockReading,
     LoadedRows,
@@ -40,8 +42,15 @@ def begin(core: Broker, now: ClockReading, loaded: LoadedRows | None = None) -> 
     core.batch_limited.clear()
     if (due_ms := core.next_deadline_ms) is not None and due_ms <= now.steady_ms:
         batch.due_at = None if core.pending.is_full else now.steady_ms
+    due_ms, date_ms = core.next_scheduled
+    if (due_ms is not None and due_ms <= now.steady_ms) or (
+        date_ms is not None and date_ms <= now.wall_ms and not core.is_clock_doubtful
+    ):
+        batch.scheduled_at = ClockReading(-1, now.steady_ms) if core.is_clock_doubtful else now
     if (drop_ms := core.staging.due_ms) is not None and drop_ms <= now.steady_ms:
         core.staging.drop_old(batch, now.steady_ms)
+    if (tick_ms := core.schedules.next_ms) is not None and tick_ms <= now.wall_ms:
+        schedule_runs.run_due(core)
     return batch
 
 
@@ -53,6 +62,8 @@ def dispatch(core: Broker) -> None:
     """
     for message in core.ack_timeouts.take_overdue(core.connections.values(), core.now.steady_ms):
         transitions.return_message(core, message, reasons.ACK_TIMEOUT, is_charged=True)
+    if core.rate_limited:
+        core.end_rate_limits()
     if core.on_drained is None and core.needs_dispatch:  # as is_draining, without a call
         _dispatch_ready(core)
 
@@ -67,6 +78,11 @@ def finish(core: Broker) -> Batch:
         core.ack_timeouts.watch(core.queues_by_id, batch.dispatched, core.now.steady_ms)
     if batch.due_at is not None and core.next_deadline_ms is not None:
         batch.due_from = core.next_deadline_ms  # of one that returned in this batch, perhaps
+    if batch.groups:
+        windows = {queue_id: core.queues_by_id[queue_id].window for queue_id, _ in batch.groups}
+        batch.groups_upto = {of: BEFORE_ALL if w is None else w.upto for of, w in windows.items()}
+        rooms = [core.free_body_bytes(w) for w in windows.values() if w is not None]
+        batch.group_bytes = max(rooms, default=0)
     if batch.keys:
         batch.evicted_keys, batch.cut_keys = core.publish_keys.take_evicted()
     if not batch.implies_next_number(core.next_number):
@@ -88,6 +104,7 @@ def _add_loaded(core: Broker, loaded: LoadedRows) -> None:
         _extend_window(core, core.queues_by_id[queue_id], page, reaches_end)
     if loaded.by_seq:
         core.loaded = _loaded_by_seq(core, loaded)
+    core.unique.update(loaded.unique)
     for _, page, _ in loaded.pages:
         _mark_claimed(core, page)
     if loaded.has_due:
@@ -96,9 +113,22 @@ def _add_loaded(core: Broker, loaded: LoadedRows) -> None:
             if core.pending.is_full:  # the remaining rows are requested again later
                 core.note_deadline(row.deadline_ms)
                 break
+            if not core.has_changed(row.seq):
+                body = loaded.bodies[row.seq] or b"" if row.seq in loaded.bodies else None
+                if transitions.expire(core, core.messages.get(row.seq, row), body):
+                    core.note_transition(row.seq)
+    if loaded.next_scheduled is not None:
+        core.next_scheduled = loaded.next_scheduled
+        for row in loaded.scheduled:
             if row.seq not in core.pending:
                 core.note_transition(row.seq)
-                transitions.expire(core, core.messages.get(row.seq, row))
+                transitions.become_ready(core, row)
+    for row in loaded.first_of_groups:
+        if row.seq not in core.pending and row.seq not in core.transitioned:
+            delivery_limits.admit_first(core, row)
+    for seq, queue_id, position, group in loaded.later_firsts:
+        if seq not in core.pending and seq not in core.transitioned:
+            delivery_limits.admit_on_disk(core, seq, queue_id, position, group)
     for on_rows, page, is_last in loaded.pages:
         on_rows(page, is_last)
     for on_result, rows in loaded.query_results:
@@ -112,10 +142,11 @@ def _add_loaded(core: Broker, loaded: LoadedRows) -> None:
 
 def _loaded_by_seq(core: Broker, loaded: LoadedRows) -> dict[int, Message | None]:
     """Return the rows loaded by seq that are neither in memory nor used elsewhere in this batch."""
-    others = {row.seq for row in loaded.due}
+    others = {row.seq for row in (*loaded.due, *loaded.scheduled, *loaded.first_of_groups)}
+    others.update(seq for seq, *_ in loaded.later_firsts)
     for _, page, _ in loaded.pages:
         others.update(row.seq for row in page)
-    others.update(core.pending)
+    others.update(core.pending, core.transitioned)
     by_seq = {
         seq: row
         for seq, row in loaded.by_seq.items()
@@ -135,7 +166,9 @@ def _mark_claimed(core: Broker, rows: list[Message]) -> None:
 
 
 def _add_body(core: Broker, seq: int, body: bytes | None, client_records: ClientRecords) -> None:
-    if seq in core.pending:
+    if (request := core.pending.retries.pop(seq, None)) is not None:
+        retries.count_attempt(core, core.pending[seq][0], request, body)
+    elif seq in core.pending:
         if body is None or not settle_dead_in_background(core, seq, body, client_records):
             settle_dead(core, *core.pending[seq], body, client_records=client_records)
     elif (message := core.messages.get(seq)) is not None and message.holder is None:
@@ -190,12 +223,17 @@ def _serve_queues(
             window = queue.window
             if window is None or window.is_exhausted or queue.settings.delivery_paused:
                 continue
-            if len(queue.waiting_consumers) == 1 and _serve_single_consumer(core, queue, window):
+            room = UNLIMITED
+            if queue.is_limited:
+                room = delivery_limits.free_dispatches(core, queue)
+            elif len(queue.waiting_consumers) == 1 and _serve_single_consumer(core, queue, window):
                 continue
             dispatched_before = queue.counters.dispatched
-            if _serve_queue(core, queue, window, refused):
+            if _serve_queue(core, queue, window, refused, room):
                 is_served = queue.counters.dispatched > dispatched_before
                 (served if is_served else waiting)[queue.queue_id] = queue
+            if queue.is_limited:
+                delivery_limits.use_rate(core, queue, queue.counters.dispatched - dispatched_before)
             if window.needs_page:
                 window.is_loading = True
                 count, size = window.limit - len(window), core.free_body_bytes(window)
@@ -223,18 +261,25 @@ def _serve_single_consumer(core: Broker, queue: Queue, window: ReadyWindow) -> b
 
 
 def _serve_queue(
-    core: Broker, queue: Queue, window: ReadyWindow, refused: dict[int, Queue]
+    core: Broker, queue: Queue, window: ReadyWindow, refused: dict[int, Queue], room: int
 ) -> bool:
-    """Dispatch until messages, credit or loaded bodies run out; return whether to try again."""
+    """Dispatch until messages, credit or loaded bodies run out; return whether to try again.
+
+    At most ``room`` messages are dispatched.
+    """
     turns, now_ms = queue.waiting_consumers, core.now.steady_ms
-    _serve_in_rounds(core, queue, window)
+    dispatched_upto = queue.counters.dispatched + room
+    _serve_in_rounds(core, queue, window, room)
     passed_over = 0  # number of consumers skipped because the first message is too large for them
-    while passed_over < len(turns):
+    while passed_over < len(turns) and queue.counters.dispatched < dispatched_upto:
         message = window.first()
         if message is None:
             return False
+        if queue.has_groups and not delivery_limits.may_dispatch(core, queue, message):
+            continue
         if message.deadline_ms is not None and message.deadline_ms <= now_ms:
-            transitions.expire(core, message)
+            if not transitions.expire(core, message):
+                return True
             passed_over = 0
             continue
         if message.body is None:
@@ -246,6 +291,8 @@ def _serve_queue(
         consumer = turns.popleft()
         if _has_room(core, consumer, message.size):
             core.dispatch_in_turn((window.take(),), (consumer,))
+            if queue.has_groups:
+                delivery_limits.note_dispatched(core, queue, message)
             turns.append(consumer)
             passed_over = 0
         elif _is_short_of_bytes(core, consumer, message.size):
@@ -256,7 +303,7 @@ def _serve_queue(
     return False
 
 
-def _serve_in_rounds(core: Broker, queue: Queue, window: ReadyWindow) -> None:
+def _serve_in_rounds(core: Broker, queue: Queue, window: ReadyWindow, room: int) -> None:
     """Dispatch messages that need no individual checks; leave the rest to the caller.
 
     Dispatches as many complete rounds at once as all consumers have credit for, so limits are
@@ -273,11 +320,15 @@ def _serve_in_rounds(core: Broker, queue: Queue, window: ReadyWindow) -> None:
         for consumer in turns:
             if _is_near_limit(core, consumer, window.body_bytes):
                 return
-        count = min(rounds * len(turns), limits.held - core.held)
+        count = min(rounds * len(turns), limits.held - core.held, room)
         taken = window.take_run(count, core.now.steady_ms) if count > 0 else []
+        is_last = len(taken) < rounds * len(turns)
+        if queue.has_groups:
+            taken = delivery_limits.take_heads(core, queue, taken)
         core.dispatch_in_turn(taken, tuple(turns))
         turns.rotate(-len(taken))
-        if len(taken) < rounds * len(turns):
+        room -= len(taken)
+        if is_last:
             return
 
 

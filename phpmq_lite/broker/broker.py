@@ -25,36 +25,43 @@ from struct import unpack
 from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
 from zlib import crc32
 
+from phpmq_lite.broker.pending import LateSettlements, PendingMessages
 from phpmq_lite.broker.pipeline.state import StagingArea, Subscriptions
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import SUBSCRIPTION, AckTimeouts, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import BodyCache, ReadyWindow
 from phpmq_lite.broker.reasons import Refusal
 from phpmq_lite.broker.registry import REMOVED_QUEUES, QueueRegistry
-from phpmq_lite.broker.state_table import DISPATCHED, StateEvent, next_state
+from phpmq_lite.broker.schedule_book import ScheduleBook
+from phpmq_lite.broker.state_table import DISPATCHED, SCHEDULED, StateEvent, next_state
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import (
-    DUE_AT_ONCE,
+    BEFORE_ALL,
+    NO_OPTIONS,
     AuditEntry,
     Batch,
     ClockReading,
+    DeliveryOptions,
     EnvelopeInspector,
     Limits,
     Message,
     MessageSource,
+    NextScheduled,
     OrderedSet,
     Peer,
     RecoveredState,
     Reply,
+    RowsRequest,
+    checksum,
+    position_of,
+    priority_of,
 )
 from phpmq_lite.queue_settings import LONGEST_TTL_S, QueueSettings, check_name
 from phpmq_lite.writes import AUDIT_BYTES, AdvanceAudit, InsertAudit, bounded_text
 
 BACKGROUND_BYTES: Final = 64 << 10  # larger content is inspected in the background thread
 INLINE_BYTES: Final = 256 << 10  # maximum total size of content inspected inline per batch
-PENDING_MAX: Final = DUE_AT_ONCE
-PENDING_BYTES_MAX: Final = 32 << 20
 _TOKENS_AT_ONCE: Final = 512
 
 P = ParamSpec("P")
@@ -74,47 +81,6 @@ def deadline_of(ttl_s: int, now_ms: int) -> tuple[int | None, int | None]:
     return ttl_s, now_ms + ttl_s * 1_000
 
 
-class PendingDeadLetters(dict[int, tuple[Message, str]]):
-    """Messages waiting for a body or record, with their dead-letter reasons, keyed by seq.
-
-    Their rows on disk are unchanged.  While this is full, no expired messages are requested,
-    because the same rows would be loaded again and again.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size = 0  # total size of the messages' bodies
-        self._waiting: dict[int, Connection] = {}  # seq -> connection whose later commands wait
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether no more messages should expire for now."""
-        return len(self) >= PENDING_MAX or self.size >= PENDING_BYTES_MAX
-
-    def add(self, message: Message, reason: str) -> None:
-        self[message.seq] = (message, reason)
-        self.size += message.size
-
-    def delays(self, connection: Connection, seq: int) -> bool:
-        """Return whether a message is pending; if so, hold back the connection's later commands."""
-        if seq not in self:
-            return False
-        self._waiting[seq] = connection
-        connection.pending.add(seq)
-        return True
-
-    def remove(self, message: Message) -> Connection | None:
-        """Remove a message; return the connection that waited only for this message, or None."""
-        if self.pop(message.seq, None) is None:
-            return None
-        self.size -= message.size
-        connection = self._waiting.pop(message.seq, None)
-        if connection is None:
-            return None
-        connection.pending.discard(message.seq)
-        return None if connection.pending else connection
-
-
 class Broker:
     """All queues, messages and connections in memory, and the open batch.  Not thread-safe."""
 
@@ -122,10 +88,11 @@ class Broker:
     __slots__ = (
         "_next_audit", "_next_client", "_publishers", "_tokens", "ack_timeouts", "audit_counts",
         "batch", "batch_limited", "batch_number", "bodies", "checksums", "connections",
-        "dispatch_pauses", "held", "held_bytes", "history_readers", "ignored", "inspector",
-        "limits", "loaded", "messages", "needs_dispatch", "next_deadline_ms", "next_number", "now",
-        "on_drained", "pending", "publish_keys", "queues", "queues_by_id", "refused", "registry",
-        "staging", "starved", "subscriptions", "transitioned",
+        "dispatch_pauses", "heads", "held", "held_bytes", "history_readers", "ignored", "inspector",
+        "is_clock_doubtful", "late", "limits", "loaded", "messages", "needs_dispatch",
+        "next_deadline_ms", "next_number", "next_scheduled", "now", "on_drained", "pending",
+        "publish_keys", "queues", "queues_by_id", "rate_limited", "refused", "registry",
+        "schedules", "staging", "starved", "subscriptions", "transitioned", "unique", "vacated",
     )  # fmt: skip
 
     def __init__(
@@ -148,6 +115,7 @@ class Broker:
         self.batch_number = 0
         self.transitioned: set[int] = set()  # seqs of rows loaded last and changed since then
         self.loaded: dict[int, Message | None] = {}  # rows loaded by seq in this batch
+        self.unique: dict[tuple[int, str], int | None] = {}  # looked up or changed: live message
         # -- numbers
         self.next_number = counters.get("next_number", 1)  # the next seq or position; one sequence
         self._next_client = counters.get("next_client", 1)
@@ -156,18 +124,24 @@ class Broker:
         self._tokens: list[int] = []  # random numbers of 63 bits each
         # -- messages
         self.messages: dict[int, Message] = {}  # seq -> message held by a consumer or in a window
-        self.pending = PendingDeadLetters()
+        self.pending = PendingMessages()
         self.bodies = BodyCache()
-        self.held = 0
-        self.held_bytes = 0
+        self.held = self.held_bytes = 0
         self.next_deadline_ms = stored.next_deadline_ms  # no ready message expires before this
+        self.next_scheduled = stored.next_scheduled  # no scheduled message is due before this
+        self.schedules = ScheduleBook(stored.schedules, stored.ran_ticks)
+        self.is_clock_doubtful = counters.get("clock_doubt_ms", 0) != 0  # if so, dates wait
         self.ack_timeouts = AckTimeouts()
+        self.late = LateSettlements()
         self.publish_keys = PublishKeys(limits.receipts, limits.receipt_window_ms)
         self.publish_keys.load(stored.receipts, stored.newest_key)
         self.checksums: dict[int, int | None] = {}  # of messages whose keys were repeated, by seq
         # -- connections
         self.connections: dict[int, Connection] = {}  # keyed by client number
         self.needs_dispatch: dict[int, Queue] = {}  # queues that may have messages and credit
+        self.rate_limited: dict[int, int] = {}  # queue_id -> steady time of the next dispatch
+        self.heads = {(queue_id, group): seq for queue_id, group, seq in stored.heads}
+        self.vacated = set[tuple[int, str]]()  # groups of which one has left or moved in this batch
         self.starved: dict[int, Queue] = {}  # queues that other queues must leave room for
         self.batch_limited = OrderedSet[Connection]()  # connections that reached limits.write_bytes
         self.on_drained: Reply | None = None  # called as soon as no messages are held
@@ -189,6 +163,11 @@ class Broker:
         self.batch = batch
         self.batch_number += 1
         self.loaded = {}
+        self.unique = {}
+        self.vacated.clear()
+        if self.batch_number == 1:  # the buckets of all rates begin to fill
+            for queue in self.queues.values():
+                queue.start_rate(now.steady_ms)
 
     def update_clock(self, now: ClockReading) -> None:
         self.now = now
@@ -211,8 +190,21 @@ class Broker:
     def next_wake_ms(self) -> int | None:
         """Return the steady-clock time, in ms, of the next deadline or timeout, or None."""
         deadline_ms = None if self.pending.is_full else self.next_deadline_ms
-        times = (deadline_ms, self.ack_timeouts.next_ms, self.staging.due_ms)
+        times = (
+            deadline_ms, self.ack_timeouts.next_ms, self.staging.due_ms, self.next_scheduled.due_ms,
+            min(self.rate_limited.values()) if self.rate_limited else None,
+        )  # fmt: skip
         return min([at for at in times if at is not None], default=None)
+
+    @property
+    def next_date_ms(self) -> int | None:
+        """Return the wall-clock time, in Unix ms, of the next message's date or schedule's tick."""
+        if self.is_clock_doubtful:
+            return None
+        date_ms, tick_ms = self.next_scheduled.deliver_at, self.schedules.next_ms
+        if tick_ms is None or self.on_drained is not None:
+            return date_ms
+        return tick_ms if date_ms is None else min(date_ms, tick_ms)
 
     @property
     def is_draining(self) -> bool:
@@ -236,11 +228,14 @@ class Broker:
         self.refused = former.refused
         self._next_client = former._next_client
         self._next_audit = former._next_audit
+        self.schedules.counts = former.schedules.counts
         registry, former_registry = self.registry, former.registry
         registry.next_queue_id = max(registry.next_queue_id, former_registry.next_queue_id)
         for queue_id, queue in registry.queues_by_id.items():
-            if queue_id in former_registry.queues_by_id:
-                queue.counters = former_registry.queues_by_id[queue_id].counters
+            if (earlier := former_registry.queues_by_id.get(queue_id)) is not None:
+                queue.counters = earlier.counters
+                queue.rate = earlier.rate  # what was taken from it may have been sent
+                queue.apply_limits()
         registry.stop_publishing(self.batch, former_registry.publishing_stop)
 
     # -- numbers
@@ -279,6 +274,14 @@ class Broker:
             address = bounded_text(f"{entry.actor} ({entry.address})", AUDIT_BYTES["address"])
             self.batch.opened_clients += (number, entry.source, address, self.now.wall_ms)
         return number
+
+    def run_after_load(self, command: Callable[[], None], reply: Reply) -> None:
+        """Run a command in the next batch, when what this one requested is loaded."""
+
+        def resume(_rows: list[Message], _is_last: bool) -> None:
+            self.run_late(command, reply)
+
+        self.batch.rows.append(RowsRequest(resume, ()))
 
     # -- connections
 
@@ -402,6 +405,16 @@ class Broker:
         ):
             self.next_deadline_ms = deadline_ms
 
+    def note_scheduled(self, message: Message) -> None:
+        """Schedule a wake-up for a scheduled message, unless an earlier one is scheduled."""
+        due_ms, deliver_at = self.next_scheduled
+        options = message.options
+        if options.deliver_at is not None:
+            if deliver_at is None or options.deliver_at < deliver_at:
+                self.next_scheduled = NextScheduled(due_ms, options.deliver_at)
+        elif due_ms is None or (options.due_ms is not None and options.due_ms < due_ms):
+            self.next_scheduled = NextScheduled(options.due_ms, deliver_at)
+
     def set_ttl(self, message: Message, ttl_s: int) -> None:
         """Set a message to expire in ``ttl_s`` seconds, or never if 0."""
         message.ttl_s, message.deadline_ms = deadline_of(ttl_s, self.now.steady_ms)
@@ -471,6 +484,8 @@ class Broker:
             row.live_count += number
             row.live_bytes += total
             queue.counters.published += number
+            if created[start].position <= queue.claimed_to:  # claimed beyond it: a lower priority
+                queue.claimed_to = created[start].position - 1
             start = end
         batch.created += created
         batch.bodies += contents
@@ -488,8 +503,15 @@ class Broker:
             if message.size <= room:
                 message.body = body
                 room -= message.size
-        added = window.add(created)
-        self.messages.update(zip(map(_seq_of, created), created[:added], strict=False))
+        if created[0].position < window.covered_to:  # before messages of a lower priority
+            for message in created:
+                if window.insert(message):
+                    self.messages[message.seq] = message
+            if len(window) > 2 * window.limit:  # trimming costs as much for one as for many
+                self.trim_window(queue)
+        else:
+            added = window.add(created)
+            self.messages.update(zip(map(_seq_of, created), created[:added], strict=False))
         self.needs_dispatch[queue.queue_id] = queue
 
     # -- ready windows
@@ -527,27 +549,59 @@ class Broker:
                 del self.messages[message.seq]
             queue.window = None
 
+    def restart_window(self, queue: Queue) -> None:
+        """Load a queue's window again, because the writer makes messages ready."""
+        queue.claimed_to = BEFORE_ALL
+        if queue.window is not None:
+            self.close_window(queue)
+            queue.window = ReadyWindow(self.limits.window, self.bodies)
+            self.request_dispatch(queue)
+
     def make_ready(self, message: Message, queue: Queue, event: StateEvent) -> None:
-        """Return a message to its position, in the window or on disk."""
+        """Return a message to its position, or block it there behind others of its group."""
+        if message.options.group is None or not self._must_wait(message, queue, event):
+            self.admit(message, queue, event)
+
+    def admit(self, message: Message, queue: Queue, event: StateEvent) -> None:
+        """Enter a message as ready at its position, in the window or on disk."""
         queue.claimed_to = min(queue.claimed_to, message.position - 1)
         window = queue.window
         is_in_window = window is not None and window.insert(message)
         self._record_ready(message, event, is_in_window=is_in_window)
-        if is_in_window:
+        if window is not None:
             self.request_dispatch(queue)
 
     def make_ready_at_end(self, message: Message, queue: Queue, event: StateEvent) -> None:
         """Move a message to the end of ``queue``, keeping its id."""
-        message.position = self.take_number()
+        message.position = position_of(self.take_number(), priority_of(message.position))
         message.queue_id = queue.queue_id
-        window = queue.window
-        is_in_window = window is not None and window.append(message)
-        self._record_ready(message, event, is_in_window=is_in_window)
-        if window is not None:
-            self.request_dispatch(queue)
+        self.make_ready(message, queue, event)
 
-    def _record_ready(self, message: Message, event: StateEvent, *, is_in_window: bool) -> None:
-        message.state = next_state(message.state, event)
+    def _must_wait(self, message: Message, queue: Queue, event: StateEvent) -> bool:
+        """Block a message unless it has no group, or is its head; return whether it is blocked.
+
+        Only the first of a group becomes ready, once it is known: others would overtake it.
+        """
+        place = self.group_place(message, queue)
+        if place is None or self.heads.get(place) == message.seq:
+            return False
+        self.block(message, event)
+        if place not in self.heads:
+            self.batch.groups.add(place)
+        return True
+
+    def block(self, message: Message, event: StateEvent | None = None) -> None:
+        """Keep a message on disk until it is the first of its group and no other is in flight.
+
+        ``event`` would make it ready otherwise.
+        """
+        self._record_ready(message, event, is_in_window=False)
+        message.state = next_state(message.state, StateEvent.BLOCK)
+
+    def _record_ready(
+        self, message: Message, event: StateEvent | None, *, is_in_window: bool
+    ) -> None:
+        message.state = message.state if event is None else next_state(message.state, event)
         message.is_sent = False
         self.batch.changed[message.seq] = message
         self.note_deadline(message.deadline_ms)
@@ -556,13 +610,104 @@ class Broker:
         else:
             self.messages.pop(message.seq, None)
 
+    def make_scheduled(
+        self, message: Message, queue: Queue, due_ms: int, deliver_at: int | None
+    ) -> None:
+        """Keep a detached message on disk until its time; ``due_ms`` is steady."""
+        self.set_due(message, queue, due_ms, deliver_at)
+        # A new number also tells ``decide_clock`` that the time is right already.
+        message.position = position_of(self.take_number(), priority_of(message.position))
+        message.is_sent = False
+        self.messages.pop(message.seq, None)
+        self.batch.changed[message.seq] = self.batch.rescheduled[message.seq] = message
+
+    def set_due(self, message: Message, queue: Queue, due_ms: int, deliver_at: int | None) -> None:
+        """Set when a message becomes ready, and keep what is left of its time to live."""
+        old = message.options.due_ms if message.state == SCHEDULED else None
+        if message.deadline_ms is not None:
+            left_ms = message.deadline_ms - (self.now.steady_ms if old is None else old)
+            message.deadline_ms = due_ms + max(0, left_ms)
+        message.options = message.options._replace(due_ms=due_ms, deliver_at=deliver_at)
+        message.queue_id = queue.queue_id
+        if message.state != SCHEDULED:
+            message.state = SCHEDULED
+            self.count_scheduled(queue, 1)
+        self.note_scheduled(message)
+
+    def end_schedule(self, message: Message, queue: Queue) -> None:
+        """Continue the time to live of a scheduled message, before it becomes ready."""
+        options = message.options
+        if message.deadline_ms is not None and options.due_ms is not None:
+            message.deadline_ms += self.now.steady_ms - options.due_ms
+        message.options = DeliveryOptions(self.now.wall_ms, None, None, *options[3:])
+        self.batch.rescheduled[message.seq] = message
+        self.count_scheduled(queue, -1)
+
+    def is_future(self, due_ms: int, deliver_at: int | None) -> bool:
+        """Return whether a message must still wait; for dates, a doubtful clock cannot tell."""
+        return due_ms > self.now.steady_ms or (deliver_at is not None and self.is_clock_doubtful)
+
+    def due_of(self, delay_s: float, deliver_at: int | None) -> int:
+        """Return the steady time after a delay, or when a date in Unix ms is expected."""
+        if deliver_at is None:
+            return self.now.steady_ms + round(delay_s * 1_000)
+        return self.now.steady_ms + deliver_at - self.now.wall_ms
+
+    def replace_content(self, message: Message, content: bytes) -> None:
+        """Replace the content of a stored message that no consumer holds."""
+        queue = self.queues_by_id[message.queue_id]
+        self.add_counts(queue, 0, len(content) - message.size)
+        message.size, message.crc = len(content), checksum(message.seq, content)
+        message.body = None
+        self.batch.rewritten[message.seq] = (message, content)
+        self.batch.changed[message.seq] = message
+
+    def end_rate_limits(self) -> None:
+        """Serve the queues again whose rate allows another dispatch by now."""
+        for queue_id, at_ms in list(self.rate_limited.items()):
+            if at_ms <= self.now.steady_ms:
+                del self.rate_limited[queue_id]
+                if (queue := self.queues_by_id.get(queue_id)) is not None:
+                    self.needs_dispatch[queue_id] = queue
+
+    def count_scheduled(self, queue: Queue, change: int) -> None:
+        queue.row.scheduled_count += change
+        self.batch.queue_rows[queue.queue_id] = queue.row
+
+    def group_place(self, message: Message, queue: Queue) -> tuple[int, str] | None:
+        """Return the queue_id and the group of a message, or None if it is in no group there."""
+        group = message.options.group
+        if group is None or not queue.has_groups or message.is_record:
+            return None
+        return queue.queue_id, group
+
+    def release_group(self, message: Message, *, leaves: bool) -> None:
+        """Ask for the next message of a group, because this one gives up its place.
+
+        The head of a group stays its head unless it ``leaves`` the queue.
+        """
+        place = self.group_place(message, self.queues_by_id[message.queue_id])
+        if place is None:
+            return
+        if leaves and self.heads.get(place) == message.seq:
+            del self.heads[place]
+        if place not in self.heads:
+            self.batch.groups.add(place)
+            self.vacated.add(place)
+
     def detach(self, message: Message) -> Queue:
         """Remove a message from its holder or window; return its queue."""
         queue = self.queues_by_id[message.queue_id]
+        if message.options.group is not None:
+            self.release_group(message, leaves=False)
         consumer = message.holder
+        if consumer is not None:
+            self.ack_timeouts.forget(message)
+            self.late.take(message.seq)
         if consumer is SUBSCRIPTION:
             message.holder = None
             queue.claimed -= 1
+            self.needs_dispatch[queue.queue_id] = queue  # queue.max_in_flight may allow another
             self.batch.claims_removed.append(message.seq)
         elif consumer is not None:
             message.holder = None
@@ -572,7 +717,7 @@ class Broker:
                 self.wake_consumer(consumer)
             else:
                 self.needs_dispatch[queue.queue_id] = queue
-        elif queue.window is not None:
+        elif queue.window is not None and message.state != SCHEDULED:
             queue.window.discard(message)
             self.needs_dispatch[queue.queue_id] = queue  # the first message may have changed
         return queue
@@ -616,7 +761,8 @@ class Broker:
             message.last_dispatched_at = wall_ms
             if message.first_dispatched_at is None:
                 message.first_dispatched_at = wall_ms
-                ms = wall_ms - message.published_at  # both histograms cost 0.17 µs per message
+                # Both histograms cost 0.17 µs per message.
+                ms = wall_ms - (message.options.ready_at or message.published_at)
                 wait[NEAR[ms] if 0 <= ms < NEAR_MS else bucket(ms)] += 1
             else:
                 redelivered += 1
@@ -637,11 +783,38 @@ class Broker:
         ``message.state`` is unchanged, because a row created in this batch is inserted with it.
         """
         queue = self.detach(message)
+        if message.state == SCHEDULED:
+            self.count_scheduled(queue, -1)
+        if message.options is not NO_OPTIONS:
+            self.leave_queue(message)
         self.messages.pop(message.seq, None)
         self.batch.settled.setdefault((outcome, reason), []).append(message.seq)
         self.subtract_counts(queue, 1, message.size)
         if (source_id := message.source.queue_id) is not None:
             queue.count_record(source_id, -1)
+
+    def leave_queue(self, message: Message) -> None:
+        """Free the unique key of a message that leaves its queue, and its group."""
+        place = self.unique_place(message, self.queues_by_id[message.queue_id])
+        if place is not None:
+            self.unique[place] = None
+        self.release_group(message, leaves=True)
+
+    def enter_queue(self, message: Message, queue: Queue) -> None:
+        """Register the unique key and the group of a message that is new in a queue."""
+        options = message.options
+        if (place := self.unique_place(message, queue)) is not None:
+            self.unique[place] = message.seq
+        if options.head_since is not None:
+            message.options = options._replace(head_since=None)
+            self.batch.rescheduled[message.seq] = message
+        if message.state == SCHEDULED:
+            self.count_scheduled(queue, 1)
+
+    def unique_place(self, message: Message, queue: Queue) -> tuple[int, str] | None:
+        """Return the queue_id and the unique key of a message that has one there, or None."""
+        key = message.options.unique_key
+        return None if key is None or message.is_record else (queue.queue_id, key)
 
     def set_source(self, record: Message, source: MessageSource) -> None:
         """Record which message a new dead letter is about, and count it."""

@@ -1,22 +1,41 @@
 """Commands from clients: one function each, which records its changes in the open batch."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from hmac import compare_digest
+from typing import Any, Final
 
-from phpmq_lite.broker import dead_letters, reasons, transitions, validation
+from phpmq_lite.broker import (
+    dead_letters,
+    reasons,
+    retries,
+    retry_queues,
+    transitions,
+    unique_keys,
+    validation,
+)
 from phpmq_lite.broker.broker import Broker, QueueRun
-from phpmq_lite.broker.queue import Connection, Consumer, Queue
+from phpmq_lite.broker.pending import Settlement
+from phpmq_lite.broker.queue import SUBSCRIPTION, Connection, Consumer, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
+from phpmq_lite.broker.reasons import Refusal
+from phpmq_lite.broker.retries import RetryRequest
+from phpmq_lite.broker.unique_keys import KeyState
+from phpmq_lite.frame_options import PLAIN, PublishOptions
 from phpmq_lite.histogram import BUCKETS, NEAR, NEAR_MS, bucket
 from phpmq_lite.model import (
     ACKED_KEY,
-    EnvelopeInspection,
+    NO_OPTIONS,
     Message,
     Receipt,
+    State,
     ValidatedPublish,
     checksum,
 )
+from phpmq_lite.queue_settings import RETRY_SUFFIX, home_of
+
+NO_FAILURE: Final[Mapping[str, Any]] = {}
 
 
 class CommandResult(IntEnum):
@@ -83,70 +102,113 @@ def publish(
     connection: Connection,
     name: str,
     body: bytes,
-    ttl_s: int | None,
+    ttl_s: float | None,
     key: bytes | None,
     validated: ValidatedPublish | None = None,
+    options: PublishOptions = PLAIN,
+    *,
+    is_forced: bool = False,
 ) -> CommandResult:
     """Store a message; if it has a key, store it only once and send a receipt after the commit.
 
-    ``validated`` is the result of ``validate_in_background`` for this content.
+    ``validated`` is the result of ``validate_in_background`` for this content.  What ``is_forced``,
+    because acknowledgements wait behind it, a full queue stores, but not a full disk: they need it.
     """
-    queue = core.queues.get(name) or core.registry.get_or_create(
-        core.batch, name, connection.creator
+    if is_forced and (stop := core.registry.publishing_stop) is not None and stop.kind.refuses_all:
+        return CommandResult.PARK
+    home = None  # where it waits, if it was published to its .retry queue
+    if ttl_s and name.endswith(RETRY_SUFFIX):
+        home = retry_queues.delayed_name(core, name, ttl_s)
+    queue = core.queues.get(home or name) or core.registry.get_or_create(
+        core.batch, home or name, connection.creator
     )
     if queue is None:
         return _refuse_queue(core, connection, name, key)
+    scope, seq = queue.queue_id, None
     if key is not None:
-        seq = core.publish_keys.find(queue.queue_id, key, core.now.steady_ms)
+        if home is None and not queue.is_retry_queue:
+            seq = core.publish_keys.find(scope, key, core.now.steady_ms)
+        else:
+            scope, seq = retry_queues.find_key(core, name, key, is_delayed=home is not None)
         if seq is not None:
-            return _publish_again(core, connection, queue, key, seq, body)
-    if queue.is_bounded and (refusal := queue.refusal()) is not None:
-        if key is None:
-            return _park(connection, queue)
-        return _refuse(core, connection, name, key, refusal.reason, queue)
-    inspection: EnvelopeInspection | None = None
-    if queue.validates:
+            return _publish_again(core, connection, queue, key, seq, body, name)
+    refused = inspection = None
+    if (queue.is_bounded or home is not None) and not is_forced:
+        refused = retry_queues.refusal(core, name, home)
+    if queue.validates and refused is None:
         inspection = validation.validate(core, queue, body, validated)
         if inspection is None:
             return CommandResult.VALIDATE
-        is_invalid = inspection.reason is not None
-        full = core.registry.dead_letter_refusal(core.batch, queue) if is_invalid else None
-        if full is not None:
-            if key is None:
-                return _park(connection, full.queue)
-            return _refuse(core, connection, name, key, full.refusal.reason, full.queue)
-    message = transitions.publish(core, queue, body, ttl_s, connection.number, inspection)
+        if inspection.reason is not None and home is None and not is_forced:
+            refused = core.registry.dead_letter_refusal(core.batch, queue)
+    if refused is not None:
+        return _refuse_or_park(core, connection, name, key, *refused)
+    if options.unique_key is not None:
+        result = _claim_unique_key(core, connection, queue, name, options, key)
+        if result is not None:
+            return result
+    if is_forced and connection.parked is not None:  # for this queue or its dead-letter queue
+        connection.parked.parked.discard(connection)
+    if home is not None:
+        options, ttl_s = retry_queues.delayed(core, connection, queue, key, ttl_s, options), None
+    message = transitions.publish(core, queue, body, ttl_s, connection.number, inspection, options)
     connection.published += 1
     if key is not None:
-        core.batch.keys += core.publish_keys.add(
-            queue.queue_id, key, message.seq, core.now.steady_ms
-        )
+        core.batch.keys += core.publish_keys.add(scope, key, message.seq, core.now.steady_ms)
         core.batch.sends[connection].receipts.append(Receipt(name, (key,)))
     return CommandResult.DONE
 
 
+def _claim_unique_key(
+    core: Broker,
+    connection: Connection,
+    queue: Queue,
+    name: str,
+    options: PublishOptions,
+    key: bytes | None,
+) -> CommandResult | None:
+    """Return None if a message can be stored under its unique key, or the publish's result."""
+    claim = unique_keys.make_free if options.replaces else unique_keys.look_up
+    match claim(core, queue, options.unique_key or ""):
+        case KeyState.UNKNOWN:
+            return CommandResult.LOAD
+        case KeyState.HELD:
+            return refuse_publish(core, connection, name, key, reasons.UNIQUE_KEY_HELD)
+        case KeyState.TAKEN:
+            queue.counters.deduplicated += 1
+            if key is not None:
+                core.batch.sends[connection].receipts.append(Receipt(name, (key,)))
+            return CommandResult.DONE
+    return None
+
+
 def _publish_again(
-    core: Broker, connection: Connection, queue: Queue, key: bytes, seq: int, body: bytes
+    core: Broker, connection: Connection, queue: Queue, key: bytes, seq: int, body: bytes, name: str
 ) -> CommandResult:
-    """Send the receipt for a known key again, or refuse the key if the body differs."""
+    """Send the receipt for a known key again, or refuse the key if the body differs.
+
+    After a retry, the stored body may differ from the published one.
+    """
     stored = core.checksums.get(seq, 0)
     if seq not in core.checksums:
         message = core.messages.get(seq) or core.batch.find_created(seq)
         if message is None:
             core.batch.key_seqs.add(seq)
             return CommandResult.LOAD
-        stored = message.crc
+        stored = None if message.options.may_be_rewritten else message.crc
     if stored is not None and stored != checksum(seq, body):
-        return _refuse(core, connection, queue.name, key, reasons.KEY_REUSED, queue)
+        return _refuse(core, connection, name, key, reasons.KEY_REUSED, queue)
     queue.counters.deduplicated += 1
-    core.batch.sends[connection].receipts.append(Receipt(queue.name, (key,)))
+    core.batch.sends[connection].receipts.append(Receipt(name, (key,)))
     return CommandResult.DONE
 
 
 def unchecked_queue(core: Broker, name: str) -> Queue | None:
     """Return the queue if it exists and accepts messages without checks, or None."""
     queue = core.queues.get(name)
-    return None if queue is None or queue.validates or queue.is_bounded else queue
+    if queue is None or queue.validates or queue.is_bounded or queue.has_groups:
+        return None
+    return None if queue.is_retry_queue else queue
 
 
 def publish_run(
@@ -192,8 +254,17 @@ def _store_keys(
     return bool(rows)
 
 
-def _park(connection: Connection, queue: Queue) -> CommandResult:
-    """Hold back a publisher without a key, which gets no receipt, until ``queue`` has room."""
+def _refuse_or_park(
+    core: Broker,
+    connection: Connection,
+    name: str,
+    key: bytes | None,
+    queue: Queue,
+    refusal: Refusal,
+) -> CommandResult:
+    """Refuse a publish; without a key, which gets no receipt, hold it back until there is room."""
+    if key is not None:
+        return _refuse(core, connection, name, key, refusal.reason, queue)
     connection.parked = queue
     queue.parked.add(connection)
     return CommandResult.PARK
@@ -205,6 +276,24 @@ def _refuse(
     core.refused[reason] += 1  # as Broker.refuse, but the reason goes into a receipt
     queue.counters.refused += 1
     core.batch.sends[connection].receipts.append(Receipt(name, (key,), reason))
+    return CommandResult.DONE
+
+
+def refuse_publish(
+    core: Broker,
+    connection: Connection,
+    name: str,
+    key: bytes | None,
+    reason: str,
+    detail: str = "",
+) -> CommandResult:
+    """Refuse a publish for what it asks; without a key, only the counters show it."""
+    core.refused[reason] += 1
+    if (queue := core.queues.get(name)) is not None:
+        queue.counters.refused += 1
+    if key is not None:
+        text = f"{reason}: {detail}" if detail else reason
+        core.batch.sends[connection].receipts.append(Receipt(name, (key,), text))
     return CommandResult.DONE
 
 
@@ -223,53 +312,37 @@ def validate_in_background(
     core: Broker, name: str, body: bytes, on_validated: Callable[[ValidatedPublish], None]
 ) -> None:
     """Validate content in the background after ``VALIDATE``; pass the result to a later batch."""
-    work = validation.background_validation(core, core.queues[name], body)
+    queue = core.queues.get(name) or core.queues[home_of(name) or ""]  # of a delayed publish
+    work = validation.background_validation(core, queue, body)
     core.batch.background.append((work, on_validated))
-
-
-def force_publish(
-    core: Broker,
-    connection: Connection,
-    name: str,
-    body: bytes,
-    ttl_s: int | None,
-    validated: ValidatedPublish | None = None,
-) -> CommandResult:
-    """Store a message even in a full queue, because acknowledgements are waiting behind it.
-
-    Refuse it if the disk is full: other acknowledgements need the remaining space.
-    """
-    stop = core.registry.publishing_stop
-    if stop is not None and stop.kind.refuses_all:
-        return CommandResult.PARK
-    queue = core.registry.get_or_create(core.batch, name, connection.creator)
-    if queue is None:
-        return _refuse_queue(core, connection, name, None)
-    inspection: EnvelopeInspection | None = None
-    if queue.validates:
-        inspection = validation.validate(core, queue, body, validated)
-        if inspection is None:
-            return CommandResult.VALIDATE
-    if connection.parked is not None:  # waiting for this queue or its dead-letter queue
-        connection.parked.parked.discard(connection)
-    connection.published += 1
-    transitions.publish(core, queue, body, ttl_s, connection.number, inspection)
-    return CommandResult.DONE
 
 
 # -- consume
 
 
-def consume(core: Broker, connection: Connection, name: str, count: int) -> CommandResult:
+def consume(
+    core: Broker,
+    connection: Connection,
+    name: str,
+    count: int,
+    *,
+    has_info: bool = False,
+    keeps_held: bool = False,
+) -> CommandResult:
     """Set the credit on a queue (0 pauses) and put back messages held under the old credit.
 
-    That happens at a limited rate, unless the connection acknowledges messages in between.
+    That happens at a limited rate, unless the connection acknowledges messages in between.  With
+    ``keeps_held``, nothing is put back.
     """
     queue = core.registry.get_or_create(core.batch, name, connection.creator)
     if queue is None:
         core.registry.note_limited("consumers_refused", name)
         return CommandResult.CLOSE
     former = connection.consumers.get(queue.queue_id)
+    if former is not None and keeps_held:
+        former.credit, former.has_info = min(count, core.limits.credit), has_info
+        core.wake_consumer(former)
+        return CommandResult.DONE
     if former is not None:
         if former.held and not connection.may_replace_credit(core.now.steady_ms):
             return CommandResult.DELAY
@@ -278,6 +351,7 @@ def consume(core: Broker, connection: Connection, name: str, count: int) -> Comm
     if count == 0:
         return CommandResult.DONE
     consumer = Consumer(connection, queue, min(count, core.limits.credit))
+    consumer.has_info = has_info
     connection.consumers[queue.queue_id] = queue.consumers[connection] = consumer
     core.wake_consumer(consumer)
     if queue.window is None:
@@ -316,6 +390,8 @@ def acknowledge_held(
         if message is None:
             break
         message.holder = None
+        if message.options is not NO_OPTIONS:
+            core.leave_queue(message)
         seq = message.seq
         messages.pop(seq, None)
         seqs.append(seq)
@@ -350,13 +426,15 @@ def _count_released(core: Broker, consumer: Consumer, count: int, size: int) -> 
 def acknowledge_late(
     core: Broker, connection: Connection, name: str, message_id: bytes
 ) -> CommandResult:
-    """Acknowledge a message by its id, usually after a reconnect, unless another connection has it.
+    """Acknowledge a message by its id, usually after a reconnect.
 
-    The message is ready again, claimed by a subscription, or not in memory.
+    If another connection holds it, this is done when that hold ends without a settlement.
     """
-    message = _find(core, connection, name, message_id)
+    message = _find(core, name, message_id)
     if isinstance(message, CommandResult):
         return message
+    if _is_foreign(message, connection):
+        return _keep(core, message, partial(transitions.acknowledge, core))
     connection.acked += 1
     transitions.acknowledge(core, message)
     return CommandResult.DONE
@@ -369,21 +447,82 @@ def requeue(
     core: Broker, connection: Connection, name: str, message_id: bytes, ttl_s: int
 ) -> CommandResult:
     """Move a message to the end of its queue unless another connection holds it."""
-    message = _find(core, connection, name, message_id)
+    message = _find_own(core, connection, name, message_id)
     if isinstance(message, CommandResult):
         return message
+    if message.state == State.SCHEDULED:  # late: the message waits already
+        return ignore(core, "scheduled")
     transitions.requeue(core, message, ttl_s)
     return _done_or_wait(core, connection, message)
 
 
 def dead_letter(
-    core: Broker, connection: Connection, name: str, message_id: bytes
+    core: Broker,
+    connection: Connection,
+    name: str,
+    message_id: bytes,
+    failure: Mapping[str, Any] = NO_FAILURE,
 ) -> CommandResult:
-    """Dead-letter a message unless another connection holds it."""
-    message = _find(core, connection, name, message_id)
+    """Dead-letter a message; ``failure`` says why.  Another's hold: as ``acknowledge_late``."""
+    message = _find(core, name, message_id)
     if isinstance(message, CommandResult):
         return message
-    dead_letters.dead_letter(core, message, reasons.BY_CLIENT)
+    settle = partial(dead_letters.dead_letter_failed, core, options=failure)
+    if _is_foreign(message, connection):
+        return _keep(core, message, settle, failure)
+    settle(message)
+    return _done_or_wait(core, connection, message)
+
+
+def retry(
+    core: Broker, connection: Connection, name: str, message_id: bytes, request: RetryRequest
+) -> CommandResult:
+    """Schedule the next attempt of a message.  Another's hold: as ``acknowledge_late``.
+
+    A retry that is repeated, or late for a message that waits already, is ignored.
+    """
+    message = _find(core, name, message_id)
+    if isinstance(message, CommandResult):
+        return message
+    if message.state == State.SCHEDULED:
+        return ignore(core, "scheduled")
+    if retries.is_repeated(message, request):
+        return ignore(core, "repeated")
+    settle = partial(retries.retry, core, request=request)
+    if _is_foreign(message, connection):
+        return _keep(core, message, settle, request.texts, request.content or b"")
+    settle(message)
+    return _done_or_wait(core, connection, message)
+
+
+def extend(
+    core: Broker, connection: Connection, name: str, message_id: bytes, hold_s: float
+) -> CommandResult:
+    """End the hold of a message ``hold_s`` from now, at most ``limits.max_hold_s`` in all."""
+    message = _find_own(core, connection, name, message_id)
+    if isinstance(message, CommandResult):
+        return message
+    if message.holder is None:
+        return ignore(core, "not_held")
+    longest_ms = message.held_since_ms + core.limits.max_hold_ms
+    end_ms = min(core.now.steady_ms + round(hold_s * 1_000), longest_ms)
+    core.ack_timeouts.extend(message, end_ms)
+    return CommandResult.DONE
+
+
+def return_invalid(
+    core: Broker, connection: Connection, name: str, message_id: bytes, problem: str
+) -> CommandResult:
+    """Return a message whose holder sent an invalid retry or dead letter, as a 005 would.
+
+    Otherwise it would stay with a worker that believes it settled.
+    """
+    message = _find_own(core, connection, name, message_id)
+    if isinstance(message, CommandResult):
+        return message
+    if message.holder is None:
+        return ignore(core, reasons.INVALID)
+    transitions.requeue(core, message, None, problem)
     return _done_or_wait(core, connection, message)
 
 
@@ -392,15 +531,41 @@ def _done_or_wait(core: Broker, connection: Connection, message: Message) -> Com
     return CommandResult.WAIT if is_pending else CommandResult.DONE
 
 
-def _find(
+def _keep(
+    core: Broker,
+    message: Message,
+    settle: Settlement,
+    texts: Mapping[str, Any] = NO_FAILURE,
+    content: bytes = b"",
+) -> CommandResult:
+    """Keep a settlement until another connection's hold ends, which may be dead unnoticed."""
+    if message.holder is not SUBSCRIPTION:
+        core.late.keep(message.seq, settle, len(repr(texts)) + len(content))
+    return ignore(core, "foreign")
+
+
+def _is_foreign(message: Message, connection: Connection) -> bool:
+    """Return whether another connection or a subscription holds a message."""
+    return message.holder is not None and message.holder.connection is not connection
+
+
+def _find_own(
     core: Broker, connection: Connection, name: str, message_id: bytes
 ) -> Message | CommandResult:
+    """Return the message that a command names unless another connection holds it."""
+    message = _find(core, name, message_id)
+    if isinstance(message, Message) and _is_foreign(message, connection):
+        return ignore(core, "foreign")
+    return message
+
+
+def _find(core: Broker, name: str, message_id: bytes) -> Message | CommandResult:
     """Return the message that a command names, or the command's result if it cannot run."""
     seq = dead_letters.seq_of(message_id)
     if seq is None or not 0 < seq < core.next_number:
-        return _ignore(core, "unknown")
+        return ignore(core, "unknown")
     if seq in core.pending:
-        return _ignore(core, "settled")
+        return ignore(core, "settled")
     message = core.messages.get(seq)
     if message is None:
         if seq not in core.loaded:
@@ -408,18 +573,17 @@ def _find(
             return CommandResult.LOAD
         message = core.loaded[seq]
     if message is None:
-        return _ignore(core, "settled")
+        return ignore(core, "settled")
     if not compare_digest(message.message_id, message_id):
-        return _ignore(core, "unknown")
+        return ignore(core, "unknown")
     if core.queues_by_id[message.queue_id].name != name:
-        return _ignore(core, "wrong_queue")
-    if message.holder is not None and message.holder.connection is not connection:
-        return _ignore(core, "foreign")
+        return ignore(core, "wrong_queue")
     core.loaded.pop(seq, None)  # this batch changes the row, so reload it before its next use
     return message
 
 
-def _ignore(core: Broker, reason: str) -> CommandResult:
+def ignore(core: Broker, reason: str) -> CommandResult:
+    """Count a command that changes nothing."""
     core.ignored[reason] += 1
     return CommandResult.DONE
 

@@ -1,12 +1,22 @@
 """Dead-lettering of messages, and the content of dead-letter records."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from phpmq_lite.broker import reasons
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
-from phpmq_lite.broker.state_table import DEAD, StateEvent
-from phpmq_lite.model import DeadLetterCause, EnvelopeInspector, Message, MessageSource
+from phpmq_lite.broker.state_table import DEAD, FAILURE_EVENT, StateEvent
+from phpmq_lite.frame_options import DEFAULT_PRIORITY
+from phpmq_lite.model import (
+    NO_OPTIONS,
+    DeadLetterCause,
+    EnvelopeInspector,
+    Message,
+    MessageSource,
+    priority_of,
+)
 
 ClientRecords = Sequence[tuple[bytes, bytes]]  # (record id, content) pairs, oldest first
 
@@ -52,6 +62,7 @@ def settle_dead(
     message.  ``content`` is the content of the record, if it has already been created.
     """
     queue = core.queues_by_id[message.queue_id]
+    failure = core.pending.failures.pop(message.seq, {})
     if (connection := core.pending.remove(message)) is not None:
         core.batch.to_resume.add(connection)
     client_record = find_client_record(core.inspector, message, client_records)
@@ -70,9 +81,26 @@ def settle_dead(
     elif body is not None and not queue.is_dead_letter_queue:
         if content is None and core.inspector is not None and queue.inspects:
             at_ms = core.now.wall_ms
-            cause = DeadLetterCause(queue.name, message.message_id, reason, detail, at_ms)
+            cause = _cause(queue, message, reason, failure, detail, at_ms)
             content = core.inspector.make_record(body, queue.settings, cause)
         _store_record(core, message, queue, body if content is None else content, reason)
+
+
+def dead_letter_failed(core: Broker, message: Message, options: Mapping[str, Any]) -> None:
+    """Dead-letter a message for the reason and the error that its worker reported."""
+    failure = {name: text for name, text in options.items() if name != "reason"}
+    if failure:
+        core.pending.failures[message.seq] = failure
+        detail = json.dumps(failure, ensure_ascii=False)
+        core.record_event(message, FAILURE_EVENT, detail)
+    dead_letter(core, message, options.get("reason") or reasons.BY_CLIENT)
+
+
+def _cause(
+    queue: Queue, message: Message, reason: str, failure: Mapping[str, Any], detail: str, at_ms: int
+) -> DeadLetterCause:
+    error, exception = failure.get("error", detail), failure.get("exception")
+    return DeadLetterCause(queue.name, message.message_id, reason, error, at_ms, exception)
 
 
 def _store_record(
@@ -83,6 +111,13 @@ def _store_record(
     record = created[0]
     if target.inspects:
         record.indexed = message.indexed
+    if message.options is not NO_OPTIONS or priority_of(message.position) != DEFAULT_PRIORITY:
+        options = message.options
+        record.options = NO_OPTIONS._replace(
+            priority=priority_of(message.position),
+            group=options.group,
+            unique_key=options.unique_key,
+        )
     core.add_to_window(target, created, (content,))
     core.set_source(record, MessageSource(message.seq, queue.queue_id, reason))
     core.record_event(message, StateEvent.DEAD_LETTER, record.message_id.decode())
@@ -105,12 +140,12 @@ def settle_dead_in_background(
         or core.can_inspect_inline(len(body))
     ):
         return False
-    name, settings = queue.name, queue.settings
-    at_ms = core.now.wall_ms
+    settings, at_ms = queue.settings, core.now.wall_ms
+    failure = core.pending.failures.get(seq, {})
 
     def make() -> tuple[str, bytes]:
         exact = _exact_reason(inspector, message, queue, body, reason)
-        cause = DeadLetterCause(name, message.message_id, exact, "", at_ms)
+        cause = _cause(queue, message, exact, failure, "", at_ms)
         return exact, inspector.make_record(body, settings, cause)
 
     def settle(record: tuple[str, bytes]) -> None:

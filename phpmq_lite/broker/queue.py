@@ -7,13 +7,15 @@ from operator import attrgetter
 from typing import Final
 
 from phpmq_lite.broker import reasons
+from phpmq_lite.broker.rate_limit import RateLimit
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.broker.reasons import Refusal
-from phpmq_lite.model import Message, OrderedSet, Peer, QueueRow
+from phpmq_lite.model import BEFORE_ALL, Message, OrderedSet, Peer, QueueRow
 from phpmq_lite.queue_settings import (
     DEAD_LETTER_SUFFIX,
     FORWARD,
     HOME_SETTINGS,
+    RETRY_SUFFIX,
     QueueSettings,
     home_of,
     to_dict,
@@ -87,12 +89,13 @@ class Consumer:
     held: dict[bytes, Message] = field(default_factory=dict)  # keyed by message id
     held_bytes: int = 0
     is_waiting: bool = False  # True while in queue.waiting_consumers
+    has_info: bool = False  # whether dispatches go out as 013
 
 
 # Those of QueueCounters of which each event changes one.
 _counted_events: Final = attrgetter(
-    *("published", "deduplicated", "dispatched", "acked", "requeued", "returned", "forwarded"),
-    *("moved", "expired", "dead", "deleted", "restored", "refused"),
+    *("published", "deduplicated", "dispatched", "acked", "requeued", "retried", "returned"),
+    *("forwarded", "moved", "expired", "dead", "deleted", "restored", "refused"),
 )
 
 
@@ -114,6 +117,7 @@ class QueueCounters:
     acked: int = 0
     requeued: int = 0  # by consumers and operators
     requeued_operator: int = 0
+    retried: int = 0  # failed attempts that workers reported
     returned: int = 0
     forwarded: int = 0
     moved: int = 0
@@ -147,6 +151,7 @@ class Queue:
         self.queue_id = row.queue_id
         self.name = row.name
         self.is_dead_letter_queue = row.name.endswith(DEAD_LETTER_SUFFIX)
+        self.is_retry_queue = row.name.endswith(RETRY_SUFFIX)
         self.settings = effective_settings(row, defaults)
         self.inspects = False  # whether contents are inspected; set by QueueRegistry.configure
         self.validates = False  # whether invalid envelopes are dead-lettered immediately
@@ -155,10 +160,14 @@ class Queue:
         self.consumers: dict[Connection, Consumer] = {}
         self.waiting_consumers: deque[Consumer] = deque()  # consumers with free credit, in order
         self.window: ReadyWindow | None = None
-        self.claimed_to = 0  # all ready messages have higher positions
+        self.claimed_to = BEFORE_ALL  # all ready messages have higher positions
         self.held = 0  # messages held by consumers; Broker.count_held changes these
         self.held_bytes = 0
         self.claimed = 0  # messages held by subscriptions
+        self.rate: RateLimit | None = None  # set if max_rate is
+        self.has_groups = False
+        self.needs_body = False  # whether groups depend on contents
+        self.is_limited = False  # whether a limit on deliveries or groups apply
         # publishers waiting for the queue to accept messages
         self.parked = OrderedSet[Connection]()
         self.counters = QueueCounters()
@@ -168,6 +177,23 @@ class Queue:
         # If there are many queues, most of them are idle.
         self.wait_histogram: list[int] | None = None  # times from publish to first dispatch
         self.hold_histogram: list[int] | None = None  # times from dispatch to settlement
+
+    def apply_limits(self) -> None:
+        """Limit deliveries as the settings say; what is left of an unchanged rate stays."""
+        settings, rate = self.settings, self.rate
+        limits = (settings.max_rate, settings.max_burst)
+        if not settings.max_rate:
+            self.rate = None
+        elif rate is None or (rate.rate, rate.own_burst) != limits:
+            self.rate = RateLimit(*limits)
+        self.has_groups = bool(settings.group_by)
+        self.needs_body = settings.group_by.startswith("/")
+        self.is_limited = bool(settings.max_rate or settings.max_in_flight or settings.group_by)
+
+    def start_rate(self, now_ms: int) -> None:
+        """Begin to fill the bucket of the rate at a steady time, unless that has begun."""
+        if self.rate is not None:
+            self.rate.available(now_ms)
 
     @property
     def dispatched(self) -> int:
@@ -243,6 +269,8 @@ class AckTimeouts:
 
     def __init__(self) -> None:
         self.next_ms: int | None = None  # no timeout can occur before this steady-clock time
+        # Held message -> end of its hold, if its holder asked for another one.
+        self._extended: dict[Message, int] = {}
 
     def watch(self, by_id: dict[int, Queue], dispatched: Iterable[Message], now_ms: int) -> None:
         """Schedule a check for the earliest timeout among newly dispatched messages."""
@@ -253,6 +281,27 @@ class AckTimeouts:
                 if self.next_ms is None or at < self.next_ms:
                     self.next_ms = at
 
+    def extend(self, message: Message, end_ms: int) -> None:
+        """Set the steady time when the hold of a message ends, sooner or later than before."""
+        self._extended[message] = end_ms
+        self.next_ms = end_ms if self.next_ms is None else min(self.next_ms, end_ms)
+
+    def forget(self, message: Message) -> None:
+        """Forget another end of a hold, because the message returns or settles."""
+        if self._extended:
+            self._extended.pop(message, None)
+
+    def end_of(self, message: Message) -> int | None:
+        """Return the steady time when the hold of a message ends, or None if it does not."""
+        if (end_ms := self._extended.get(message)) is not None:
+            return end_ms
+        timeout_s: int = message.holder.queue.settings.ack_timeout_s
+        return message.held_since_ms + timeout_s * 1_000 if timeout_s else None
+
+    def extending(self) -> set[tuple[int, int | None]]:
+        """Return the queue_ids and client numbers of clients that changed the end of a hold."""
+        return {(message.queue_id, message.consumer) for message in self._extended}
+
     def recheck(self, now_ms: int) -> None:
         """Check all held messages in this batch, because a timeout has changed."""
         self.next_ms = now_ms
@@ -262,6 +311,8 @@ class AckTimeouts:
         for connection in connections:
             for consumer in connection.consumers.values():
                 for message in consumer.held.values():
+                    if message in self._extended:
+                        self._extended[message] += gap_ms
                     message.held_since_ms += gap_ms
         if self.next_ms is not None:
             self.next_ms += gap_ms
@@ -281,6 +332,8 @@ class AckTimeouts:
                 if not timeout_ms:
                     continue
                 for message in consumer.held.values():
+                    if message in self._extended:
+                        continue
                     if not message.is_sent:
                         message.held_since_ms = now_ms  # sending was delayed by a slow disk
                     at = message.held_since_ms + timeout_ms
@@ -288,5 +341,18 @@ class AckTimeouts:
                         soonest = at if soonest is None else min(soonest, at)
                         break
                     overdue.append(message)
-        self.next_ms = soonest
+        ends = (soonest, self._take_extended(overdue, now_ms))
+        self.next_ms = min((at for at in ends if at is not None), default=None)
         return overdue
+
+    def _take_extended(self, overdue: list[Message], now_ms: int) -> int | None:
+        """Add messages whose extended hold has ended; return when the next one does."""
+        soonest: int | None = None
+        for message, end_ms in list(self._extended.items()):
+            if message.holder is None:  # acknowledged
+                del self._extended[message]
+            elif end_ms > now_ms:
+                soonest = end_ms if soonest is None else min(soonest, end_ms)
+            else:
+                overdue.append(message)
+        return soonest

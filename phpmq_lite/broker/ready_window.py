@@ -2,10 +2,11 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 from operator import attrgetter
 
-from phpmq_lite.model import Message
+from phpmq_lite.model import AFTER_ALL, BEFORE_ALL, Message
 
 _by_position = attrgetter("position")
 
@@ -23,19 +24,20 @@ class ReadyWindow:
     Invariant: it contains every ready message of the queue at or before ``covered_to``.  If
     ``reaches_end``, these are all ready messages, and new ones are appended while there is room.
 
-    The methods first, take, take_run, append, add and discard need O(1) time per message.
-    Returned messages are merged in one step at the next access.
+    The methods first, take, take_run, add and discard need O(1) time per message, or O(log n) for
+    messages that return and urgent ones, which are kept in a heap beside the others.
     """
 
     def __init__(self, limit: int, bodies: BodyCache) -> None:
         self.limit = limit
         self.bodies = bodies
         self.reaches_end = False  # unknown until the first page is loaded
-        self.covered_to = 0  # the highest position covered
+        self.covered_to = BEFORE_ALL  # the highest position covered
         self.is_loading = False  # True while a requested page is pending
         self.body_bytes = 0  # total size of the cached bodies
         self._ready: OrderedDict[int, Message] = OrderedDict()  # keyed by position
-        self._returned: list[Message] = []  # returned messages not yet merged into _ready
+        self._returned: dict[int, Message] = {}  # those inserted before the end, by position
+        self._positions: list[int] = []  # a heap of their positions, and of some that have left
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._returned)
@@ -49,28 +51,48 @@ class ReadyWindow:
         """Return whether the queue has no ready messages in memory or on disk."""
         return self.reaches_end and not self._ready and not self._returned
 
+    @property
+    def upto(self) -> int:
+        """Return the last position of which a ready message belongs into the window."""
+        return AFTER_ALL if self.reaches_end else self.covered_to
+
     def first(self) -> Message | None:
         """Return the next message without removing it, or None if the window is empty."""
+        message = next(iter(self._ready.values()), None)
         if self._returned:
-            self._merge()
-        for message in self._ready.values():
-            return message
-        return None
+            positions = self._positions
+            while positions[0] not in self._returned:
+                heappop(positions)
+            if message is None or positions[0] < message.position:
+                return self._returned[positions[0]]
+        return message
 
     def take(self) -> Message:
         """Remove and return the first message.  Call only if ``first`` has returned a message."""
-        message = self._ready.popitem(last=False)[1]
-        if message.body is not None:
-            self._count(-message.size)
-        return message
+        first = self.first() if self._returned else None
+        if first is None or self._returned.pop(first.position, None) is None:
+            first = self._ready.popitem(last=False)[1]
+        if first.body is not None:
+            self._count(-first.size)
+        return first
 
     def take_run(self, count: int, now_ms: int) -> list[Message]:
         """Remove and return up to ``count`` leading messages that can be sent immediately.
 
         Stops at a message that has expired (``now_ms`` is steady) or has no body in memory.
         """
-        if self._returned:
-            self._merge()
+        taken: list[Message] = []
+        while self._returned and len(taken) < count and (first := self.first()) is not None:
+            if first.body is None or (
+                first.deadline_ms is not None and first.deadline_ms <= now_ms
+            ):
+                return taken
+            taken.append(first)
+            self.discard(first)
+        count -= len(taken)
+        return taken + self._take_ready(count, now_ms) if taken else self._take_ready(count, now_ms)
+
+    def _take_ready(self, count: int, now_ms: int) -> list[Message]:
         ready, size = self._ready, 0
         taken: list[Message] = []
         for message in islice(ready.values(), count):
@@ -89,10 +111,6 @@ class ReadyWindow:
         """Return the next ``count`` messages in order, without removing them."""
         return list(islice(iter(self), count))
 
-    def append(self, message: Message) -> bool:
-        """Append a message; return False if it does not fit and must wait on disk."""
-        return self.add((message,)) == 1
-
     def add(self, messages: Sequence[Message]) -> int:
         """Append messages in order and return how many fit; the rest wait on disk."""
         if not self.reaches_end:
@@ -110,20 +128,21 @@ class ReadyWindow:
         return len(messages)
 
     def insert(self, message: Message) -> bool:
-        """Insert a message at its position; return False if that is after the end of the window."""
+        """Add a message at its place; return False if it does not fit and must wait on disk."""
         if message.position > self.covered_to:
-            if not self.reaches_end:
-                return False
-            self.covered_to = message.position
-        self._returned.append(message)
+            return self.add((message,)) == 1
+        if not self._returned:
+            self._positions.clear()
+        self._returned[message.position] = message
+        heappush(self._positions, message.position)
         if message.body is not None:
             self._count(message.size)
         return True
 
     def discard(self, message: Message) -> None:
-        if self._returned:
-            self._merge()
-        if self._ready.pop(message.position, None) is not None and message.body is not None:
+        position = message.position
+        present = self._ready.pop(position, None) or self._returned.pop(position, None)
+        if present is not None and message.body is not None:
             self._count(-message.size)
 
     def extend(self, page: list[Message], reaches_end: bool) -> None:
@@ -159,7 +178,7 @@ class ReadyWindow:
                 self._count(-message.size)
             given_up.append(message)
         if given_up:
-            self.covered_to = next(reversed(self._ready), 0)
+            self.covered_to = next(reversed(self._ready), BEFORE_ALL)
             self.reaches_end = False
         return given_up
 
@@ -175,6 +194,8 @@ class ReadyWindow:
         if not self._returned:
             return
         # The input is nearly sorted, so Timsort takes linear time.
-        messages = sorted([*self._returned, *self._ready.values()], key=_by_position)
+        returned = self._returned.values()
+        messages = sorted([*returned, *self._ready.values()], key=_by_position)
         self._ready = OrderedDict((message.position, message) for message in messages)
         self._returned.clear()
+        self._positions.clear()

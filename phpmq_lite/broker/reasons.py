@@ -24,6 +24,7 @@ PURGED: Final = "purge"
 UNDONE: Final = "undo"  # undoing an action deletes what the action created
 REDRIVEN: Final = "redriven"
 TAKEN_BACK: Final = "taken back"
+REPLACED: Final = "replaced"  # by a publish with its unique key
 
 # -- why a held message returns to its queue
 ACK_TIMEOUT: Final = "acknowledgement timeout"
@@ -51,6 +52,12 @@ SHORTAGE_REFUSALS: Final = {
 }
 TOO_MANY_QUEUES: Final = "too many queues"
 KEY_REUSED: Final = KEY_CONFLICT
+UNIQUE_KEY_TAKEN: Final = SkipReason.UNIQUE_KEY_TAKEN.value  # of a message that was not forwarded
+UNIQUE_KEY_HELD: Final = "unique_key_held"  # a consumer holds the message to replace
+BAD_OPTION: Final = "bad_option"
+
+# -- why a command is ignored
+INVALID: Final = "invalid"  # its options
 
 _RECORD_SKIP_REASONS: Final = {
     SkipReason.PAUSED: SkipReason.RECORDS_PAUSED,

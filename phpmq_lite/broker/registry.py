@@ -167,6 +167,7 @@ class QueueRegistry:
         )
         policy = queue.settings.payload_policy
         queue.inspects = self._has_inspector and policy != "opaque"
+        queue.apply_limits()
         queue.validates = queue.inspects and policy == "envelope" and not queue.is_dead_letter_queue
         _update_is_bounded(queue)
 

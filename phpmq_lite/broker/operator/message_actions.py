@@ -13,9 +13,13 @@ from typing import Final
 from phpmq_lite.broker import dead_letters, reasons, transitions, validation
 from phpmq_lite.broker.broker import Broker, deadline_of
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.transitions import MessagePlace
+from phpmq_lite.broker.unique_keys import KeyState, look_up
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.frame_options import NOW, DeliveryTime, PublishOptions
 from phpmq_lite.model import (
     ALIVE,
+    BEFORE_ALL,
     AuditEntry,
     EnvelopeInspection,
     Message,
@@ -24,6 +28,7 @@ from phpmq_lite.model import (
     RowsRequest,
     State,
     ValidatedPublish,
+    number_of,
 )
 from phpmq_lite.operator_actions import ACTIONS, Action, SkipReason
 from phpmq_lite.queue_settings import home_of
@@ -40,14 +45,15 @@ class ActionOptions:
     # 0 means no expiry; None keeps the deadline (requeue) or uses the queue default (redrive).
     # Restore uses ttl_s only for messages whose deadline has passed.
     ttl_s: int | None = None
+    time: DeliveryTime = NOW  # when a requeued, released, redriven or rescheduled one is ready
     target: str | None = None  # target of a move or redrive; None redrives to the original queue
     create: bool = False  # whether a move creates a missing target queue
     with_dispatched: bool = False  # whether a delete includes messages held by consumers
     # Act only on messages in these queue_ids, and redrive only to these queues; None allows all.
     # The caller must check that the operator may use ``target``.
     queues: frozenset[int] | None = None
-    # for the action ``place``: seq -> (queue_id, position)
-    places: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    # for the action ``place``, by seq
+    places: Mapping[int, MessagePlace] = field(default_factory=dict)
     # for the action ``take_back``: seq of the record -> seq of its message
     redriven: Mapping[int, int] = field(default_factory=dict)
     delete_reason: str = reasons.DELETED  # in the history
@@ -61,12 +67,13 @@ class ActionOutcome:
     changed: list[int] = field(default_factory=list)  # seqs of changed messages, in order
     new_ids: dict[int, str] = field(default_factory=dict)  # seq -> id of the new message
     skipped: Counter[SkipReason] = field(default_factory=Counter)  # number of messages, by reason
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # seq -> (queue_id, position)
+    places: dict[int, MessagePlace] = field(default_factory=dict)  # where they were, by seq
     targets: Counter[str] = field(default_factory=Counter)  # number redriven, by target queue
     poisoned: Counter[str] = field(default_factory=Counter)  # number invalid (redrive), by reason
 
 
 _WITH_BODIES: Final = frozenset(action for action, row in ACTIONS.items() if row.needs_body)
+_REGROUPING: Final = (Action.MOVE, Action.PLACE)  # for which a group is computed again
 _SETTLED: Final = frozenset(action for action, row in ACTIONS.items() if not row.takes & ALIVE)
 
 
@@ -196,6 +203,7 @@ class Step(Enum):
 
     DONE = 1
     READ_AHEAD = 2  # nothing yet: a thread must read the large content first
+    LOOK_UP = 3  # nothing yet: its unique key is looked up
 
 
 class PagedAction:
@@ -216,6 +224,7 @@ class PagedAction:
         self._action = action
         self._reply = reply
         self._transition = ACT[action]
+        self._has_bodies = False  # whether the rows have bodies, unless these are damaged
         self._remaining: int | None = None  # messages left to act on; None means no limit
         self._changed = 0
 
@@ -223,16 +232,30 @@ class PagedAction:
         """Request the next page, starting after ``row``, or with ``row`` if ``with_row`` is set."""
         raise NotImplementedError
 
+    def _needs_bodies(self) -> bool:
+        """Return whether the next page needs bodies, from which a target's groups are computed."""
+        core, options = self.core, self.options
+        targets = [core.queues_by_id.get(place.queue_id) for place in options.places.values()]
+        targets.append(core.queues.get(options.target or ""))
+        self._has_bodies = self._action in _WITH_BODIES or (
+            self._action in _REGROUPING and any(queue and queue.needs_body for queue in targets)
+        )
+        return self._has_bodies
+
     def process_page(self, page: list[Message], is_last: bool) -> None:
         """Act on a page of rows; rows with large bodies arrive in several pages."""
         core, outcome, changed_before = self.core, self.outcome, len(self.outcome.changed)
         unread: Sequence[Message] = ()
+        undone: Sequence[Message] = ()
         for at, row in enumerate(page):
             if self._remaining == 0:
                 break
             result = self._apply(row)
             if result is Step.READ_AHEAD:
                 unread = page[at:]
+                break
+            if result is Step.LOOK_UP:
+                undone = page[at:]
                 break
             if isinstance(result, SkipReason):
                 outcome.skipped[result] += 1
@@ -249,6 +272,11 @@ class PagedAction:
         if unread:
             self._count(count, is_last=False)
             self._read_in_background(unread)
+        elif undone:
+            self._count(count, is_last=False)
+            for row in undone:
+                self._look_up(row)
+            self._request_next(undone[0], with_row=True)
         elif is_last or not page or self._remaining == 0:
             self._end(count)
         else:
@@ -288,9 +316,40 @@ class PagedAction:
             return SkipReason.FOREIGN_QUEUE
         return self._transition(self, message, row.body)
 
+    def _look_up(self, row: Message) -> None:
+        """Request the unique key of a message in the queue that it would enter."""
+        key, core = row.options.unique_key, self.core
+        died_in = core.queues_by_id.get(row.source.queue_id or row.queue_id)
+        queue = core.queues.get(self.options.target or "") or died_in
+        if key is not None and queue is not None:
+            look_up(core, queue, key)
+
+    def key_refusal(
+        self, message: Message, queue: Queue, *, is_redrive: bool = False
+    ) -> SkipReason | Step | None:
+        """Return why a message cannot enter a queue with its unique key, or None if it can."""
+        key = message.options.unique_key
+        if key is None or (message.is_record and not is_redrive):
+            return None
+        state = look_up(self.core, queue, key)
+        if state is KeyState.UNKNOWN:
+            return Step.LOOK_UP
+        return None if state is KeyState.FREE else SkipReason.UNIQUE_KEY_TAKEN
+
+    def entry_problem(
+        self, message: Message, target: Queue, body: bytes | None
+    ) -> SkipReason | Step | None:
+        """Return why a message cannot enter another queue, perhaps without its body for a group."""
+        if target.queue_id == message.queue_id:
+            return None
+        lacks_body = target.needs_body and body is None and not self._has_bodies
+        return Step.LOOK_UP if lacks_body else self.key_refusal(message, target)
+
     def record_position(self, message: Message) -> None:
         """Record where a message is, so that the action can be undone."""
-        self.outcome.places[message.seq] = (message.queue_id, message.position)
+        options = message.options
+        place = MessagePlace(message.queue_id, message.position, options.due_ms, options.deliver_at)
+        self.outcome.places[message.seq] = place
 
 
 # -- one transition per action
@@ -298,7 +357,24 @@ class PagedAction:
 
 def _requeue(work: PagedAction, message: Message, _body: bytes | None) -> SkipReason | Step:
     work.record_position(message)
-    transitions.requeue_uncharged(work.core, message, work.options.ttl_s, work.detail)
+    options = work.options
+    transitions.requeue_uncharged(work.core, message, options.ttl_s, work.detail, options.time)
+    return Step.DONE
+
+
+def _deliver(work: PagedAction, message: Message, _body: bytes | None) -> SkipReason | Step:
+    if message.state != State.SCHEDULED:
+        return SkipReason.NOT_SCHEDULED
+    work.record_position(message)
+    transitions.reschedule(work.core, message, work.detail, NOW)
+    return Step.DONE
+
+
+def _reschedule(work: PagedAction, message: Message, _body: bytes | None) -> SkipReason | Step:
+    if message.state == State.DISPATCHED:
+        return SkipReason.DISPATCHED
+    work.record_position(message)
+    transitions.reschedule(work.core, message, work.detail, work.options.time)
     return Step.DONE
 
 
@@ -306,12 +382,12 @@ def _release(work: PagedAction, message: Message, _body: bytes | None) -> SkipRe
     if message.state != State.DISPATCHED:
         return SkipReason.NOT_DISPATCHED
     queue = work.core.queues_by_id[message.queue_id]
-    transitions.release(work.core, message, work.detail)
+    transitions.release(work.core, message, work.detail, work.options.time)
     work.changed_queues[queue.queue_id] = queue
     return Step.DONE
 
 
-def _move(work: PagedAction, message: Message, _body: bytes | None) -> SkipReason | Step:
+def _move(work: PagedAction, message: Message, body: bytes | None) -> SkipReason | Step:
     core, name = work.core, work.options.target or ""
     if message.state == State.DISPATCHED:
         return SkipReason.DISPATCHED
@@ -324,26 +400,34 @@ def _move(work: PagedAction, message: Message, _body: bytes | None) -> SkipReaso
         return SkipReason.THERE_ALREADY
     if (refusal := target.refusal()) is not None:
         return refusal.skip_reason
+    body = message.body if body is None else body
+    if (problem := work.entry_problem(message, target, body)) is not None:
+        return problem
     work.record_position(message)
-    transitions.move(core, message, target)
+    transitions.move(core, message, target, body)
     return Step.DONE
 
 
-def _place(work: PagedAction, message: Message, _body: bytes | None) -> SkipReason | Step:
+def _place(work: PagedAction, message: Message, body: bytes | None) -> SkipReason | Step:
     core, options = work.core, work.options
     if message.state == State.DISPATCHED:
         return SkipReason.DISPATCHED
     place = options.places.get(message.seq)
-    if place is None or not 0 < place[1] < core.next_number:
+    if place is None or not 0 < number_of(place.position) < core.next_number:
         return SkipReason.NO_PLACE
-    if place == (message.queue_id, message.position):
+    if place[:2] == (message.queue_id, message.position) and (
+        place.due_ms == message.options.due_ms
+    ):
         return SkipReason.THERE_ALREADY
-    if options.queues is not None and place[0] not in options.queues:
+    if options.queues is not None and place.queue_id not in options.queues:
         return SkipReason.FOREIGN_QUEUE
-    target = core.queues_by_id.get(place[0])
+    target = core.queues_by_id.get(place.queue_id)
     if target is None:
         return SkipReason.QUEUE_GONE
-    transitions.move_back(core, message, target, place[1])
+    body = message.body if body is None else body
+    if (problem := work.entry_problem(message, target, body)) is not None:
+        return problem
+    transitions.move_back(core, message, target, place, body)
     work.changed_queues[target.queue_id] = target
     return Step.DONE
 
@@ -367,14 +451,20 @@ def _redrive(work: PagedAction, record: Message, body: bytes | None) -> SkipReas
         return Step.READ_AHEAD
     if isinstance(destination, SkipReason):
         return destination
+    if (problem := work.key_refusal(record, destination.queue, is_redrive=True)) is not None:
+        return problem
     if destination.poison is not None:
         work.outcome.poisoned[destination.poison] += 1
     work.outcome.targets[destination.queue.name] += 1
     if not options.is_dry_run:
         queue, inspection = destination.queue, destination.inspection
+        held = record.options
         message = transitions.publish(
-            core, queue, destination.content, options.ttl_s, record.publisher, inspection
-        )
+            core, queue, destination.content, options.ttl_s, record.publisher, inspection,
+            PublishOptions(
+                options.ttl_s, *options.time, held.priority, held.group, held.unique_key
+            ),
+        )  # fmt: skip
         core.record_event(message, Action.REDRIVE, record.message_id.decode())
         core.record_event(record, Action.REDRIVE, message.message_id.decode())
         transitions.delete(core, record, reasons.REDRIVEN)
@@ -396,8 +486,14 @@ def _restore(work: PagedAction, old: Message, body: bytes | None) -> SkipReason 
         return SkipReason.QUEUE_GONE
     if (refusal := queue.refusal()) is not None and refusal is not reasons.PAUSED:
         return refusal.skip_reason
+    if (problem := work.key_refusal(old, queue)) is not None:
+        return problem
     ttl_s, deadline_ms = old.ttl_s, old.deadline_ms
-    if deadline_ms is not None and deadline_ms <= core.now.steady_ms:
+    due_ms = old.options.due_ms
+    if deadline_ms is not None and due_ms is not None:
+        if transitions.due_again(core, old.options) is None:
+            deadline_ms += core.now.steady_ms - due_ms  # its time to live begins now
+    elif deadline_ms is not None and deadline_ms <= core.now.steady_ms:
         if work.options.ttl_s is None:
             return SkipReason.DEADLINE_PASSED
         ttl_s, deadline_ms = deadline_of(work.options.ttl_s, core.now.steady_ms)
@@ -414,8 +510,8 @@ def _take_back(work: PagedAction, record: Message, body: bytes | None) -> SkipRe
         return SkipReason.CONSUMED
     if message.state == State.DISPATCHED:
         return SkipReason.DISPATCHED
-    if isinstance(reason := _restore(work, record, body), SkipReason):
-        return reason
+    if (result := _restore(work, record, body)) is not Step.DONE:
+        return result
     # As if it had been restored as the record, so that the trash does not offer it, too.
     core.record_event(message, Action.RESTORE, work.outcome.new_ids[record.seq])
     transitions.delete(core, message, reasons.TAKEN_BACK)
@@ -430,7 +526,9 @@ def _erase(work: PagedAction, message: Message, _body: bytes | None) -> SkipReas
 
 
 ACT: Final[Mapping[Action, Callable[[PagedAction, Message, bytes | None], SkipReason | Step]]] = {
+    Action.DELIVER: _deliver,
     Action.REQUEUE: _requeue,
+    Action.RESCHEDULE: _reschedule,
     Action.RELEASE: _release,
     Action.MOVE: _move,
     Action.REDRIVE: _redrive,
@@ -459,7 +557,7 @@ class MessageAction(PagedAction):
         rows = self.core.batch.rows
         if redriven := tuple(filter(None, map(self.options.redriven.get, seqs))):
             rows.append(RowsRequest(self._note_redriven, redriven))
-        bodies, settled = self._action in _WITH_BODIES, self._action in _SETTLED
+        bodies, settled = self._needs_bodies(), self._action in _SETTLED
         rows.append(RowsRequest(self.process_page, tuple(seqs), bodies=bodies, settled=settled))
 
     def _note_redriven(self, page: list[Message], _is_last: bool) -> None:
@@ -510,10 +608,10 @@ class QueueAction(PagedAction):
         self._queue_id = queue.queue_id
         self._remaining = limit
         self._upto = self.core.next_number - 1
-        self._request_page(after=0)
+        self._request_page(after=BEFORE_ALL)
 
     def _request_page(self, after: int) -> None:
-        bodies = self._action in _WITH_BODIES
+        bodies = self._needs_bodies()
         page = PageRequest(
             self.process_page, self._queue_id, after, self._upto, PAGE_ROWS, bodies=bodies
         )

@@ -1,15 +1,18 @@
 """All-or-nothing publishing of messages from the admin pages, the API or the command line."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Final
+from typing import Final, NamedTuple, Self
 
-from phpmq_lite.broker import reasons, transitions, validation
+from phpmq_lite.broker import reasons, retry_queues, transitions, unique_keys, validation
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import last_key
 from phpmq_lite.broker.queue import Queue
+from phpmq_lite.broker.unique_keys import KeyState
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.frame_options import PLAIN, PublishOptions
 from phpmq_lite.model import (
     AuditEntry,
     EnvelopeInspection,
@@ -19,18 +22,37 @@ from phpmq_lite.model import (
     ValidatedPublish,
     checksum,
 )
-from phpmq_lite.queue_settings import KEY_BYTES
+from phpmq_lite.queue_settings import KEY_BYTES, home_of
 from phpmq_lite.writes import LinkMessages
 
-NewMessage = tuple[bytes, int | None]  # body and ttl_s (None: queue's default; 0: no expiry)
+
+class NewMessage(NamedTuple):
+    """A message to publish; ``ttl_s`` is None for the queue's default and 0 for no expiry."""
+
+    body: bytes
+    ttl_s: float | None = None
+    options: PublishOptions = PLAIN
+
+    def delayed_by_ttl(self) -> Self:
+        """Return the message as it is delivered in NAME when it is published to NAME.retry."""
+        return self._replace(ttl_s=None, options=self.options.delayed_by(self.ttl_s))
 
 
-class Published(list[str]):
-    """Ids of stored messages, in order; ``quarantined`` maps ids of invalid messages to reasons."""
+@dataclass(slots=True)
+class Published:
+    """Ids of the messages, in order; ``quarantined`` maps ids of invalid messages to reasons.
 
-    def __init__(self, ids: Sequence[str], quarantined: Mapping[str, str] | None = None) -> None:
-        super().__init__(ids)
-        self.quarantined = dict(quarantined or {})  # message id -> reason
+    ``existing`` are those of live messages that have the unique keys of messages not stored.
+    """
+
+    ids: list[str]
+    quarantined: dict[str, str] = field(default_factory=dict)
+    existing: frozenset[str] = frozenset()
+
+    @property
+    def stored(self) -> list[str]:
+        """Ids of the messages that were stored."""
+        return [message_id for message_id in self.ids if message_id not in self.existing]
 
 
 PUBLISH_MAX: Final = 1_000
@@ -41,7 +63,7 @@ def publish(
     reply: Callable[[Published], None],
     entry: AuditEntry,
     name: str,
-    messages: Sequence[NewMessage],
+    messages: Sequence[tuple[bytes, float | None] | NewMessage],
     *,
     key: bytes | None = None,
     source: tuple[int, str] | None = None,
@@ -50,6 +72,7 @@ def publish(
 ) -> None:
     """Store all messages at the end of a queue, or none of them.  Reply with ``Published``.
 
+    Messages whose unique key a live message has are not stored; the reply has that one's id.
     Large messages are validated in a thread first; if the request is refused after that, the reply
     is a RefusedError.  ``validated`` holds the results.
     Repeating a ``key`` within the receipt window stores nothing and sends the same reply again.
@@ -59,41 +82,143 @@ def publish(
     ``database_full``.
     """
     core.check_not_draining()
-    if (count := len(messages)) > PUBLISH_MAX:
+    sent, (name, new) = name, _delivered(core, name, messages)
+    is_delayed = name != sent
+    if (count := len(new)) > PUBLISH_MAX:
         raise RefusedError("too_many", f"{count} messages given; the limit is {PUBLISH_MAX}")
     if key is not None and not 0 < len(key) <= KEY_BYTES:
         detail = f"the key is {len(key)} bytes long; it must have 1 to {KEY_BYTES} bytes"
         raise RefusedError("bad_key", detail)
     existing = core.destination(name, entry.actor, create=create)
-    if key is not None and (first := _first_seq(core, name, key)):
-        _reply_again(core, entry, name, (key, first), messages, reply)
+    find_key = partial(retry_queues.find_key, core, sent, is_delayed=is_delayed)
+    if key is not None and (first := find_key(key)[1]):
+        last = find_key(last_key(key))[1] or first
+        _reply_again(core, entry, name, (key, first, last), new, reply)
         return
-    _check_accepts_all(core, existing, messages)
+    _check_accepts_all(core, core.queues.get(sent) if is_delayed else existing, new)
     queue = core.registry.get_or_create(core.batch, name, entry.actor)
     if queue is None:  # unexpected, because destination() has checked the limit
         raise RefusedError("too_many_queues", "the queue limit is reached (limits.max_queues)")
-    inspections = _validate_inline(core, queue, messages, validated)
+    inspections = _validate_inline(core, queue, new, validated)
+    publish_again = partial(publish, core, reply, entry, sent, messages, key=key, source=source)
     if inspections is None:
-        publish_again = partial(publish, core, reply, entry, name, messages, key=key, source=source)
-        _validate_in_background(core, queue, messages, partial(publish_again, create=create), reply)
+        _validate_in_background(core, queue, new, partial(publish_again, create=create), reply)
         return
-    bad = _invalid_reasons(core, queue, messages, inspections)
-    client = core.client_number_of(entry)
-    stored = [
-        transitions.publish(core, queue, body, ttl_s, client, inspection)
-        for (body, ttl_s), inspection in zip(messages, inspections, strict=True)
-    ]
-    queue.counters.count_source(entry.source, len(stored))
-    if key is not None and stored:
-        _store_key(core, queue, key, stored)
+    bad = _invalid_reasons(core, queue, new, inspections)
+    if not _are_keys_known(core, queue, new):
+        core.run_after_load(partial(publish_again, create=create, validated=validated), reply)
+        return
+    published, stored = _store(core, queue, entry, new, inspections)
+    if key is not None and len(stored) == len(published):
+        _store_key(core, -queue.queue_id if is_delayed else queue.queue_id, key, stored)
     if source is not None and stored:
-        source_seq, kind = source  # the writer looks up the token of the source message
-        at_ms, message = core.now.wall_ms, stored[0]
-        core.batch.events += (source_seq, at_ms, kind, message.message_id.decode())
-        core.batch.writes.append(LinkMessages(message.seq, at_ms, kind, source_seq))
+        _record_source(core, stored[0], *source)
     core.record_audit(entry, len(stored))
-    ids = [message.message_id.decode() for message in stored]
-    core.reply(reply, Published(ids, {ids[at]: bad[at] for at in bad}))
+    ids = [message.message_id.decode() for message in published]
+    stored_ids = {message.message_id.decode() for message in stored}
+    quarantined = {ids[at]: bad[at] for at in bad if ids[at] in stored_ids}
+    core.reply(reply, Published(ids, quarantined, frozenset(ids) - stored_ids))
+
+
+def publish_at_once(
+    core: Broker, entry: AuditEntry, name: str, message: NewMessage
+) -> Message | None:
+    """Store a message without a unique key in a queue that exists, and return it.
+
+    Returns None if this batch has no room to validate it.  Its content must be small enough to be
+    validated in a batch.  Raises RefusedError as ``publish``.
+    """
+    if retry_queues.delayed_name(core, name, message.ttl_s):
+        name, message = home_of(name) or name, message.delayed_by_ttl()
+    queue = core.find_queue(name)
+    _check_accepts_all(core, queue, [message])
+    inspections = _validate_inline(core, queue, [message], ())
+    if inspections is None:
+        return None
+    _invalid_reasons(core, queue, [message], inspections)
+    _, [stored] = _store(core, queue, entry, [message], inspections)
+    return stored
+
+
+def _delivered(
+    core: Broker, name: str, messages: Sequence[tuple[bytes, float | None] | NewMessage]
+) -> tuple[str, list[NewMessage]]:
+    """Return where and as what messages are stored; those for NAME.retry are delayed in NAME."""
+    new = [NewMessage(*message) for message in messages]
+    if new and all(retry_queues.delayed_name(core, name, message.ttl_s) for message in new):
+        return home_of(name) or name, [message.delayed_by_ttl() for message in new]
+    return name, new
+
+
+def _record_source(core: Broker, message: Message, source_seq: int, kind: str) -> None:
+    """Link a new message to its source, whose token the writer looks up."""
+    at_ms = core.now.wall_ms
+    core.batch.events += (source_seq, at_ms, kind, message.message_id.decode())
+    core.batch.writes.append(LinkMessages(message.seq, at_ms, kind, source_seq))
+
+
+def _store(
+    core: Broker,
+    queue: Queue,
+    entry: AuditEntry,
+    messages: Sequence[NewMessage],
+    inspections: Sequence[EnvelopeInspection | None],
+) -> tuple[list[Message], list[Message]]:
+    """Store messages; return those that now have their unique keys, and of these the new ones."""
+    client = core.client_number_of(entry)
+    published: list[Message] = []
+    stored: list[Message] = []
+    for (body, ttl_s, options), inspection in zip(messages, inspections, strict=True):
+        message = _existing(core, queue, options)
+        if message is None:
+            message = transitions.publish(core, queue, body, ttl_s, client, inspection, options)
+            stored.append(message)
+        published.append(message)
+    queue.counters.count_source(entry.source, len(stored))
+    queue.counters.deduplicated += len(published) - len(stored)
+    return published, stored
+
+
+def _are_keys_known(core: Broker, queue: Queue, messages: Sequence[NewMessage]) -> bool:
+    """Return whether all unique keys are looked up; else all rows are requested for the next batch.
+
+    Raises RefusedError: ``unique_key_held``.
+    """
+    are_replaced: dict[str, bool] = {}
+    for _, _, options in messages:
+        if (key := options.unique_key) is not None:
+            are_replaced[key] = options.replaces or are_replaced.get(key, False)
+    current = {key: unique_keys.find(core, queue, key) for key in are_replaced}
+    for key, message in current.items():
+        if (
+            are_replaced[key]
+            and isinstance(message, Message)
+            and unique_keys.is_held(core, message)
+        ):
+            core.refused[reasons.UNIQUE_KEY_HELD] += 1
+            raise RefusedError(
+                reasons.UNIQUE_KEY_HELD,
+                f"a consumer holds the message with the unique key {key!r}; it can be"
+                " replaced once it has returned or is settled",
+            )
+    if KeyState.UNKNOWN not in current.values():
+        return True
+    for key, message in current.items():  # the next batch forgets what this one knows
+        core.batch.unique_keys.add((queue.queue_id, key))
+        if isinstance(message, Message):
+            core.batch.seqs.add(message.seq)
+    return False
+
+
+def _existing(core: Broker, queue: Queue, options: PublishOptions) -> Message | None:
+    """Return the live message with a unique key, unless it is replaced."""
+    if options.unique_key is None:
+        return None
+    if options.replaces:
+        unique_keys.make_free(core, queue, options.unique_key)
+        return None
+    current = unique_keys.find(core, queue, options.unique_key)
+    return current if isinstance(current, Message) else None
 
 
 def _validate_inline(
@@ -106,7 +231,7 @@ def _validate_inline(
     if not queue.validates:
         return [None] * len(messages)
     inspections: list[EnvelopeInspection | None] = []
-    for (body, _), result in zip_longest(messages, validated):
+    for (body, *_), result in zip_longest(messages, validated):
         inspection = validation.validate(core, queue, body, result)
         if inspection is None:
             return None
@@ -142,7 +267,7 @@ def _validate_in_background(
     publish_again: Callable[..., None],
     reply: Reply,
 ) -> None:
-    works = [validation.background_validation(core, queue, body) for body, _ in messages]
+    works = [validation.background_validation(core, queue, body) for body, *_ in messages]
 
     def resume(validated: list[ValidatedPublish]) -> None:
         core.run_late(partial(publish_again, validated=validated), reply)
@@ -156,32 +281,23 @@ def _check_accepts_all(core: Broker, queue: Queue | None, messages: Sequence[New
     elif queue is None:
         return
     else:
-        queue_refusal = queue.refusal(len(messages), sum(len(body) for body, _ in messages))
+        queue_refusal = queue.refusal(len(messages), sum(len(message.body) for message in messages))
         if queue_refusal is None:
             return
         refusal, settings, row = queue_refusal, queue.settings, queue.row
-        detail = f"the queue has {row.live_bytes} bytes; max_bytes is {settings.max_bytes}"
+        detail = f"max_bytes is {settings.max_bytes}; the queue has {row.live_bytes}"
         if refusal is reasons.PAUSED:
             detail = f"publishing to {queue.name!r} is paused"
         elif refusal is reasons.FULL_OF_MESSAGES:
             limit = settings.max_messages
-            detail = f"the queue has {row.live_count} messages; max_messages is {limit}"
+            detail = f"max_messages is {limit}; the queue has {row.live_count}"
     core.refuse(queue, refusal, detail)
 
 
 # -- repeated keys
 
 
-def _first_seq(core: Broker, name: str, key: bytes) -> int | None:
-    """Return the seq stored under a key, even if the queue has been removed since then."""
-    queue = core.queues.get(name)
-    row = core.registry.removed.get(name) if queue is None else queue.row
-    if row is None:
-        return None
-    return core.publish_keys.find(row.queue_id, key, core.now.steady_ms)
-
-
-def _store_key(core: Broker, queue: Queue, key: bytes, messages: list[Message]) -> None:
+def _store_key(core: Broker, scope: int, key: bytes, messages: list[Message]) -> None:
     """Store the key with the first seq and, for several messages, a second key with the last seq.
 
     The range includes records of quarantined messages.  The second key is newer, so it is never
@@ -193,23 +309,24 @@ def _store_key(core: Broker, queue: Queue, key: bytes, messages: list[Message]) 
         entries.append((last_key(key), last))
     now_ms = core.now.steady_ms
     for name, seq in entries:
-        core.batch.keys += core.publish_keys.add(queue.queue_id, name, seq, now_ms)
+        core.batch.keys += core.publish_keys.add(scope, name, seq, now_ms)
 
 
 def _reply_again(
     core: Broker,
     entry: AuditEntry,
     name: str,
-    stored: tuple[bytes, int],
+    stored: tuple[bytes, int, int],
     messages: Sequence[NewMessage],
     reply: Reply,
 ) -> None:
     """Send the original reply again, rebuilt from its messages' live or settled rows on disk.
 
-    ``stored`` is the key and its first seq.  The reply is a RefusedError if the bodies differ.
+    ``stored`` is the key, its first and its last seq.  The reply is a RefusedError if the bodies
+    differ; after a retry, they may.
     """
-    key, first = stored
-    last = max(first, _first_seq(core, name, last_key(key)) or first)
+    key, first, last = stored
+    last = max(first, last)
     seqs = tuple(range(first, min(last, first + 2 * PUBLISH_MAX - 1) + 1))
     by_seq: dict[int, Message] = {}
 
@@ -224,7 +341,9 @@ def _reply_again(
         originals = [row for row in rows if not _is_record(row, first)]
         unmatched = iter(messages)  # in order; other rows than these may be missing
         is_same = (len(rows) < len(seqs) or len(originals) == len(messages)) and all(
-            any(checksum(row.seq, body) == row.crc for body, _ in unmatched) for row in originals
+            row.options.may_be_rewritten
+            or any(checksum(row.seq, body) == row.crc for body, *_ in unmatched)
+            for row in originals
         )
         if not is_same:
             answer = RefusedError(
@@ -264,7 +383,7 @@ def _as_published(rows: Sequence[Message], first: int) -> Published:
         is_record = _is_record(row, first)
         if not is_record or row.source.seq != before:
             message_id = row.message_id.decode()
-            published.append(message_id)
+            published.ids.append(message_id)
         if is_record:
             published.quarantined[message_id] = row.source.reason or ""
         before = row.seq

@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from phpmq_lite.broker import reasons, transitions
+from phpmq_lite.broker import delivery_limits, reasons, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator.message_actions import ActionOptions, QueueAction
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import AuditEntry
+from phpmq_lite.model import AuditEntry, Message, NextScheduled, number_of
 from phpmq_lite.operator_actions import Action
 from phpmq_lite.queue_settings import (
     check_no_cycle,
@@ -116,7 +116,7 @@ def configure(
     if "on_expire" in changes and not has_no_cycles:
         value = changes["on_expire"] or registry.default_on_expire(name)
         check_no_forward_cycle(name, value, registry.on_expire_of)
-    before = to_dict(queue.settings)
+    before, had_groups = to_dict(queue.settings), queue.has_groups
     former = queue.settings.dead_letter_queue
     own = {**queue.row.own, **changes}
     queue.row.own = {key: value for key, value in own.items() if value is not None}
@@ -124,6 +124,9 @@ def configure(
     core.batch.configured.append(queue.row)
     if "ack_timeout_s" in changes:
         core.ack_timeouts.recheck(core.now.steady_ms)
+    queue.start_rate(core.now.steady_ms)
+    if had_groups and not queue.has_groups:
+        delivery_limits.end_groups(core, queue)
     if "max_deliveries" in changes:
         transitions.dead_letter_exhausted(core, queue.window or (), queue)
     core.request_dispatch(queue)
@@ -261,12 +264,23 @@ def decide_clock(
     if is_right:
         changed = list(core.batch.changed)  # these are stored with their in-memory values
         for message in {**core.messages, **core.batch.changed}.values():
-            if message.deadline_ms is not None and max(message.seq, message.position) < number:
-                message.deadline_ms -= away_ms
+            if max(message.seq, number_of(message.position)) < number:
+                _shift(core, message, away_ms)
         shift = ShiftDeadlines(away_ms, number, json.dumps(changed))
         core.batch.writes.append(shift)
         core.note_deadline(0)  # check which deadlines have passed
+        core.next_scheduled = NextScheduled(0, core.next_scheduled.deliver_at)
         core.batch.accepts_commands = False  # their deadlines would be shifted twice
+    core.is_clock_doubtful = False  # dates are compared with the wall clock from now on
     core.batch.counters["clock_doubt_ms"] = 0
     core.record_audit(entry, 1)
     core.reply(reply, None)
+
+
+def _shift(core: Broker, message: Message, away_ms: int) -> None:
+    options = message.options
+    if message.deadline_ms is not None:
+        message.deadline_ms -= away_ms
+    if options.due_ms is not None:
+        message.options = options._replace(due_ms=options.due_ms - away_ms)
+        core.batch.rescheduled[message.seq] = message

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from phpmq_lite.broker import transitions
+from phpmq_lite.broker import delivery_limits, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.pipeline.state import Subscription
 from phpmq_lite.broker.queue import SUBSCRIPTION, Queue
@@ -40,7 +40,8 @@ def claim(
 
     If unacknowledged claims above ``after`` exist, claim nothing and reply with the last of them;
     if ``after`` is None, always claim.  A single message may exceed ``max_bytes``.  Nothing is
-    claimed while delivery on the queue is paused or the broker is stopping.  The first claim
+    claimed while delivery on the queue is paused or the broker is stopping, and no more than the
+    limits of the queue allow.  The first claim
     creates the subscription, with an audit row.  Raises RefusedError: ``bad_name``,
     ``unknown_queue``, ``too_many``, ``too_many_subscriptions``, ``other_queue``, or
     ``unknown_claims`` if there is no claim ``after``.
@@ -194,10 +195,11 @@ class _PagedClaim:
         self._request_page(self.queue.claimed_to)
 
     def _request_page(self, after: int) -> None:
-        if self.queue.settings.delivery_paused or self.core.is_draining:
+        room = delivery_limits.free_dispatches(self.core, self.queue)
+        if self.queue.settings.delivery_paused or self.core.is_draining or not room:
             self._end()
             return
-        limit = min(CLAIM_SLICE, self.remaining)
+        limit = min(CLAIM_SLICE, self.remaining, room)
         page = PageRequest(
             self.process_page, self.queue.queue_id, after, self.upto, limit, kind=PageKind.READY
         )
@@ -211,12 +213,18 @@ class _PagedClaim:
             self._end()
             return
         batch, queue_id = core.batch, queue.queue_id
-        has_returned = any(m.queue_id == queue_id for m in batch.changed.values()) or any(
+        changed = (batch.changed, batch.admitted, batch.came_due)
+        has_returned = any(m.queue_id == queue_id for ms in changed for m in ms.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created
         )  # to its position, since the page was loaded
         if self.claimed_to != queue.claimed_to or has_returned:
             self.claimed_to = None
+        room = delivery_limits.free_dispatches(core, queue)
+        claimed_before = queue.counters.dispatched
         for row in page:
+            if queue.counters.dispatched - claimed_before >= room:
+                is_full = True
+                break
             is_due = row.deadline_ms is not None and row.deadline_ms <= core.now.steady_ms
             if is_due or core.has_changed(row.seq):
                 self.claimed_to = None
@@ -224,7 +232,10 @@ class _PagedClaim:
             if row.size > self.remaining_bytes and self.subscription.next_claim > self.first:
                 is_full = True
                 break
-            self._claim(core.messages.get(row.seq, row))
+            message = core.messages.get(row.seq, row)
+            if delivery_limits.may_dispatch(core, queue, message):
+                self._claim(message)
+        delivery_limits.use_rate(core, queue, queue.counters.dispatched - claimed_before)
         self.subscription.store(core.batch)
         if is_full or is_last or not self.remaining or self.remaining_bytes <= 0:
             self._end()
@@ -235,6 +246,7 @@ class _PagedClaim:
         """Claim one message; ``Broker.dispatch_in_turn`` is the counterpart for connections."""
         core, queue, subscription = self.core, self.queue, self.subscription
         wall_ms = core.now.wall_ms
+        delivery_limits.note_dispatched(core, queue, message)
         core.detach(message)
         core.messages.pop(message.seq, None)
         core.note_transition(message.seq)

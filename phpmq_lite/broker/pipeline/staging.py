@@ -14,11 +14,13 @@ from typing import Any, Final, NamedTuple
 
 from phpmq_lite.broker import transitions, validation
 from phpmq_lite.broker.broker import Broker, deadline_of
+from phpmq_lite.broker.delivery_limits import group_of
 from phpmq_lite.broker.pipeline.state import STAGE_KEPT_MS, StageQueue, StageState, StageWriter
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.validation import INSPECTED_BYTES_MAX, NO_ENVELOPE
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
+    BEFORE_ALL,
     AuditEntry,
     CopiedRows,
     EnvelopeInspection,
@@ -28,6 +30,7 @@ from phpmq_lite.model import (
     has_room,
 )
 from phpmq_lite.writes import (
+    AdmitCopiedRows,
     CopyStagedRows,
     CreateStage,
     QuarantinedRows,
@@ -246,6 +249,7 @@ def _store(
             record_id=record_id,
             record=record,
             content=body,
+            group_name=group_of(queue.settings.group_by, inspection.indexed[0], body, None),
         )
         core.batch.staged_rows.append(inspected)
         stage.rows += 1
@@ -261,11 +265,12 @@ def _store(
 
 
 def _validation_policy(queue: Queue) -> str:
-    """Return the settings that affect validation; empty text if the queue does not validate."""
+    """Return the settings that affect validation and groups; empty if the queue has neither."""
     settings = queue.settings
     if not queue.validates:
-        return ""
-    return f"{settings.payload_policy} {settings.schema_mode} {settings.empty_list_data}"
+        return settings.group_by
+    names = (settings.payload_policy, settings.schema_mode, settings.empty_list_data)
+    return " ".join(filter(None, (*names, settings.group_by)))
 
 
 def unstage(
@@ -436,7 +441,10 @@ class _StagedPublish:
                 end_row=stage.first_row + stage.rows,
             )
             core.batch.writes.append(copy)
+            begin = core.next_number
             core.next_number += stage.rows
+            if any(queue.has_groups for queue in queues.values()):
+                core.batch.writes.append(AdmitCopiedRows(begin, core.next_number))
             staging.drop(core.batch, stage.token)
         if is_resumed:
             _drop_tokens(core, self.tokens, self.writer)
@@ -446,7 +454,7 @@ class _StagedPublish:
         counts = {part.queue_id: part.rows - part.bad_rows for part in parts.values()}
         core.batch.copied.append(CopiedRows(first, core.next_number, client, counts))
         for queue_id, part in parts.items():
-            self._count(queues[queue_id], part)
+            self._count(queues[queue_id], part, first)
         total = sum(part.rows for part in parts.values())
         version = self.version - 1 if remaining else self.version  # the version is not yet complete
         staging.app_ids.record_version(
@@ -456,7 +464,7 @@ class _StagedPublish:
         result = StagedPublishResult(total, False, len(self.bad), remaining, is_resumed)
         core.reply(self.reply, result)
 
-    def _count(self, queue: Queue, part: StageQueue) -> None:
+    def _count(self, queue: Queue, part: StageQueue, first: int) -> None:
         """Count the rows that the writer adds to a queue after the end of its window."""
         core = self.core
         rows, size = part.rows - part.bad_rows, part.bytes - part.bad_bytes
@@ -466,8 +474,11 @@ class _StagedPublish:
         core.batch.created_bytes += size
         if part.least_ttl_s is not None:
             core.note_deadline(core.now.steady_ms + part.least_ttl_s * 1_000)
-        if queue.window is not None and rows:
-            queue.window.reaches_end = False
+        window = queue.window
+        if rows and first <= max(queue.claimed_to, window.covered_to if window else BEFORE_ALL):
+            core.restart_window(queue)  # they are before messages of a lower priority
+        elif rows and window is not None:
+            window.reaches_end = False
             core.request_dispatch(queue)
 
 
