@@ -87,7 +87,7 @@ class _ConnectionEnd:
 
 
 class ServerSide(_ConnectionEnd):
-    """The broker's end, which reads 001, 002, 004, 005 and 006 and writes 003 and 007.
+    """The broker's end, which reads what clients send and writes 003, 007, 013 and 015.
 
     ``packet_header`` sets the width of compact headers (``32`` or ``36``); ``auto`` learns it from
     the first packet (R4).  ``revision`` (``ttl`` or ``legacy``) applies until the peer shows which
@@ -179,6 +179,18 @@ class ServerSide(_ConnectionEnd):
         append = self.dispatcher  # a variable, because mypyc would omit a direct call
         append(parts, queue, content, message_id, ttl_s)
 
+    def append_dispatch_with_info(
+        self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int,
+        info: bytes,
+    ) -> None:  # fmt: skip
+        """Append the parts of one 013, as ``append_dispatch`` does."""
+        style = self._encoder or self._fix_encoder()
+        style.append_dispatch_with_info(parts, queue, content, message_id, ttl_s, info)
+
+    def append_welcome(self, parts: list[bytes], key: bytes, options: bytes) -> None:
+        """Append the parts of one 015."""
+        self._style("ttl").append_welcome(parts, key, options)
+
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
@@ -195,7 +207,7 @@ class ServerSide(_ConnectionEnd):
 
 
 class ClientSide(_ConnectionEnd):
-    """A client's end, which reads 003 and 007 and writes all other frames.
+    """A client's end, which reads 003, 007, 013 and 015 and writes all other frames.
 
     Writes compact frames with 32-byte headers in the newer revision; reads every style, and learns
     the width of compact packet headers from the first one unless ``packet_header`` sets it.
@@ -208,12 +220,22 @@ class ClientSide(_ConnectionEnd):
     ) -> None:
         limits = limits or WireLimits()
         super().__init__(Parser(limits, frames.FROM_BROKER, FastBrokerFrames, packet_header))
-        encoder = ClientEncoder(limits)
+        self._use(ClientEncoder(limits))
+
+    def limit_content(self, max_content: int) -> None:
+        """Refuse to write content that is longer, because the peer has a lower limit."""
+        self._use(ClientEncoder(WireLimits(max_content)))
+
+    def _use(self, encoder: ClientEncoder) -> None:
         self.publish = encoder.publish
         self.consume = encoder.consume
         self.acknowledge = encoder.acknowledge
         self.requeue = encoder.requeue
         self.dead_letter = encoder.dead_letter
+        self.publish_with_options = encoder.publish_with_options
+        self.settle = encoder.settle
+        self.consume_with_options = encoder.consume_with_options
+        self.hello = encoder.hello
 
     def receive(self, data: bytes) -> list[BrokerFrame]:
         """Return the frames that ``data`` completes, in order; check :attr:`error` afterwards."""

@@ -20,7 +20,7 @@ _Name = TypeVar("_Name", str, int)
 
 
 class BrokerEncoder:
-    """Writes 003 and 007 in one style (R9), with packets ordered as in ``docs/reference/wire.md``.
+    """Writes the frames of the broker in one style (R9), as ``docs/reference/wire.md`` orders them.
 
     ``line_break`` is empty in compact framing.  In line framing it also follows the last content,
     so that the next frame begins on its own line (R10).
@@ -33,6 +33,7 @@ class BrokerEncoder:
         self._dispatch_header = DISPATCH_HEADERS[revision]
         self._id_head = line_break + self._header(frames.ID, _ID_BYTES)
         self._heads: dict[str, bytes] = {}  # queue -> start of a 003, up to the content length
+        self._info_heads: dict[str, bytes] = {}  # the same of a 013
         self._lengths: dict[int, bytes] = {}  # content length -> digits and line break
         self._receipts: dict[str, bytes] = {}  # queue -> start of a 007, up to the key packet
         self._keys: dict[int, bytes] = {}  # key length -> header of the key packet
@@ -54,6 +55,25 @@ class BrokerEncoder:
             message_id,
             self._tails.get(ttl_s) or self._tail(ttl_s),
         )
+
+    def append_dispatch_with_info(
+        self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int,
+        info: bytes,
+    ) -> None:  # fmt: skip
+        """Append the parts of one 013, including ``content``, which is not copied."""
+        size = len(content)
+        parts += (
+            self._info_heads.get(queue) or self._info_head(queue),
+            self._lengths.get(size) or self._length(size),
+            content,
+            self._break + self._packet(frames.ID, message_id),
+            self._packet(frames.TTL, b"%d" % ttl_s) + self._packet(frames.OPTIONS, info),
+        )
+
+    def append_welcome(self, parts: list[bytes], key: bytes, options: bytes) -> None:
+        """Append the parts of one 015."""
+        header = frames.message_header(frames.WELCOME, 2) + self._break
+        parts += (header, self._packet(frames.ID, key), self._packet(frames.OPTIONS, options))
 
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
@@ -91,6 +111,12 @@ class BrokerEncoder:
         name = self._packet(frames.QUEUE, queue.encode())
         head = self._dispatch_header + self._break + name + b"P02"
         return _cache(self._heads, queue, head)
+
+    def _info_head(self, queue: str) -> bytes:
+        header = frames.message_header(frames.DISPATCH_WITH_INFO, 5) + self._break
+        return _cache(
+            self._info_heads, queue, header + self._packet(frames.QUEUE, queue.encode()) + b"P02"
+        )
 
     def _receipt_head(self, queue: str) -> bytes:
         header = frames.message_header(frames.RECEIPT, 2)
@@ -168,6 +194,53 @@ class ClientEncoder:
     def dead_letter(self, queue: str, message_id: bytes) -> bytes:
         """Return a 006, which dead-letters a message."""
         return b"H0100602" + self._queue(queue) + self._id(message_id)
+
+    def publish_with_options(
+        self, queue: str, content: bytes, options: bytes, key: bytes | None = None
+    ) -> bytes:
+        """Return a 010, which publishes with the options of ``frame_options.PUBLISH``."""
+        size = self._check_content(content)
+        parts = [
+            frames.message_header(frames.PUBLISH_WITH_OPTIONS, 3 if key is None else 4),
+            self._queues.get(queue) or self._queue(queue),
+            b"P02%029d" % size,
+            content,
+            self._options(options),
+        ]
+        if key is not None:
+            parts.append(self._id(key))
+        return b"".join(parts)
+
+    def settle(self, queue: str, message_id: bytes, options: bytes, content: bytes | None) -> bytes:
+        """Return a 011: an ``action`` with the options of ``frame_options.SETTLE``."""
+        name = self._queues.get(queue) or self._queue(queue)
+        head = frames.message_header(frames.SETTLE, 3 if content is None else 4)
+        frame = head + name + self._id(message_id) + self._options(options)
+        if content is None:
+            return frame
+        return b"%sP02%029d%s" % (frame, self._check_content(content), content)
+
+    def consume_with_options(self, queue: str, count: int, options: bytes) -> bytes:
+        """Return a 012, which sets a credit with the options of ``frame_options.CONSUME``."""
+        head = frames.message_header(frames.CONSUME_WITH_OPTIONS, 3) + self._queue(queue)
+        return head + self._number(frames.COUNT, count) + self._options(options)
+
+    def hello(self, key: bytes, options: bytes) -> bytes:
+        """Return a 014, which names the client; the broker answers it with a 015."""
+        return frames.message_header(frames.HELLO, 2) + self._id(key) + self._options(options)
+
+    def _options(self, options: bytes) -> bytes:
+        size, limit = len(options), self._limits.max_options
+        if size > limit:
+            raise LocalProtocolError(f"the options have {size} bytes; the limit is {limit}")
+        return b"P06%029d%s" % (size, options)
+
+    def _check_content(self, content: bytes) -> int:
+        size, limit = len(content), self._limits.max_content
+        if size > limit:
+            problem = f"content is {size} bytes; the limit is {limit} (limits.max_content)"
+            raise LocalProtocolError(problem)
+        return size
 
     def _queue(self, queue: str) -> bytes:
         raw = queue.encode(errors="surrogatepass")

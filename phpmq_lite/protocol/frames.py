@@ -1,4 +1,4 @@
-"""The protocol's seven frames, as slotted objects.
+"""The protocol's frames, as slotted objects: 001 to 006 as published, and ours.
 
 They are not frozen: one is created per message, and a frozen one costs four times as much.
 """
@@ -10,7 +10,7 @@ from typing import Final, Literal
 VERSION: Final = b"01"  # set by rule R1
 HEADER_BYTES: Final = 8  # H, version, type, packet count
 
-# Message types.  005 to 007 are unknown to the older revision.
+# Message types.  005 to 007 are unknown to the older revision, and from 007 on they are ours.
 PUBLISH: Final = 1
 CONSUME: Final = 2
 DISPATCH: Final = 3
@@ -18,6 +18,15 @@ ACKNOWLEDGE: Final = 4
 REQUEUE: Final = 5
 DEAD_LETTER: Final = 6
 RECEIPT: Final = 7
+PUBLISH_WITH_OPTIONS: Final = 10
+SETTLE: Final = 11
+CONSUME_WITH_OPTIONS: Final = 12
+DISPATCH_WITH_INFO: Final = 13
+HELLO: Final = 14
+WELCOME: Final = 15
+OUR_FRAMES: Final = (
+    RECEIPT, PUBLISH_WITH_OPTIONS, SETTLE, CONSUME_WITH_OPTIONS, DISPATCH_WITH_INFO, HELLO, WELCOME
+)  # fmt: skip
 
 # Packet types.
 QUEUE: Final = 1
@@ -25,6 +34,7 @@ CONTENT: Final = 2
 ID: Final = 3  # a message id, or the key of a confirmed publish
 COUNT: Final = 4
 TTL: Final = 5
+OPTIONS: Final = 6  # a JSON object; see frame_options.py
 
 
 def message_header(message_type: int, packets: int) -> bytes:
@@ -47,12 +57,20 @@ FROM_CLIENT: Final = _shapes(
     (ACKNOWLEDGE, (QUEUE, ID)),
     (REQUEUE, (QUEUE, ID, TTL)),
     (DEAD_LETTER, (QUEUE, ID)),
+    (PUBLISH_WITH_OPTIONS, (QUEUE, CONTENT, OPTIONS)),
+    (PUBLISH_WITH_OPTIONS, (QUEUE, CONTENT, OPTIONS, ID)),
+    (SETTLE, (QUEUE, ID, OPTIONS)),
+    (SETTLE, (QUEUE, ID, OPTIONS, CONTENT)),
+    (CONSUME_WITH_OPTIONS, (QUEUE, COUNT, OPTIONS)),
+    (HELLO, (ID, OPTIONS)),
 )
 FROM_BROKER: Final = _shapes(
     (DISPATCH, (QUEUE, CONTENT, ID)),
     (DISPATCH, (QUEUE, CONTENT, ID, TTL)),
     (RECEIPT, (QUEUE, ID)),
     (RECEIPT, (QUEUE, ID, CONTENT)),
+    (DISPATCH_WITH_INFO, (QUEUE, CONTENT, ID, TTL, OPTIONS)),
+    (WELCOME, (ID, OPTIONS)),
 )
 
 
@@ -62,12 +80,10 @@ FROM_BROKER: Final = _shapes(
 Revision = Literal["ttl", "legacy"]
 
 # Client frame headers that differ; 002 and 004 are the same in both revisions.
+_OF_BOTH: Final = (message_header(CONSUME, 2), message_header(ACKNOWLEDGE, 2))
 REVISION_OF_HEADER: Final[dict[bytes, Revision]] = {
+    **{header: "ttl" for header in FROM_CLIENT if header not in _OF_BOTH},
     message_header(PUBLISH, 2): "legacy",
-    message_header(PUBLISH, 3): "ttl",
-    message_header(PUBLISH, 4): "ttl",
-    message_header(REQUEUE, 3): "ttl",
-    message_header(DEAD_LETTER, 2): "ttl",
 }
 
 DISPATCH_HEADERS: Final[dict[Revision, bytes]] = {
@@ -126,6 +142,7 @@ class WireLimits:
     max_queue: int = 255  # plus 4 if the name ends in .dlq; see max_name_bytes
     max_id: int = 64  # for ids and keys
     max_number_digits: int = 19  # set by rule R14
+    max_options: int = 16 << 10
 
     def by_packet(self) -> dict[int, int]:
         """Return the maximum content size by packet type (R13), including ``.dlq`` for queues."""
@@ -135,6 +152,7 @@ class WireLimits:
             ID: self.max_id,
             COUNT: self.max_number_digits,
             TTL: self.max_number_digits,
+            OPTIONS: self.max_options,
         }
 
     def max_name_bytes(self, queue: bytes) -> int:
@@ -222,6 +240,72 @@ class ReceiptFrame:
     reason: str | None
 
 
-ClientFrame = Publish | Consume | Acknowledge | Requeue | DeadLetter
-BrokerFrame = Dispatch | ReceiptFrame
+@dataclass(slots=True)
+class PublishWithOptions:
+    """010: store ``content`` with options; with a ``key``, the sender expects a receipt."""
+
+    queue: str
+    content: bytes
+    options: bytes
+    key: bytes | None
+
+
+@dataclass(slots=True)
+class Settle:
+    """011: retry, dead-letter or hold the message longer; a retry may replace its content."""
+
+    queue: str
+    message_id: bytes
+    options: bytes
+    content: bytes | None
+
+
+@dataclass(slots=True)
+class ConsumeWithOptions:
+    """012: set the credit on ``queue``, with options."""
+
+    queue: str
+    count: int
+    options: bytes
+
+
+@dataclass(slots=True)
+class DispatchWithInfo:
+    """013: a dispatch with what is known of the delivery, for consumers that ask for it."""
+
+    queue: str
+    content: bytes
+    message_id: bytes
+    ttl_s: int
+    info: bytes
+
+
+@dataclass(slots=True)
+class Hello:
+    """014: who the client is; the broker answers with a welcome under the same key."""
+
+    key: bytes
+    options: bytes
+
+
+@dataclass(slots=True)
+class Welcome:
+    """015: which frames the broker knows, and its limits."""
+
+    key: bytes
+    options: bytes
+
+
+ClientFrame = (
+    Publish
+    | Consume
+    | Acknowledge
+    | Requeue
+    | DeadLetter
+    | PublishWithOptions
+    | Settle
+    | ConsumeWithOptions
+    | Hello
+)
+BrokerFrame = Dispatch | ReceiptFrame | DispatchWithInfo | Welcome
 Frame = ClientFrame | BrokerFrame

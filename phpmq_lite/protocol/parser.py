@@ -16,13 +16,19 @@ from phpmq_lite.protocol.frames import (
     REVISION_OF_HEADER,
     Acknowledge,
     Consume,
+    ConsumeWithOptions,
     DeadLetter,
     Dispatch,
+    DispatchWithInfo,
     Frame,
+    Hello,
     Publish,
+    PublishWithOptions,
     ReceiptFrame,
     Requeue,
     Revision,
+    Settle,
+    Welcome,
     WireLimits,
 )
 
@@ -48,6 +54,12 @@ _MAKE: Final[dict[int, Callable[[Values], Frame]]] = {
     frames.RECEIPT: lambda v: ReceiptFrame(
         v[1], v[3], None if 2 not in v else v[2].decode(errors="replace")
     ),
+    frames.PUBLISH_WITH_OPTIONS: lambda v: PublishWithOptions(v[1], v[2], v[6], v.get(3)),
+    frames.SETTLE: lambda v: Settle(v[1], v[3], v[6], v.get(2)),
+    frames.CONSUME_WITH_OPTIONS: lambda v: ConsumeWithOptions(v[1], v[4], v[6]),
+    frames.DISPATCH_WITH_INFO: lambda v: DispatchWithInfo(v[1], v[2], v[3], v[5], v[6]),
+    frames.HELLO: lambda v: Hello(v[3], v[6]),
+    frames.WELCOME: lambda v: Welcome(v[3], v[6]),
 }
 
 
@@ -373,7 +385,7 @@ class Parser:
         return name
 
     def _end_frame(self) -> None:
-        if not self._values[frames.QUEUE]:
+        if self._values.get(frames.QUEUE) == "":
             self._fail(frames.EMPTY_QUEUE, "a queue name must have at least 1 byte", self._began)
         if self._values.get(frames.ID) == b"":
             self._fail(frames.EMPTY_ID, "an id or key must have at least 1 byte", self._began)

@@ -36,6 +36,7 @@ Command = Callable[[Broker], None]
 Tap = Callable[[Batch], None]
 REPLY_S: Final = 30.0  # maximum wait for the result of an operator's request
 _MAINTENANCE_S = 1.0
+_LOOK_S: Final = 0.4  # how often a date is compared with the clock, which may have been set
 _ACK_DELAY_S: Final = 0.0009  # uvloop's timers are set in whole ms, so they fire after this delay
 _ACK_COMMANDS: Final = 500  # this many acknowledgements are committed without delay
 _MAX_DEFER_S: Final = 0.01  # deferred work waits at most this long for a commit; the disk may hang
@@ -356,8 +357,13 @@ class Engine:
             return delay_s  # the writer is busy and could not store anything
         if self._open is not None:
             return self._delay_ends_at - self._loop.time()
-        if (wake_ms := self.core.next_wake_ms) is not None:
-            return min(delay_s, (wake_ms - self.clock.now().steady_ms) / 1_000)
+        wake_ms, date_ms = self.core.next_wake_ms, self.core.next_date_ms
+        if wake_ms is not None or date_ms is not None:
+            now = self.clock.now()
+            if wake_ms is not None:
+                delay_s = min(delay_s, (wake_ms - now.steady_ms) / 1_000)
+            if date_ms is not None:
+                delay_s = min(delay_s, _LOOK_S, (date_ms - now.wall_ms) / 1_000)
         return delay_s
 
     def _set_timer(self, delay_s: float) -> None:
@@ -464,6 +470,7 @@ class Engine:
         if gap_ms:
             self.core.ack_timeouts.postpone(self.core.connections.values(), gap_ms)
         if jump_ms:
+            self.core.schedules.look_again()
             noting = self._writer.store_clock_jump(self.clock.counters(now))
             noting.add_done_callback(self._on_clock_noted)
         if not is_quiet("clock_disturbed"):

@@ -10,17 +10,26 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from phpmq_lite.errors import PhpmqError, RemoteProtocolError
+from phpmq_lite.frame_options import (
+    PUBLISH,
+    OptionError,
+    PublishOptions,
+    consume_problem,
+    facts_of,
+    read_options,
+    read_settlement,
+)
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import DESCRIPTIONS, Revision, WireLimits
 from phpmq_lite.protocol.frames import Frame as Parsed
-from phpmq_lite.server.frame_recorder import DissectedFrame, Dissector, WrongByte
+from phpmq_lite.server.frame_recorder import CUT_BYTES, DissectedFrame, Dissector, WrongByte
 
 Encoding = Literal["auto", "raw", "hex", "base64"]
 _HEX: Final = re.compile(rb"(?:(?:0[xX]|\\x)?[0-9a-fA-F]{2}[\s:,]*)+")
 _NO_HEX: Final = re.compile(rb"0[xX]|\\x|[\s:,]")
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/_-]{8,}={0,2}")
-_BROKER_TYPES: Final = (b"003", b"007")
+_BROKER_TYPES: Final = (b"003", b"007", b"013", b"015")
 
 
 class UnreadableError(PhpmqError):
@@ -76,7 +85,7 @@ def pasted_bytes(text: bytes, encoding: Encoding = "auto") -> bytes:
 def explain_bytes(data: bytes, limits: WireLimits | None = None) -> Explanation:
     """Explain bytes sent by one side of a connection, starting with the first byte.
 
-    Frames of the broker (003, 007) are recognized by their first message header.
+    Frames of the broker (003, 007, 013, 015) are recognized by their first message header.
     """
     limits = limits or WireLimits()
     is_from_broker = data.startswith(b"H01") and data[3:6] in _BROKER_TYPES
@@ -125,6 +134,8 @@ def _revision(parsed: list[Parsed], revision: Revision | None) -> str:
         revision = "legacy" if dispatches[0].ttl_s is None else "ttl"
     if any(isinstance(frame, frames.ReceiptFrame) for frame in parsed):
         return "newer, with confirmed publishing (007 is an extension of this broker)"
+    if any(isinstance(frame, frames.DispatchWithInfo | frames.Welcome) for frame in parsed):
+        return "newer, with options (013 and 015 are extensions of this broker)"
     return DESCRIPTIONS[revision]
 
 
@@ -171,12 +182,83 @@ def _outcome(frame: Parsed) -> str:
             return f"The message published to {queue!r} with the key {_text(key)} is on disk."
         case frames.ReceiptFrame(queue, key, reason):
             return f"Nothing was stored in {queue!r} for the key {_text(key)}: {reason}."
+        case _:
+            return _outcome_with_options(frame)
+
+
+def _outcome_with_options(frame: Parsed) -> str:
+    """Return how the receiver handles a frame of this broker's extension."""
+    match frame:
+        case frames.PublishWithOptions(queue, content, options, key):
+            return _outcome_of_publish(queue, content, options, key)
+        case frames.Settle(queue, message_id, options, content):
+            return _outcome_of_settlement(queue, message_id, options, content)
+        case frames.ConsumeWithOptions(queue, count, options):
+            if problem := consume_problem(options):
+                return f"Close the connection, because the options are invalid: {problem}."
+            return (
+                f"Dispatch messages from {queue!r}, at most {count:,} unacknowledged at a time, as"
+                f" the options say: {_brief(options)}."
+            )
+        case frames.Hello(key, options):
+            facts = ", ".join(f"{name} {value}" for name, value in facts_of(options).items())
+            client = f"says of itself: {facts}" if facts else "says nothing of itself"
+            return f"Reply with a welcome (015) for the key {_text(key)}. The client {client}."
+        case frames.DispatchWithInfo(queue, _, message_id, ttl_s, info):
+            left = f"{ttl_s:,} s left" if ttl_s else "never expires"
+            return (
+                f"The client holds {_text(message_id)} from {queue!r} ({left}) until it settles it"
+                f" or the connection ends. Of this delivery it learns {_brief(info)}."
+            )
+        case frames.Welcome(key, options):
+            return f"The broker answers the hello with the key {_text(key)}: {_brief(options)}."
+        case _:
+            raise TypeError(f"{type(frame).__name__} has no options")
+
+
+def _outcome_of_publish(queue: str, content: bytes, options: bytes, key: bytes | None) -> str:
+    receipt = (
+        "There is no reply." if key is None else f"Reply with a receipt (007) for {_text(key)}."
+    )
+    try:
+        PublishOptions.of(read_options(options, PUBLISH))
+    except OptionError as error:
+        return f"Store nothing, because the options are invalid: {error}. {receipt}"
+    size = f"{len(content):,} byte{'' if len(content) == 1 else 's'}"
+    return (
+        f"Store a message of {size} in {queue!r} as the options say: {_brief(options)}. {receipt}"
+    )
+
+
+def _outcome_of_settlement(
+    queue: str, message_id: bytes, options: bytes, content: bytes | None
+) -> str:
+    action, named, problem = read_settlement(options, has_content=content is not None)
+    message = f"{_text(message_id)} in {queue!r}"
+    if problem and action == "extend":
+        return f"Change nothing, because the options are invalid: {problem}."
+    if problem:
+        return f"Return {message} as 005 does, because the options are invalid: {problem}. {_HELD}"
+    match action:
+        case "retry":
+            replaced = "" if content is None else f", with {len(content):,} bytes of new content"
+            due = f"in {named.get('delay_s', 0):,} s"
+            return f"Deliver {message} again {due}{replaced}. {_HELD}"
+        case "extend":
+            return f"End the hold of {message} {named['hold_s']:,} s from now. {_HELD}"
+        case _:
+            where = f"Remove {message}, and store a record in the dead-letter queue"
+            return f"{where}; the reason is {named.get('reason', 'client')}. {_HELD}"
 
 
 _HELD: Final = (
-    "This applies unless another connection holds the message; in that case, the frame is ignored"
-    " and counted."
+    "If another connection holds the message, the frame is counted; a 005 or an extend is ignored,"
+    " and others wait until that hold ends without a settlement."
 )
+
+
+def _brief(options: bytes) -> str:
+    return _text(options[:CUT_BYTES]) + ("…" if len(options) > CUT_BYTES else "")
 
 
 def _text(raw: bytes) -> str:

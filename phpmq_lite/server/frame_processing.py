@@ -12,20 +12,29 @@ from phpmq_lite.broker.broker import Broker, QueueRun
 from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.flow_control import PublishQuota
 from phpmq_lite.broker.queue import CREDIT_CHANGE_MS, Connection, Queue
+from phpmq_lite.frame_options import consume_problem
 from phpmq_lite.model import ValidatedPublish
 from phpmq_lite.protocol.frames import (
     Acknowledge,
     ClientFrame,
     Consume,
+    ConsumeWithOptions,
     DeadLetter,
+    Hello,
     Publish,
+    PublishWithOptions,
     Requeue,
+    Settle,
 )
+from phpmq_lite.server import option_frames
 from phpmq_lite.server.backpressure import PausableConnection
 from phpmq_lite.server.engine import Engine
 
 FORCED_PUBLISH_S: Final = 0.1  # publish interval of a paused publisher that also consumes messages
 UNSTORED: Final = "unstored"  # reason for pausing reads from a session
+# -- why a connection is closed
+INVALID_CONSUME: Final = "invalid options of a 012"  # it would wait for nothing
+TOO_MANY_QUEUES: Final = "refused: too many queues"
 _PRELOADED: Final = 500  # number of frames whose messages are loaded together
 
 
@@ -36,6 +45,7 @@ class SessionLimits:
     unstored_frames: int = 2_000  # maximum number of frames read but not yet stored
     unstored_bytes: int = 2 << 20  # maximum size of unstored content; one message may exceed it
     write_buffer_bytes: int = 1 << 20
+    welcome: bytes = b"{}"  # packet 06 of a 015
 
 
 class FrameSession(PausableConnection, Protocol):
@@ -49,11 +59,14 @@ class FrameSession(PausableConnection, Protocol):
     def is_ending(self) -> bool:
         """Whether the connection will close once its frames are processed."""
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, detail: str = "") -> None:
         """Close the connection once its frames are processed."""
 
     def on_processed(self, core: Broker) -> None:
         """Continue after frames have been processed."""
+
+    def welcome(self, hello: Hello) -> None:
+        """Answer a 014."""
 
 
 class _EndedSession:
@@ -69,10 +82,13 @@ class _EndedSession:
     def resume_reading(self, reason: str) -> None:
         pass
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, detail: str = "") -> None:
         pass
 
     def on_processed(self, core: Broker) -> None:
+        pass
+
+    def welcome(self, hello: Hello) -> None:
         pass
 
 
@@ -81,7 +97,7 @@ class FrameProcessor:
 
     def __init__(self, session: FrameSession, engine: Engine, limits: SessionLimits) -> None:
         self.is_parked = False  # True while a publish, with all later frames, waits for its queue
-        self.content_bytes = 0  # total size of the message contents in the frames
+        self.content_bytes = 0  # total size of the contents and options in the frames
         self._session: FrameSession = session
         self._engine = engine
         self._limits = limits
@@ -95,12 +111,16 @@ class FrameProcessor:
         return bool(self._frames)
 
     def add(self, frames: list[ClientFrame]) -> None:
-        """Add frames, in order, for the next batch."""
+        """Add frames, in order, for the next batch; answer a 014, which stores nothing, at once."""
         if frames:
             self._frames += frames
             for frame in frames:
                 if type(frame) is Publish:
                     self.content_bytes += len(frame.content)
+                elif type(frame) is not Acknowledge:
+                    self.content_bytes += _content_bytes(frame)
+                    if type(frame) is Hello:
+                        self._session.welcome(frame)
             self.submit()
         limits = self._limits
         if len(self._frames) > limits.unstored_frames or self.content_bytes > limits.unstored_bytes:
@@ -155,7 +175,9 @@ class FrameProcessor:
             if self._validated is None:
                 count, size = apply_frames(core, connection, frames, room - processed, quota)
             if not count:
-                if type(frame) is Publish and not quota.available(frame.queue):
+                if (
+                    type(frame) is Publish or type(frame) is PublishWithOptions
+                ) and not quota.available(frame.queue):
                     self._is_queued, self._waits_for = True, frame.queue
                     is_again = frame.queue == called_for and not processed
                     flow_control.wait_in_line(
@@ -168,9 +190,9 @@ class FrameProcessor:
                         break
                     continue
                 count = 1
-                if type(frame) is Publish:
+                if type(frame) is Publish or type(frame) is PublishWithOptions:
                     quota.use(frame.queue, 1)
-                    size = len(frame.content)
+                size = len(frame.content) if type(frame) is Publish else _content_bytes(frame)
                 frames.popleft()
                 self._validated = None
             processed += count
@@ -195,20 +217,21 @@ class FrameProcessor:
         """Handle a result other than DONE; return False if the next frame may be processed."""
         if result is CommandResult.LOAD:
             ahead = [*islice(self._frames, _PRELOADED)]
-            ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter))
-            keys = [(f.queue, f.key) for f in ahead if isinstance(f, Publish) and f.key is not None]
+            ends = (f for f in ahead if isinstance(f, Acknowledge | Requeue | DeadLetter | Settle))
+            publishes = (f for f in ahead if isinstance(f, Publish | PublishWithOptions))
+            keys = [(f.queue, f.key) for f in publishes if f.key is not None]
             commands.preload(core, [end.message_id for end in ends], keys)
             self._process_in_next_batch()
             return True
         if result is CommandResult.WAIT:  # later dead letters may wait together with this one
-            self._frames.popleft()
+            self._drop_first()
             while self._frames and isinstance(other := self._frames[0], DeadLetter):
                 if apply_frame(core, connection, other) is CommandResult.LOAD:
                     break
                 self._frames.popleft()
             self._process_in_next_batch()
             return True
-        if result is CommandResult.VALIDATE and isinstance(frame, Publish):
+        if result is CommandResult.VALIDATE and isinstance(frame, Publish | PublishWithOptions):
             self._is_queued = True  # later frames wait for the validation
             commands.validate_in_background(core, frame.queue, frame.content, self._on_validated)
             return True
@@ -218,18 +241,24 @@ class FrameProcessor:
             return True
         if result is CommandResult.CLOSE:
             self.clear()
-            self._session.finish("refused: too many queues")
+            problem = ""
+            if isinstance(frame, ConsumeWithOptions):
+                problem = consume_problem(frame.options)
+            self._session.finish(INVALID_CONSUME if problem else TOO_MANY_QUEUES, problem)
             return True
-        return not isinstance(frame, Publish) or self._park(core, connection, frame)
+        if isinstance(frame, Publish | PublishWithOptions):
+            return self._park(core, connection, frame)
+        return True
 
-    def _park(self, core: Broker, connection: Connection, frame: Publish) -> bool:
+    def _park(
+        self, core: Broker, connection: Connection, frame: Publish | PublishWithOptions
+    ) -> bool:
         """Park a publish until its queue accepts it; clients that also consume continue slowly."""
         if self._session.is_ending:  # the client is no longer waiting
             core.refused[reasons.CONNECTION_ENDED] += 1
         elif self._is_forced:
-            piece = (frame.queue, frame.content, frame.ttl_s, self._validated)
-            result = commands.force_publish(core, connection, *piece)
-            if result in (CommandResult.VALIDATE, CommandResult.CLOSE):
+            result = option_frames.publish(core, connection, frame, self._validated, is_forced=True)
+            if result in (CommandResult.VALIDATE, CommandResult.CLOSE, CommandResult.LOAD):
                 return self._must_stop(core, connection, frame, result)
             self._is_forced = False
             if result is CommandResult.PARK:
@@ -239,10 +268,12 @@ class FrameProcessor:
                 asyncio.get_running_loop().call_later(FORCED_PUBLISH_S, self._force)
             self.is_parked = True
             return True
-        self._frames.popleft()
-        self._validated = None
-        self.content_bytes -= len(frame.content)
+        self._drop_first()
         return False
+
+    def _drop_first(self) -> None:
+        self.content_bytes -= _content_bytes(self._frames.popleft())
+        self._validated = None
 
     def _on_validated(self, validated: ValidatedPublish) -> None:
         self._validated = validated
@@ -259,6 +290,12 @@ class FrameProcessor:
             self.resume()
 
 
+def _content_bytes(frame: ClientFrame) -> int:
+    content: bytes | None = getattr(frame, "content", None)
+    options: bytes = getattr(frame, "options", b"")
+    return len(content or b"") + len(options)
+
+
 def apply_frame(
     core: Broker,
     connection: Connection,
@@ -271,6 +308,12 @@ def apply_frame(
             return commands.publish(
                 core, connection, frame.queue, frame.content, frame.ttl_s, frame.key, validated
             )
+        case PublishWithOptions():
+            return option_frames.publish(core, connection, frame, validated)
+        case Settle():
+            return option_frames.settle(core, connection, frame)
+        case ConsumeWithOptions():
+            return option_frames.consume(core, connection, frame)
         case Acknowledge():
             return commands.acknowledge_late(core, connection, frame.queue, frame.message_id)
         case Consume():
@@ -279,6 +322,8 @@ def apply_frame(
             return commands.requeue(core, connection, frame.queue, frame.message_id, frame.ttl_s)
         case DeadLetter():
             return commands.dead_letter(core, connection, frame.queue, frame.message_id)
+        case Hello():  # answered when it arrived
+            return CommandResult.DONE
 
 
 def apply_frames(

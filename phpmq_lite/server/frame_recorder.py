@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, cast
 
 from phpmq_lite.errors import RemoteProtocolError
 from phpmq_lite.protocol import frames
@@ -27,6 +27,12 @@ _MESSAGES: Final = {
     frames.REQUEUE: "requeue",
     frames.DEAD_LETTER: "dead letter",
     frames.RECEIPT: "receipt",
+    frames.PUBLISH_WITH_OPTIONS: "publish with options",
+    frames.SETTLE: "settle",
+    frames.CONSUME_WITH_OPTIONS: "consume with options",
+    frames.DISPATCH_WITH_INFO: "dispatch with info",
+    frames.HELLO: "hello",
+    frames.WELCOME: "welcome",
 }
 _ANY_CONTENT: Final = WireLimits(max_content=1 << 62)  # what the broker sends was checked before
 
@@ -127,6 +133,11 @@ def _decode_frame(
     return DissectedFrame(kind, queue, tuple(pieces), size)
 
 
+_WITH_KEYS: Final = (
+    frames.PUBLISH, frames.RECEIPT, frames.PUBLISH_WITH_OPTIONS, frames.HELLO, frames.WELCOME
+)  # fmt: skip
+
+
 def _describe_packet(message: int, packet: int, content: bytes, length: int) -> str:
     text = content.decode(errors="backslashreplace")
     match packet:
@@ -136,12 +147,14 @@ def _describe_packet(message: int, packet: int, content: bytes, length: int) -> 
             return f"refused: {text}"
         case frames.CONTENT:
             return f"content, {length} bytes"
-        case frames.ID if message in (frames.PUBLISH, frames.RECEIPT):
+        case frames.ID if message in _WITH_KEYS:
             return f"key {text}"
         case frames.ID:
             return f"message id {text}"
         case frames.COUNT:
             return f"credit {text}" if text.strip("0") else "credit 0: returns held messages"
+        case frames.OPTIONS:
+            return f"{'info' if message == frames.DISPATCH_WITH_INFO else 'options'} {text}"
         case frames.TTL:
             return f"TTL {text} s" if text.strip("0") else "TTL 0: never expires"
         case _:
@@ -155,11 +168,12 @@ WATCHED: Final = 16  # maximum number of connections watched at the same time
 ERRORS: Final = 100  # number of protocol errors kept
 CONTEXT_BYTES: Final = 32  # number of bytes recorded on either side of a wrong byte
 
+_CLIENT_TYPES: Final = "001, 002, 004, 005, 006, 010, 011, 012 or 014"
 _EXPECTED: Final = {
     frames.BAD_HEADER: "a message header: H and seven digits",
     frames.BAD_VERSION: "version 01",
-    frames.UNKNOWN_TYPE: "a message type: 001, 002, 004, 005 or 006",
-    frames.UNEXPECTED_TYPE: "a type that clients send: 001, 002, 004, 005 or 006",
+    frames.UNKNOWN_TYPE: f"a message type: {_CLIENT_TYPES}",
+    frames.UNEXPECTED_TYPE: f"a type that clients send: {_CLIENT_TYPES}",
     frames.BAD_PACKET_COUNT: "a packet count allowed for this message type",
     frames.BAD_FRAMING: "a packet or a line break, as in the first frame",
     frames.BAD_PACKET_HEADER: "a packet header: P and digits",
@@ -288,29 +302,26 @@ class RecordedSide:
         self.recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.side, name)
+        method = getattr(self.side, name)
+        return partial(self._append, method) if name.startswith("append_") else method
+
+    def _append(self, method: Callable[..., None], parts: list[bytes], *values: Any) -> None:
+        start = len(parts)
+        method(parts, *values)
+        self.recorder.record_outbound(parts[start:], self.side)
 
     def receive(self, data: bytes) -> list[ClientFrame]:
         return self.recorder.receive(self.side, data)
 
     @property
     def dispatcher(self) -> AppendDispatch:
-        return self.append_dispatch
-
-    def append_dispatch(
-        self, parts: list[bytes], queue: str, content: bytes, message_id: bytes, ttl_s: int
-    ) -> None:
-        start = len(parts)
-        self.side.append_dispatch(parts, queue, content, message_id, ttl_s)
-        self.recorder.record_outbound(parts[start:], self.side)
+        return cast("AppendDispatch", self.append_dispatch)
 
     def append_receipts(
         self, parts: list[bytes], queue: str, keys: Sequence[bytes], reason: str | None
     ) -> None:
         for key in keys:
-            start = len(parts)
-            self.side.append_receipts(parts, queue, (key,), reason)
-            self.recorder.record_outbound(parts[start:], self.side)
+            self._append(self.side.append_receipts, parts, queue, (key,), reason)
 
 
 Side = ServerSide | RecordedSide

@@ -233,7 +233,7 @@ class Rollups:
         if totals is not queue.counters:  # the queue was recreated
             self._forget(queue_id)
             before = _ZEROS
-        live = row.live_count
+        live, ready = row.live_count, row.live_count - held - row.scheduled_count
         if not live and counts == before and queue_id not in self._nonempty:
             return False
         if live:
@@ -241,21 +241,21 @@ class Rollups:
         else:
             self._nonempty.discard(queue_id)
         is_records = queue.is_dead_letter_queue
-        if live > held:
+        if ready > 0:
             self.ready_queues.append(queue_id)
             if is_records:
                 self.dead_letter_queues.add(queue_id)
         activity = self._changes(queue, counts, before)
-        activity.gauges = [live - held, held, row.live_bytes, 0]
-        self._add_to_group(ALL, activity, 0 if is_records else live - held)
+        activity.gauges = [ready, held, row.live_bytes, 0]
+        self._add_to_group(ALL, activity, 0 if is_records else ready)
         if is_records:
-            self._add_to_group(DEAD_LETTERS, activity, live - held)
+            self._add_to_group(DEAD_LETTERS, activity, ready)
         self._activity[queue_id] = self._activity.get(queue_id, 1) + sum(activity.counts)
         if queue_id in self._own_queues or len(self._own_queues) < QUEUES_MAX:
             self._own_queues.add(queue_id)
             self._append(self._slot, queue_id, activity)
         else:
-            self._add_to_group(OTHERS, activity, live - held)
+            self._add_to_group(OTHERS, activity, ready)
         return True
 
     def _changes(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> RollupSum:

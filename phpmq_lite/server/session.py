@@ -7,6 +7,7 @@ A ``Session`` is an asyncio protocol around ``protocol.connection.ServerSide``. 
 import asyncio
 import os
 import select
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -14,10 +15,12 @@ from phpmq_lite.broker import commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RemoteProtocolError
+from phpmq_lite.frame_options import facts_of
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.model import Message, OrderedSet, Outbox, Receipt
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import ClientFrame
+from phpmq_lite.protocol.frames import ClientFrame, Hello
+from phpmq_lite.server import option_frames
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import SILENT, ReadBackpressure, WriteProgress
 from phpmq_lite.server.counters import ConnectionCounters, SmoothedRate
@@ -69,6 +72,7 @@ class Session(asyncio.Protocol):
         self.address = ""
         self.relay = ""  # name of the broker that relays the connection; empty if none does
         self.certificate = ""  # subject of the client's certificate
+        self.client_facts: dict[str, Any] = {}  # name, version, pid and host, from its 014
         self.connection: Connection | None = None  # set in the first batch
         self.bytes_in = 0
         self.bytes_out = 0
@@ -95,6 +99,7 @@ class Session(asyncio.Protocol):
         self._descriptor: int | None = None  # for writing data directly
         self._loop = asyncio.get_running_loop()
         self._end_reason: str | None = None
+        self._end_detail = ""  # displayed with the reason, but not counted
         self._is_ended = False
         self._guard_timer: asyncio.TimerHandle | None = None
 
@@ -183,7 +188,9 @@ class Session(asyncio.Protocol):
                 dispatches = []
             else:
                 self._is_charged = False
-        parts, expired = encode_batch(self.side, self.connection, dispatches, receipts, now_ms)
+        parts, expired = encode_batch(
+            self.side, self.connection, dispatches, receipts, now_ms, self._info
+        )
         if parts:
             data = b"".join(parts)
             self.bytes_out += len(data)
@@ -197,6 +204,23 @@ class Session(asyncio.Protocol):
                 self.finish("closed by the peer")
         self._counters.late += len(expired)
         return expired
+
+    def _info(self, message: Message) -> bytes:
+        return option_frames.info_of(self._engine.core, message)
+
+    def welcome(self, hello: Hello) -> None:
+        """Answer a 014 with a 015, and keep what the client says of itself."""
+        if self.transport.is_closing():
+            return
+        self.client_facts = facts_of(hello.options)
+        parts: list[bytes] = []
+        self.side.append_welcome(parts, hello.key, self._limits.welcome)
+        data = b"".join(parts)
+        self.bytes_out += len(data)
+        self._counters.bytes_out += len(data)
+        write_data(self.transport, self._descriptor, data)
+        if self.blocked_at is not None:
+            self.pause_reading("receipts")
 
     @property
     def _has_ended(self) -> bool:
@@ -341,11 +365,11 @@ class Session(asyncio.Protocol):
 
     # -- the end
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, detail: str = "") -> None:
         """Close the connection once its complete frames are stored and answered."""
         if self._end_reason is not None:
             return
-        self._end_reason = reason
+        self._end_reason, self._end_detail = reason, detail
         self._stop_dispatching()
         self._release_guard()
         if not self.transport.is_closing():
@@ -384,6 +408,8 @@ class Session(asyncio.Protocol):
         if connection is not None:
             hint_at_revision(connection, self.side, self.address, self.first_dispatch_at)
             framing, revision = self.side.parser.framing, self.side.parser.revision_seen
+            if self._end_detail:
+                reason += f": {self._end_detail}"
             commands.disconnect(
                 core, connection, framing, revision, reason, is_charged=self._is_charged
             )
@@ -411,11 +437,12 @@ def encode_batch(
     dispatches: list[Message],
     receipts: list[Receipt],
     now_ms: int,
+    info: Callable[[Message], bytes],
 ) -> tuple[list[bytes], list[Message]]:
     """Return a pair: the pieces to write, dispatches first, and the messages that expired unsent.
 
     Messages that the connection no longer holds, or has already received, are omitted.
-    ``now_ms`` is on the steady clock.
+    ``now_ms`` is on the steady clock.  ``info`` returns packet 06 for consumers that asked for it.
     """
     parts: list[bytes] = []
     expired: list[Message] = []
@@ -432,7 +459,11 @@ def encode_batch(
             continue
         if append is None:
             append = side.dispatcher
-        append(parts, holder.queue.name, body, message.message_id, ttl_s)
+        name, message_id = holder.queue.name, message.message_id
+        if holder.has_info:
+            side.append_dispatch_with_info(parts, name, body, message_id, ttl_s, info(message))
+        else:
+            append(parts, name, body, message_id, ttl_s)
         message.body = None  # a redelivery loads the body from disk
         message.is_sent = True
     for receipt in receipts:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from operator import attrgetter
@@ -14,7 +14,7 @@ from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.broker.queue import Connection, Queue, QueueCounters
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Reply, Shortage
-from phpmq_lite.queue_settings import QueueSettings, home_of
+from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.addresses import PhpmqListener
 from phpmq_lite.server.admission import Admission
 from phpmq_lite.server.backpressure import MemoryLimiter, ReadBackpressure, memory_bound
@@ -42,7 +42,8 @@ class QueueStatus:
 
     queue_id: int
     name: str
-    ready: int
+    ready: int  # blocked messages of groups included
+    scheduled: int
     dispatched: int
     dead: int  # number of its records in the dead-letter queue; 0 if the home queue counts them
     bytes: int  # total size of the bodies of live messages
@@ -62,14 +63,14 @@ class QueueStatus:
     dead_letter_queue: str = ""  # queue that receives its dead-letter records
 
     @property
+    def waiting(self) -> int:
+        """Return the number of messages that no consumer holds."""
+        return self.ready + self.scheduled
+
+    @property
     def records_queue(self) -> str:
         """Return the queue with its dead-letter records: a dead-letter queue itself."""
         return self.name if self.is_dead_letter_queue else self.dead_letter_queue
-
-    @property
-    def is_retry_queue(self) -> bool:
-        """Return whether delayed messages of another queue wait in this queue."""
-        return home_of(self.name) is not None
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,6 +93,18 @@ class ClientStatus:
     acked_per_s: float = 0.0
     relay: str = ""  # name of the broker that relays the connection
     certificate: str = ""  # subject of the client's certificate
+    # What the client says of itself in a 014; empty or None if it says nothing.
+    name: str = ""
+    version: str = ""
+    pid: int | None = None
+    host: str = ""
+
+    @property
+    def program(self) -> str:
+        """Return those that the client says of its name, version, process and host."""
+        process = "" if self.pid is None else f"process {self.pid}"
+        place = " ".join(filter(None, (process, self.host and f"on {self.host}")))
+        return ", ".join(filter(None, (f"{self.name} {self.version}".strip(), place)))
 
     @property
     def paused_reason(self) -> str | None:
@@ -117,6 +130,7 @@ class BrokerStatus:
     loop_lag_ms: float = 0.0
     acks_ignored: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)
+    schedule_runs: Mapping[str, int] = field(default_factory=dict)  # by outcome
     listeners: tuple[PhpmqListener, ...] = ()
     last_error: str | None = None
     shortage: Shortage | None = None  # why publishing is stopped
@@ -242,6 +256,27 @@ class BrokerHandle:
 
         await self.run(decide)
 
+    def hold_ends(self, seqs: Iterable[int]) -> dict[int, int]:
+        """Return when the holds of those messages end that a consumer holds, in Unix ms, by seq.
+
+        Messages that may be held forever are omitted.
+        """
+        if self.engine is None:
+            return {}
+        core, now = self.engine.core, self.engine.clock.now()
+        ends: dict[int, int] = {}
+        for seq in seqs:
+            message = core.messages.get(seq)
+            if message is None or message.holder is None:
+                continue
+            if (end_ms := core.ack_timeouts.end_of(message)) is not None:
+                ends[seq] = now.wall_ms + end_ms - now.steady_ms
+        return ends
+
+    def extending(self) -> Collection[tuple[int, int | None]]:
+        """Return the queue_ids and client numbers of consumers that extended a hold they have."""
+        return () if self.engine is None else self.engine.core.ack_timeouts.extending()
+
     async def pause(self) -> None:
         """Yield to the event loop; see ``Engine.pause``."""
         if self.engine is None:
@@ -312,6 +347,7 @@ class BrokerHandle:
             commits=engine.commits,
             acks_ignored=dict(core.ignored),
             refused=dict(core.refused),
+            schedule_runs=dict(core.schedules.counts),
             audited=dict(core.audit_counts),
             clock_jumps=clock.jumps,
             clock_jump_ms=clock.last_jump_ms,
@@ -364,7 +400,8 @@ class BrokerHandle:
                 and status.dead_letter_queue == dead_letter_name
                 and status.is_dead_letter_queue is queue.is_dead_letter_queue
                 and status.bytes == row.live_bytes
-                and status.ready + status.dispatched == row.live_count
+                and status.ready + status.scheduled + status.dispatched == row.live_count
+                and status.scheduled == row.scheduled_count
                 and status.dispatched == queue.dispatched
             ):
                 return status
@@ -381,7 +418,8 @@ def _queue(
     return QueueStatus(
         queue_id=queue.queue_id,
         name=queue.name,
-        ready=queue.row.live_count - queue.dispatched,
+        ready=queue.row.live_count - queue.dispatched - queue.row.scheduled_count,
+        scheduled=queue.row.scheduled_count,
         dispatched=queue.dispatched,
         dead=dead,
         bytes=queue.row.live_bytes,
@@ -430,4 +468,5 @@ def _client(connection: Connection) -> ClientStatus:
         acked_per_s=session.acks.per_s,
         relay=session.relay,
         certificate=session.certificate,
+        **session.client_facts,
     )
