@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final, Self
 
@@ -19,8 +20,9 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
 from phpmq_lite.envelopes.schema_registry import RegistryError
 from phpmq_lite.errors import BatchRefusedError, EpochEndedError, PhpmqError
+from phpmq_lite.frame_options import write_options
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import Revision, WireLimits
+from phpmq_lite.protocol.frames import OUR_FRAMES, Revision, WireLimits
 from phpmq_lite.server.backpressure import SlowPeerLimits
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.server.frame_processing import SessionLimits
@@ -33,6 +35,7 @@ from phpmq_lite.service.pages import AdminPages
 from phpmq_lite.service.starting import RecoveredDatabase, Standby
 from phpmq_lite.service.state import Phase, ServiceState, broker_limits, cancel, now_ms
 from phpmq_lite.settings import Settings
+from phpmq_lite.settings.model import LimitSettings
 from phpmq_lite.storage.backend import Backend, StoreMaintenance
 from phpmq_lite.storage.data_folder import DataFolder
 from phpmq_lite.storage.retention import RetentionBounds
@@ -66,7 +69,9 @@ class Active(Phase):
         self.maintenance: Maintenance | None = None  # of a database file
         self._watchdog = EngineWatchdog(engine, backend.writer)
         limits, handle = state.settings.limits, state.handle
-        bounds = SessionLimits(limits.unstored_frames, limits.unstored_bytes, limits.write_buffer)
+        bounds = SessionLimits(
+            limits.unstored_frames, limits.unstored_bytes, limits.write_buffer, _welcome(limits)
+        )
         self.sessions = SessionContext(
             engine, handle.admission, handle.backpressure, handle.counters, bounds
         )
@@ -89,6 +94,7 @@ class Active(Phase):
         await writer.run(lambda store: recorder.read_database(store, clock.now().steady_ms))
         backend.record_use(stack)
         core = state.create_core(stored)
+        core.is_clock_doubtful = clock.doubt_ms != 0
         bounds = _retention_bounds(state.settings)
         store_maintenance = await backend.start_maintenance(bounds, clock.counters)
         engine = Engine(core, writer, clock, partial(database.load_core, state))
@@ -234,11 +240,24 @@ class Active(Phase):
     def apply_settings(self, settings: Settings) -> None:
         """Use the new limits; those on windows and receipts are fixed at startup."""
         self._store_maintenance.bounds = _retention_bounds(settings)
+        self.sessions.limits = replace(self.sessions.limits, welcome=_welcome(settings.limits))
 
         def set_limits(core: Broker) -> None:
             core.limits = broker_limits(settings)
 
         self.engine.submit(set_limits)
+
+
+def _welcome(limits: LimitSettings) -> bytes:
+    """Return packet 06 of the 015 that new connections receive."""
+    return write_options(
+        {
+            "version": __version__,
+            "frames": OUR_FRAMES,
+            "max_content": int(limits.max_content),
+            "max_hold_s": int(limits.max_hold_s),
+        }
+    )
 
 
 def _retention_bounds(settings: Settings) -> RetentionBounds:

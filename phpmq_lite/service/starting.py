@@ -75,6 +75,9 @@ class Starting(Phase):
             _log.info("migrated", applied=recorder.report.migrations)
         handle.set(step="recovering")
         counters = await backend.writer.run(lambda store: store.counters())
+        if "without_default_ttl" in counters:
+            ttl_s = self._state.settings.queues.default_ttl_s
+            await backend.writer.run(lambda store: store.set_default_ttl(ttl_s))
         clock = Clock(counters, read=backend.read_clocks)
         read = partial(read_state, clock=clock, settings=self._state.settings)
         return RecoveredDatabase(backend, await backend.writer.run(read), clock, recorder)

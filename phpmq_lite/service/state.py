@@ -85,6 +85,7 @@ def broker_limits(settings: Settings) -> Limits:
         bodies_bytes=limits.body_cache,
         credit=limits.credit,
         credit_bytes=limits.credit_bytes,
+        max_hold_ms=limits.max_hold_s * 1_000,
         held=limits.held,
         held_bytes=limits.held_bytes,
         batch_commands=limits.batch_commands,
