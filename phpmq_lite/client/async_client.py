@@ -7,12 +7,27 @@ import ssl as tls
 import threading
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Final, Self, cast
+from typing import Final, Self, Unpack, cast
 
-from phpmq_lite.client.core import Backoff, ClientCore, ConnectionOptions, parse_address
-from phpmq_lite.client.publishes import PROBE_S, PublishBatch, to_target
-from phpmq_lite.client.session import ConsumedQueue, Delivery
-from phpmq_lite.errors import ClientError
+from phpmq_lite.client.core import (
+    Backoff,
+    ClientCore,
+    ConnectionOptions,
+    EndedAtOnceError,
+    parse_address,
+)
+from phpmq_lite.client.delivery import Delivery
+from phpmq_lite.client.publishes import (
+    PROBE_S,
+    AnswerCallback,
+    KeyedMessage,
+    Options,
+    PublishBatch,
+    PublishFields,
+    check_fields,
+)
+from phpmq_lite.client.session import ConsumedQueue, OldForm
+from phpmq_lite.errors import ClientError, ConnectionLostError
 from phpmq_lite.protocol.frames import DEFAULT_MAX_CONTENT
 from phpmq_lite.sockets import Dialer, prepare
 
@@ -112,10 +127,12 @@ class Client(ClientCore):
         """
         self._ready = asyncio.Event()  # set if the socket accepts data or the client has ended
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        link = None
         try:
             link = await self._connect()
         except OSError as error:
-            raise self._connect_error(error) from error
+            if not self.is_retried(error):
+                raise self._connect_error(error) from error
         self._ended = None
         self.is_closing = False
         if self._connection is None:  # the connection has already been lost again
@@ -139,38 +156,56 @@ class Client(ClientCore):
         self._end("the client is closed")
 
     async def _connect(self) -> "_Connection":
+        async with asyncio.timeout(self._connect_timeout_s):
+            while True:
+                link = await self._dial()
+                try:
+                    await link.decided.wait()
+                except BaseException:
+                    link.abort()
+                    raise
+                if link.is_usable:
+                    return link
+                self.hello_ended()
+
+    async def _dial(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         target = self.target
         ssl, name = self.options.ssl, self.options.server_hostname
-        async with asyncio.timeout(self._connect_timeout_s):
-            if target.path:
-                _, link = await loop.create_unix_connection(
-                    lambda: _Connection(self), target.path, ssl=ssl, server_hostname=name
-                )
-                return link
-            connected = await self._dialer.connect_async()
-            if self.session.pending.suspect() is not None:
-                await _check_stays_open(connected)
-            _, link = await loop.create_connection(
-                lambda: _Connection(self),
-                sock=connected,
-                ssl=ssl,
-                server_hostname=name if ssl is None else name or target.host,
+        if target.path:
+            _, link = await loop.create_unix_connection(
+                lambda: _Connection(self), target.path, ssl=ssl, server_hostname=name
             )
+            return link
+        connected = await self._dialer.connect_async()
+        if self.is_probed():
+            await _check_stays_open(connected)
+        _, link = await loop.create_connection(
+            lambda: _Connection(self),
+            sock=connected,
+            ssl=ssl,
+            server_hostname=name if ssl is None else name or target.host,
+        )
         return link
 
-    async def _stay_connected(self, link: "_Connection") -> None:
+    async def _stay_connected(self, link: "_Connection | None") -> None:
         loop = asyncio.get_running_loop()
         while True:
-            opened_at = loop.time()
-            await link.lost.wait()
-            if self._ended is not None or not self._lose_connection(loop.time() - opened_at):
-                return
-            while True:
+            if link is not None:
+                opened_at = loop.time()
+                await link.lost.wait()
+                if self._ended is not None or not self._lose_connection(loop.time() - opened_at):
+                    return
+            link = None
+            while link is None:
                 await asyncio.sleep(self._backoff.next_s())
-                with suppress(OSError):  # the broker is still unavailable, so try again later
+                try:
                     link = await self._connect()
-                    break
+                except OSError as error:  # the broker is still unavailable
+                    self.note_failure(error)
+                except ConnectionLostError as error:
+                    self._end(str(error))
+                    return
             self._away.connected()
 
     def _end(self, detail: str) -> None:
@@ -183,33 +218,40 @@ class Client(ClientCore):
 
     # -- publishing
 
-    async def publish(self, queue: str, body: bytes, ttl_s: int = 0, *, delay_s: float = 0) -> None:
+    async def publish(
+        self, queue: str, body: bytes, ttl_s: float = 0, **options: Unpack[PublishFields]
+    ) -> None:
         """Send a message without waiting for a receipt; wait only if the socket's buffer is full.
 
         The message may still be lost.  ``ttl_s`` is its time to live; 0 means it never expires.
-        With ``delay_s``, it waits in ``<queue>.retry`` first, and must have no TTL.
+        The options are those of :class:`~phpmq_lite.client.publishes.PublishFields`.  To a broker
+        of an earlier release, a message with only ``delay_s`` is sent to ``<queue>.retry``.
 
         Raises:
-            LocalProtocolError: the queue name, the body or the TTL is invalid.
+            LocalProtocolError: the queue name, the body, the TTL or an option is invalid.
+            ClientError: the broker is older and does not know an option.
             ConnectionLostError: the client has ended.
         """
-        queue, ttl_s = to_target(queue, ttl_s, delay_s)
-        frame = self.session.side.publish(queue, body, ttl_s)
-        await self._writable()
+        checked = check_fields(ttl_s, options)
+        if checked is None:
+            frame = self.session.side.publish(queue, body, int(ttl_s))
+            await self._writable()
+        else:
+            await self._writable()
+            frame = self.session.publish(queue, body, checked)
         self.write(frame)
 
     async def publish_confirmed(
         self,
         queue: str,
         body: bytes,
-        ttl_s: int = 0,
+        ttl_s: float = 0,
         key: bytes | None = None,
-        *,
-        delay_s: float = 0,
+        **options: Unpack[PublishFields],
     ) -> None:
         """Publish a message and return when the broker has stored it.
 
-        ``ttl_s`` and ``delay_s`` are those of :meth:`publish`.
+        ``ttl_s`` and the options are those of :meth:`publish`.
 
         After a lost connection, the publish is repeated with its ``key`` until the broker answers;
         the message is stored only once.  If you pass your own key (1 to 64 bytes), you can also
@@ -221,10 +263,10 @@ class Client(ClientCore):
             LocalProtocolError: as for :meth:`publish`, or an unanswered publish has this key.
             ConnectionLostError: the client ended, or gave up repeating the publish.
         """
-        queue, ttl_s = to_target(queue, ttl_s, delay_s)
+        checked = check_fields(ttl_s, options)
         answered = asyncio.Event()
         batch = PublishBatch(notify=answered.set)
-        key = await self._send_confirmed(queue, body, ttl_s, key, batch)
+        key = await self._send_confirmed(queue, body, int(ttl_s), key, batch, checked)
         try:
             await answered.wait()
         finally:
@@ -236,10 +278,9 @@ class Client(ClientCore):
         self,
         queue: str,
         bodies: Iterable[bytes] | AsyncIterable[bytes],
-        ttl_s: int = 0,
+        ttl_s: float = 0,
         window: int = 1_000,
-        *,
-        delay_s: float = 0,
+        **options: Unpack[PublishFields],
     ) -> int:
         """Publish all bodies with confirmation, leaving at most ``window`` unanswered at a time.
 
@@ -250,7 +291,7 @@ class Client(ClientCore):
                 already sent have been answered.
             ConnectionLostError: as for :meth:`publish_confirmed`.
         """
-        queue, ttl_s = to_target(queue, ttl_s, delay_s)
+        checked, whole_s = check_fields(ttl_s, options), int(ttl_s)
         progress = asyncio.Event()
         batch = PublishBatch(window, progress.set)
 
@@ -263,7 +304,7 @@ class Client(ClientCore):
             if bound := batch.bound():
                 await wait_until_below(bound)
             if batch.error is None:
-                await self._send_confirmed(queue, body, ttl_s, None, batch)
+                await self._send_confirmed(queue, body, whole_s, None, batch, checked)
             return batch.error is None
 
         try:
@@ -284,15 +325,26 @@ class Client(ClientCore):
         return batch.stored
 
     async def _send_confirmed(
-        self, queue: str, body: bytes, ttl_s: int, key: bytes | None, batch: PublishBatch
+        self,
+        queue: str,
+        body: bytes,
+        ttl_s: int,
+        key: bytes | None,
+        batch: PublishBatch,
+        options: Options | None,
     ) -> bytes:
         if self.session.is_connected:
             await self._writable()
         else:
             self.raise_if_ended()
-        key, frame = self.session.confirm(queue, body, ttl_s, key, batch.begin())
+        key, frame = self.session.confirm(queue, body, ttl_s, key, batch.begin(), options)
         self.write(frame)
         return key
+
+    def confirm(self, message: KeyedMessage, answer: AnswerCallback) -> None:
+        """Begin a confirmed publish; raise LocalProtocolError if it is invalid or repeated."""
+        self.raise_if_ended()
+        self.write(self.session.confirm_message(message, answer))
 
     async def _writable(self) -> None:
         self.raise_if_ended()
@@ -307,8 +359,11 @@ class Client(ClientCore):
 
     # -- consuming
 
-    def consume(self, queue: str, credit: int = 100) -> "Consumer":
+    def consume(self, queue: str, credit: int = 100, *, info: bool = False) -> "Consumer":
         """Return an iterator over a queue's messages; at most ``credit`` are unsettled at a time.
+
+        With ``info``, deliveries have their attempt, their hold and more; see
+        :class:`~phpmq_lite.client.Delivery`.
 
         ::
 
@@ -323,10 +378,11 @@ class Client(ClientCore):
         Raises:
             LocalProtocolError: this client already consumes the queue, or the name or credit is
                 invalid.
+            ClientError: the broker is of an earlier release, which has no ``info``.
             ConnectionLostError: the client has ended.
         """
         self.raise_if_ended()
-        return Consumer(self, queue, credit)
+        return Consumer(self, queue, credit, has_info=info)
 
     async def consume_with(
         self, queue: str, callback: Callable[[Delivery], Awaitable[None] | None], credit: int = 100
@@ -341,10 +397,13 @@ class Client(ClientCore):
                 if (awaitable := callback(delivery)) is not None:
                     await awaitable
 
-    def settle(self, frame: bytes, generation: int) -> None:
+    def settle(
+        self, delivery: Delivery, frame: bytes, old_form: OldForm | None, *, is_kept: bool
+    ) -> None:
         """Send the settlement of a delivery; called by :class:`Delivery`."""
         self.raise_if_ended()
-        self.write(self.session.settlement_to_send(frame, generation))
+        place = (delivery.queue, delivery.generation, frame, old_form)
+        self.write(self.session.settlement_to_send(*place, is_kept=is_kept))
 
     # -- called by the connection
 
@@ -371,7 +430,7 @@ async def _check_stays_open(connected: socket.socket) -> None:
         try:
             async with asyncio.timeout(PROBE_S):
                 if not await asyncio.get_running_loop().sock_recv(connected, 1):
-                    raise ConnectionError("the broker has closed the connection")
+                    raise EndedAtOnceError("the broker has closed the connection")
         except OSError as error:
             if not isinstance(error, TimeoutError):
                 connected.close()
@@ -381,13 +440,12 @@ async def _check_stays_open(connected: socket.socket) -> None:
 class Consumer:
     """Asynchronous iterator over a queue's messages; created by :meth:`Client.consume`."""
 
-    def __init__(self, client: Client, queue: str, credit: int) -> None:
+    def __init__(self, client: Client, queue: str, credit: int, *, has_info: bool) -> None:
         self._client = client
         self._filled = asyncio.Event()
-        self._window: ConsumedQueue | None = client.session.start_consuming(
-            queue, credit, self._filled.set
-        )
-        client.write(client.session.side.consume(queue, credit))
+        window = client.session.start_consuming(queue, credit, self._filled.set, has_info=has_info)
+        self._window: ConsumedQueue | None = window
+        client.write(client.session.consume_frame(window))
 
     def __aiter__(self) -> Self:
         return self
@@ -405,6 +463,16 @@ class Consumer:
             await self._filled.wait()
             window = self._window
         raise StopAsyncIteration
+
+    def set_credit(self, credit: int) -> None:
+        """Change the credit; nothing that is held returns.  0 pauses.
+
+        Raises:
+            ClientError: the broker is of an earlier release, which cannot do that.
+        """
+        if self._window is not None:
+            self._client.raise_if_ended()
+            self._client.write(self._client.session.set_credit(self._window, credit))
 
     def close(self) -> None:
         """Stop consuming; unsettled messages return to the queue.  Safe to call twice."""
@@ -432,6 +500,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, client: Client) -> None:
         self.lost = asyncio.Event()
+        self.decided = asyncio.Event()  # set when it is usable or lost
+        self.is_usable = False
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
@@ -440,12 +510,24 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         prepare(transport.get_extra_info("socket"))
+        if hello := self._client.greet():
+            self._transport.write(hello)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.is_usable = True
         self._client.connection_made(self)
+        self.decided.set()
 
     def data_received(self, data: bytes) -> None:
-        self._client._receive(data)
-        if self._client.session.side.error is not None:  # a frame is invalid or too large
-            self._transport.abort()
+        client = self._client
+        client._receive(data)
+        if client.session.side.error is not None:  # a frame is invalid or too large
+            self.abort()
+        elif not self.is_usable and client.session.is_welcome:
+            client.welcomed()
+            self._begin()
 
     def pause_writing(self) -> None:
         self._client._ready.clear()
@@ -457,6 +539,11 @@ class _Connection(asyncio.Protocol):
         self._parts.clear()
         self._client.connection_lost(self)
         self.lost.set()
+        self.decided.set()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._transport.abort()
 
     def write(self, data: bytes) -> None:
         if not self._parts:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from phpmq_lite.client.buffered_socket import (
@@ -21,8 +21,15 @@ from phpmq_lite.client.buffered_socket import (
     seconds_left,
 )
 from phpmq_lite.client.core import Backoff, ClientCore, ConnectionOptions, parse_address
-from phpmq_lite.client.publishes import AnswerCallback, KeyedMessage, PublishBatch, to_target
-from phpmq_lite.client.session import ConsumedQueue, Delivery
+from phpmq_lite.client.delivery import Delivery
+from phpmq_lite.client.publishes import (
+    AnswerCallback,
+    KeyedMessage,
+    PublishBatch,
+    PublishFields,
+    check_fields,
+)
+from phpmq_lite.client.session import ConsumedQueue, OldForm
 from phpmq_lite.errors import (
     KEY_CONFLICT,
     ClientError,
@@ -126,6 +133,8 @@ class BlockingClient(ClientCore):
             try:
                 self._connect(seconds_left(deadline))
             except BaseException as error:
+                if not self.is_closing and self.is_retried(error):
+                    return
                 if not self.is_closing:
                     self._ended = before
                 if isinstance(error, OSError):
@@ -154,10 +163,10 @@ class BlockingClient(ClientCore):
 
     def _connect(self, timeout_s: float | None) -> None:
         """Connect while other threads wait; the caller holds the lock."""
-        is_probed = self.session.pending.suspect() is not None
-        stream = self._unlocked(
-            partial(open_stream, is_probed=is_probed), self.options, self._dialer, timeout_s
-        )
+        deadline = deadline_after(timeout_s)
+        stream = None
+        while stream is None:
+            stream = self._unlocked(self._open_stream, deadline)
         if self._ended is not None:  # closed by another thread meanwhile
             stream.close()
             self.raise_if_ended()
@@ -165,6 +174,39 @@ class BlockingClient(ClientCore):
         self._opened_at = time.monotonic()
         stream.buffer(self.session.connected())
         self._away.connected()
+
+    def _open_stream(self, deadline: float | None) -> BufferedSocket | None:
+        """Return a connection on which the broker has answered the hello, or None: try again."""
+        left_s = seconds_left(deadline)
+        stream = open_stream(self.options, self._dialer, left_s, is_probed=self.is_probed())
+        hello = self.greet()
+        if not hello:
+            return stream
+        stream.buffer(hello)
+        try:
+            self._wait_for_welcome(stream, deadline)
+        except BaseException as error:
+            stream.close()
+            if isinstance(error, TimeoutError) or not isinstance(error, OSError):
+                raise
+            self.hello_ended()
+            return None
+        self.welcomed()
+        return stream
+
+    def _wait_for_welcome(self, stream: BufferedSocket, deadline: float | None) -> None:
+        """Read until the broker has answered the hello; raise OSError if it does not."""
+        session = self.session
+        while not (session.is_welcome or self.is_closing):
+            stream.send()
+            stream.watch()
+            stream.wait(seconds_left(deadline))
+            for data in stream.receive():
+                session.receive(data)
+            if session.side.error is not None:
+                raise ConnectionError("the peer does not speak PHPMQ")
+            if seconds_left(deadline) == 0 and not session.is_welcome:
+                raise TimeoutError("the broker does not answer")
 
     def _reconnect(self, deadline: float | None) -> None:
         """Try once to reconnect; after a failure, this or another call tries again."""
@@ -181,8 +223,13 @@ class BlockingClient(ClientCore):
             self._reader = before
         self.raise_if_ended()
         left_s = seconds_left(deadline)
-        with suppress(OSError):  # the broker is still unavailable
+        try:
             self._connect(_RECONNECT_S if left_s is None else min(left_s, _RECONNECT_S))
+        except OSError as error:  # the broker is still unavailable
+            self.note_failure(error)
+        except ConnectionLostError as error:
+            self._end(str(error))
+            raise
 
     def _drop_connection(self, error: OSError) -> None:
         """Drop the connection; raise ConnectionLostError if the client is not set to reconnect."""
@@ -283,16 +330,19 @@ class BlockingClient(ClientCore):
 
     # -- publishing
 
-    def publish(self, queue: str, body: bytes, ttl_s: int = 0, *, delay_s: float = 0) -> None:
+    def publish(
+        self, queue: str, body: bytes, ttl_s: float = 0, **options: Unpack[PublishFields]
+    ) -> None:
         """Send a message without waiting for a receipt, as with ``Client.publish``.
 
         Raises:
-            LocalProtocolError: the queue name, the body or the TTL is invalid.
+            LocalProtocolError: the queue name, the body, the TTL or an option is invalid.
+            ClientError: the broker is older and does not know an option.
             ConnectionLostError: the connection was lost during sending; the message may be stored.
             TimeoutError: the broker is not reading; the message may still be sent later.
         """
-        queue, ttl_s = to_target(queue, ttl_s, delay_s)
-        frame = self.session.side.publish(queue, body, ttl_s)
+        checked = check_fields(ttl_s, options)
+        frame = self.session.side.publish(queue, body, int(ttl_s)) if checked is None else b""
         deadline = deadline_after(self.timeout_s)
         is_open = self.pump(lambda: self._stream is not None, self.timeout_s)  # or already lost
         with self.lock:
@@ -301,6 +351,8 @@ class BlockingClient(ClientCore):
             if not is_open or stream is None:
                 raise self._not_accepted()
             generation = session.generation
+            if checked is not None:
+                frame = session.publish(queue, body, checked)
             stream.buffer(frame)
             end = stream.buffered
         if not self.pump(
@@ -314,10 +366,9 @@ class BlockingClient(ClientCore):
         self,
         queue: str,
         body: bytes,
-        ttl_s: int = 0,
+        ttl_s: float = 0,
         key: bytes | None = None,
-        *,
-        delay_s: float = 0,
+        **options: Unpack[PublishFields],
     ) -> None:
         """Publish a message and return when it is stored, as with ``Client.publish_confirmed``.
 
@@ -327,11 +378,12 @@ class BlockingClient(ClientCore):
             ConnectionLostError: the client has ended, or could not reconnect in time.
             TimeoutError: the broker did not answer; the message may be stored.
         """
-        queue, ttl_s = to_target(queue, ttl_s, delay_s)
+        checked = check_fields(ttl_s, options)
         batch = PublishBatch()
         with self.lock:
             self.raise_if_ended()
-            key, frame = self.session.confirm(queue, body, ttl_s, key, batch.begin())
+            answer = batch.begin()
+            key, frame = self.session.confirm(queue, body, int(ttl_s), key, answer, checked)
             self._put(frame)
         try:
             self._wait_below(batch, 1)
@@ -343,10 +395,9 @@ class BlockingClient(ClientCore):
         self,
         queue: str,
         bodies: Iterable[bytes],
-        ttl_s: int = 0,
+        ttl_s: float = 0,
         window: int = 1_000,
-        *,
-        delay_s: float = 0,
+        **options: Unpack[PublishFields],
     ) -> int:
         """Publish all bodies and return their number, as with ``Client.publish_many``.
 
@@ -355,7 +406,7 @@ class BlockingClient(ClientCore):
             ConnectionLostError: as for :meth:`publish_confirmed`.
             TimeoutError: too few publishes were answered in time.
         """
-        queue, ttl_s = to_target(queue, ttl_s, delay_s)
+        checked, whole_s = check_fields(ttl_s, options), int(ttl_s)
         self.raise_if_ended()
         batch = PublishBatch(window)
         try:
@@ -363,7 +414,8 @@ class BlockingClient(ClientCore):
                 if bound := batch.bound():
                     self._wait_below(batch, bound)
                 with self.lock:
-                    _, frame = self.session.confirm(queue, body, ttl_s, None, batch.begin())
+                    answer = batch.begin()
+                    _, frame = self.session.confirm(queue, body, whole_s, None, answer, checked)
                     self._put(frame)
                     is_full = self._stream is not None and self._stream.unsent > _PUT_BYTES
                 if is_full:
@@ -386,17 +438,18 @@ class BlockingClient(ClientCore):
     def confirm(self, message: KeyedMessage, answer: AnswerCallback) -> None:
         """Begin a confirmed publish; raise LocalProtocolError if it is invalid or repeated."""
         with self.lock:
-            _, frame = self.session.confirm(
-                message.queue, message.content, message.ttl_s, message.key, answer
-            )
+            frame = self.session.confirm_message(message, answer)
             self.send_now(frame, may_wait=self._reader is None)
 
     # -- consuming
 
     def consume(
-        self, queue: str, credit: int = 100, timeout_s: float | None = None
+        self, queue: str, credit: int = 100, timeout_s: float | None = None, *, info: bool = False
     ) -> "BlockingConsumer":
         """Return an iterator over a queue's messages; at most ``credit`` are unsettled at a time.
+
+        With ``info``, deliveries have their attempt, their hold and more; see
+        :class:`~phpmq_lite.client.Delivery`.
 
         ::
 
@@ -411,10 +464,11 @@ class BlockingClient(ClientCore):
         Raises:
             LocalProtocolError: this client already consumes the queue, or the name or credit is
                 invalid.
+            ClientError: the broker is of an earlier release, which has no ``info``.
             ConnectionLostError: the client has ended.
         """
         self.raise_if_ended()
-        return BlockingConsumer(self, queue, credit, timeout_s)
+        return BlockingConsumer(self, queue, credit, timeout_s, has_info=info)
 
     def consume_with(
         self,
@@ -428,7 +482,9 @@ class BlockingClient(ClientCore):
             for delivery in deliveries:
                 callback(delivery)
 
-    def settle(self, frame: bytes, generation: int) -> None:
+    def settle(
+        self, delivery: Delivery, frame: bytes, old_form: OldForm | None, *, is_kept: bool
+    ) -> None:
         """Send the settlement of a delivery; called by :class:`Delivery`.
 
         If more received messages are waiting, settlements within 5 ms are sent together; otherwise,
@@ -436,10 +492,12 @@ class BlockingClient(ClientCore):
         """
         with self.lock:
             self.raise_if_ended()
+            session = self.session
+            place = (delivery.queue, delivery.generation, frame, old_form)
             self.send_now(
-                self.session.settlement_to_send(frame, generation),
+                session.settlement_to_send(*place, is_kept=is_kept),
                 may_wait=self._reader is None
-                and any(window.dispatches for window in self.session.windows.values()),
+                and any(window.dispatches for window in session.windows.values()),
             )
 
     def send_now(self, frame: bytes, *, may_wait: bool = False) -> None:
@@ -455,13 +513,19 @@ class BlockingClient(ClientCore):
             self._sent_at = now_s
             self._send(stream)
 
-    def start_consuming(self, queue: str, credit: int) -> ConsumedQueue:
+    def start_consuming(self, queue: str, credit: int, *, has_info: bool = False) -> ConsumedQueue:
         """Begin to consume a queue; called by :class:`BlockingConsumer`."""
         with self.lock:
             # No wake-up is needed, because a waiting call runs the pump itself.
-            window = self.session.start_consuming(queue, credit, lambda: None)
-            self.send_now(self.session.side.consume(queue, credit))
+            window = self.session.start_consuming(queue, credit, lambda: None, has_info=has_info)
+            self.send_now(self.session.consume_frame(window))
         return window
+
+    def set_credit(self, window: ConsumedQueue, credit: int) -> None:
+        """Change the credit of a queue; called by :class:`BlockingConsumer`."""
+        with self.lock:
+            self.raise_if_ended()
+            self.send_now(self.session.set_credit(window, credit))
 
     def stop_consuming(self, window: ConsumedQueue) -> None:
         """Return the unsettled messages of a queue, and end a wait for more in another thread."""
@@ -475,11 +539,18 @@ class BlockingConsumer:
     """Iterator over a queue's messages; created by :meth:`BlockingClient.consume`."""
 
     def __init__(
-        self, client: BlockingClient, queue: str, credit: int, timeout_s: float | None
+        self,
+        client: BlockingClient,
+        queue: str,
+        credit: int,
+        timeout_s: float | None,
+        *,
+        has_info: bool,
     ) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._window: ConsumedQueue | None = client.start_consuming(queue, credit)
+        window = client.start_consuming(queue, credit, has_info=has_info)
+        self._window: ConsumedQueue | None = window
 
     def __iter__(self) -> Self:
         return self
@@ -505,6 +576,11 @@ class BlockingConsumer:
                 raise
             window = self._window
         raise StopIteration
+
+    def set_credit(self, credit: int) -> None:
+        """Change the credit, as with ``Consumer.set_credit``."""
+        if self._window is not None:
+            self._client.set_credit(self._window, credit)
 
     def close(self) -> None:
         """Stop consuming; unsettled messages return to the queue.  Safe to call twice."""
@@ -602,7 +678,7 @@ def publish_each(
     outcomes: list[PublishOutcome] = [NoReplyError("the broker did not answer")] * len(messages)
     waiting: set[int] = set()
 
-    def answered(place: int, error: ClientError | None) -> None:
+    def answered(place: int, error: PhpmqError | None) -> None:
         waiting.discard(place)
         is_known = isinstance(error, PublishRefusedError) and error.reason == KEY_CONFLICT
         outcomes[place] = None if is_known else error
@@ -613,7 +689,9 @@ def publish_each(
             waiting.add(place)
             try:
                 client.confirm(message, partial(answered, place))
-            except LocalProtocolError as error:
+            except ConnectionLostError:
+                raise
+            except (LocalProtocolError, ClientError) as error:
                 waiting.discard(place)
                 outcomes[place] = error
         client.pump(lambda: not waiting, timeout_s)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from phpmq_lite.client.core import ConnectionOptions
+from phpmq_lite.client.core import ConnectionOptions, EndedAtOnceError
 from phpmq_lite.client.publishes import PROBE_S
 from phpmq_lite.os_process import reset_after_fork
 from phpmq_lite.sockets import Dialer, prepare
@@ -67,7 +67,7 @@ def _check_stays_open(plain: socket.socket) -> None:
     plain.settimeout(PROBE_S)
     with suppress(TimeoutError):
         if not plain.recv(1, socket.MSG_PEEK):
-            raise ConnectionError("the broker has closed the connection")
+            raise EndedAtOnceError("the broker has closed the connection")
 
 
 class BufferedSocket:

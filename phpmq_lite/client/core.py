@@ -6,13 +6,15 @@ These are addresses, errors, the confirmations of publishes, and whether and whe
 import logging
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from errno import ECONNREFUSED
 from socket import gaierror
 from typing import TYPE_CHECKING, Final
 
-from phpmq_lite.client.session import ClientSession, ConsumedQueue, Delivery, Settler
+from phpmq_lite.client.delivery import Delivery, Settler, delivery_of
+from phpmq_lite.client.session import ClientSession, ConsumedQueue
 from phpmq_lite.errors import ConnectionLostError, os_reason
 from phpmq_lite.os_process import reset_after_fork
 from phpmq_lite.sockets import tls_reason
@@ -116,7 +118,10 @@ class AwayLog:
 _STABLE_S: Final = 10.0  # connections that last longer reset the reconnection delay
 _QUICK_S: Final = 0.5  # a server that refuses all connections ends them within this time
 _SILENT_ENDS: Final = 3  # quick ends without an answer, which a warning then explains
+_HELLO_ENDS: Final = 2  # in a row: the broker is older and does not know the hello
+_OLD_S: Final = 600.0  # for how long it gets no hello
 
+_old_brokers: dict[BrokerAddress, float] = {}  # until when they get no hello, monotonic
 _log = logging.getLogger(__name__)
 
 
@@ -132,6 +137,10 @@ class ConnectionOptions:
     backoff: Backoff | None
 
 
+class EndedAtOnceError(ConnectionError):
+    """The peer has closed a connection before anything was sent: it is a proxy without a broker."""
+
+
 class ClientCore(Settler):
     """What both clients know and decide; their subclasses do the I/O that follows from it."""
 
@@ -144,6 +153,7 @@ class ClientCore(Settler):
         self.is_closing = False
         self._was_answered = False  # since then, lost connections are taken as temporary
         self._silent_ends = 0
+        self._hello_ends = 0
         self._away = AwayLog(options.address)
         reset_after_fork(self)
 
@@ -167,7 +177,63 @@ class ClientCore(Settler):
             self._ended = detail
         self.session.pending.fail(self._ended)
 
+    def is_probed(self) -> bool:
+        """Return whether the next connection must stay open for a while before it is used.
+
+        Then a publish or the hello is why it ends, and not a proxy whose broker is away.
+        """
+        return self._hello_ends > 0 or self.session.pending.suspect() is not None
+
+    def greet(self) -> bytes:
+        """Return the hello to send on a new connection, or nothing for an older broker."""
+        until = _old_brokers.get(self.target, 0.0)
+        return self.session.greet(sends_hello=time.monotonic() >= until)
+
+    def welcomed(self) -> None:
+        """Count on the broker's answer to further hellos."""
+        self._hello_ends = 0
+        self._was_answered = True
+
+    def hello_ended(self) -> None:
+        """Count a connection that ended after the hello; connect again at once afterwards.
+
+        Raises:
+            ConnectionLostError: the peer does not speak PHPMQ.
+        """
+        problem = self.session.protocol_problem(self.target)
+        if problem is not None:
+            raise ConnectionLostError(problem)
+        self._hello_ends += 1
+        self._note_silent_end()
+        if self._hello_ends >= _HELLO_ENDS:
+            self._hello_ends = 0
+            _old_brokers[self.target] = time.monotonic() + _OLD_S
+
+    def is_retried(self, error: BaseException) -> bool:
+        """Return whether to go on after a first connection that failed, which is noted then.
+
+        A broker that has too many connections ends new ones at once.
+        """
+        if not isinstance(error, EndedAtOnceError) or not self.options.reconnect:
+            return False
+        self.note_failure(error)
+        return True
+
+    def note_failure(self, error: OSError) -> None:
+        """Note why no new connection could be made."""
+        if isinstance(error, EndedAtOnceError):
+            self._note_silent_end()
+
+    def _note_silent_end(self) -> None:
+        if not self._was_answered:
+            self._silent_ends += 1
+            if self._silent_ends == _SILENT_ENDS:
+                _log.warning("%s", self._not_accepted())
+
     def _connect_error(self, error: OSError) -> ConnectionLostError:
+        if isinstance(error, EndedAtOnceError):
+            self._silent_ends += 1
+            return self._refused()
         plain = None if self.options.ssl is None else f"phpmq://{self.target} (in Python, no ssl)"
         reason = tls_reason(error, plain, "tcp.allow") or os_reason(error)
         if isinstance(error, gaierror):
@@ -190,10 +256,7 @@ class ClientCore(Settler):
             self._was_answered = True
             if self.options.reconnect and not self.is_closing:
                 self._away.lost(error)
-        if not self._was_answered:
-            self._silent_ends += 1
-            if self._silent_ends == _SILENT_ENDS:
-                _log.warning("%s", self._not_accepted())
+        self._note_silent_end()
         if not self.options.reconnect:
             reason = "" if error is None else f": {os_reason(error)}"
             self._end(f"the connection to {self.target} is lost{reason}")
@@ -209,14 +272,19 @@ class ClientCore(Settler):
 
     def _deliver(self, window: ConsumedQueue) -> Delivery:
         """Return the next message that has been received; raise IndexError if there is none."""
-        return Delivery(self, window.dispatches.popleft(), self.session.generation)
+        return delivery_of(self, window.dispatches.popleft(), self.session.generation)
 
     def _not_accepted(self) -> ConnectionLostError:
         """Return the error of a call that has waited for a connection until its time limit."""
         if self._was_answered or self._silent_ends < _SILENT_ENDS:
             return ConnectionLostError(f"{self.target} did not accept a new connection in time")
+        return self._refused()
+
+    def _refused(self) -> ConnectionLostError:
+        size = self.session.pending.largest()
+        large = f", or have a limits.max_content below the {size} bytes of a message"
         return ConnectionLostError(
             f"{self.target} ended {self._silent_ends} connections without an answer; it may not "
-            "allow this address (tcp.allow), need a client certificate (tcp.tls_client_ca), or have"
-            f" a limits.max_content below the {self.session.pending.largest()} bytes of a message"
+            "allow this address (tcp.allow), or need a client certificate (tcp.tls_client_ca)"
+            f"{large if size else ''}"
         )

@@ -1,21 +1,25 @@
 """Publishes that wait for the broker's answer, without I/O."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from datetime import datetime
+from math import ceil
+from typing import Any, Final, Literal, TypedDict
 
 from phpmq_lite.errors import (
     KEY_CONFLICT,
     ClientError,
     ConnectionLostError,
     LocalProtocolError,
+    PhpmqError,
     PublishRefusedError,
-    RefusedError,
 )
-from phpmq_lite.queue_settings import publish_target
+from phpmq_lite.frame_options import PUBLISH, OptionError, PublishOptions, check_options
+from phpmq_lite.queue_settings import home_of, name_problem, retry_name
 
-AnswerCallback = Callable[[ClientError | None], None]  # receives None if the message was stored
+Options = Mapping[str, Any]  # of a 010, checked
+AnswerCallback = Callable[[PhpmqError | None], None]  # receives None if the message was stored
 
 
 @contextmanager
@@ -32,15 +36,51 @@ def storing_once() -> Iterator[None]:
             raise
 
 
-def to_target(queue: str, ttl_s: int, delay_s: float) -> tuple[str, int]:
-    """Return queue and TTL to publish with; raise LocalProtocolError for an invalid delay."""
-    if not delay_s:
-        return queue, ttl_s
+class PublishFields(TypedDict, total=False):
+    """Options of a publish, with the names and bounds of the HTTP API."""
+
+    delay_s: float  # seconds until the message is ready; its time to live begins then
+    deliver_at: datetime | int | str  # or a date: with a UTC offset, or in Unix ms
+    priority: int  # 0 (first) to 255; the default is 128
+    group: str  # of which a queue with ``group_by`` delivers one message at a time
+    unique_key: str  # under which the queue holds at most one live message
+    if_exists: Literal["keep", "replace"]  # the live message with this unique key
+
+
+def check_fields(ttl_s: float, fields: PublishFields) -> Options | None:
+    """Return the options of a 010, or None if a 001 will do; raise LocalProtocolError."""
+    if not fields and isinstance(ttl_s, int):
+        return None
+    named = {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in fields.items()
+    }
     try:
-        target, ttl = publish_target(queue, ttl_s or None, delay_s)
-    except RefusedError as error:
+        options = check_options({"ttl_s": ttl_s, **named}, PUBLISH)
+        PublishOptions.of(options)
+    except OptionError as error:
         raise LocalProtocolError(str(error)) from None
-    return target, ttl or 0
+    if not options.get("delay_s", 1):
+        del options["delay_s"]
+    return None if options.keys() == {"ttl_s"} and ttl_s == int(ttl_s) else options
+
+
+def delayed_copy(queue: str, options: Options) -> tuple[str, int]:
+    """Return queue and TTL that mean a delay to a broker that knows no 010.
+
+    Raises:
+        ClientError: they cannot express the options.
+    """
+    delay_s, target = options.get("delay_s"), retry_name(queue)
+    unknown = [name for name in options if name != "ttl_s"] if options["ttl_s"] else []
+    unknown = unknown or [name for name in options if name not in ("ttl_s", "delay_s")]
+    if unknown or not delay_s or name_problem(target) is not None:
+        names = ", ".join(unknown or options)
+        raise ClientError(
+            f"the broker is older than this client and does not know {names}; upgrade it, or "
+            "publish without"
+        )
+    return target, ceil(delay_s)
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +91,7 @@ class KeyedMessage:
     content: bytes
     ttl_s: int
     key: bytes  # publish key of 1 to 64 bytes
+    options: Options | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +103,8 @@ class UnansweredPublish:
     ttl_s: int
     key: bytes
     answer: AnswerCallback
+    options: Options | None = None
+    is_copy: bool = False  # sent with the TTL as its delay; repeated so, since keys are per queue
     sent: int = 0  # connections that had it since the broker last answered any
 
 
@@ -93,19 +136,28 @@ class PendingPublishes:
         return max((len(entry.content) for entry in self._waiting.values()), default=0)
 
     def add(
-        self, queue: str, content: bytes, ttl_s: int, key: bytes, answer: AnswerCallback
+        self,
+        queue: str,
+        content: bytes,
+        ttl_s: int,
+        key: bytes,
+        answer: AnswerCallback,
+        options: Options | None = None,
     ) -> UnansweredPublish:
         """Remember a publish; raise LocalProtocolError if one with this key is unanswered."""
         if (queue, key) in self._waiting:
             raise LocalProtocolError(
                 f"a publish with key {key!r} is already waiting for its receipt"
             )
-        entry = self._waiting[queue, key] = UnansweredPublish(queue, content, ttl_s, key, answer)
+        entry = UnansweredPublish(queue, content, ttl_s, key, answer, options)
+        self._waiting[queue, key] = entry
         return entry
 
     def answered(self, queue: str, key: bytes, reason: str | None) -> bool:
         """Report a publish as stored or refused (``reason``); return False if it is unknown."""
         entry = self._waiting.pop((queue, key), None)
+        if entry is None and (home := home_of(queue)) is not None:  # of a delayed copy
+            entry = self._waiting.pop((home, key), None)
         if entry is None:
             return False
         self._has_answers = True
@@ -170,7 +222,7 @@ class PublishBatch:
         self._notify = notify
         self.stored = 0
         self.unanswered = 0
-        self.error: ClientError | None = None  # the first error among the answers
+        self.error: PhpmqError | None = None  # the first error among the answers
 
     def bound(self) -> int:
         """Return below how many unanswered publishes to wait; 0: do not wait, 1: after an error."""
@@ -183,7 +235,7 @@ class PublishBatch:
         self.unanswered += 1
         return self.answered
 
-    def answered(self, error: ClientError | None) -> None:
+    def answered(self, error: PhpmqError | None) -> None:
         """Count one answer to a publish."""
         self.unanswered -= 1
         if error is None:
