@@ -161,14 +161,28 @@ def with_attempts(content: bytes, attempts: int) -> bytes:
     return edit_members(content, members, {"attempts": encoded}) if is_changed else content
 
 
+def with_attempt_added(content: bytes) -> bytes | None:
+    """Return an object with one attempt more, None if it counts none, or raise ValueError."""
+    members = find_members(content)
+    attempts = _attempts_of(content, members)
+    if attempts is None:
+        return None
+    return edit_members(content, members, {"attempts": b"%d" % (int(attempts) + 1)})
+
+
 def _has_other_attempts(content: bytes, members: list[JsonMember], encoded: bytes) -> bool:
     """Return whether the last ``attempts`` member is an integer other than ``encoded``."""
+    return _attempts_of(content, members) not in (None, encoded)
+
+
+def _attempts_of(content: bytes, members: list[JsonMember]) -> bytes | None:
+    """Return the last ``attempts`` member, or None if it is not a 64-bit integer."""
     for member in reversed(members):
         if member.name == "attempts":
             value = content[member.value_start : member.end]
             is_short_integer = INTEGER.match(value) is not None and len(value) <= 20
-            return value != encoded and is_short_integer and INT64_MIN <= int(value) <= INT64_MAX
-    return False
+            return value if is_short_integer and INT64_MIN <= int(value) <= INT64_MAX else None
+    return None
 
 
 def _unwrap(content: bytes, members: list[JsonMember]) -> bytes | None:

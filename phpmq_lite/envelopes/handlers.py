@@ -11,6 +11,8 @@ from typing import Any, Final, Protocol
 from babelqueue import BabelQueue
 
 from phpmq_lite.envelopes import codec
+from phpmq_lite.envelopes.job_time import JobInterrupt
+from phpmq_lite.errors import JobTimeoutError
 from phpmq_lite.os_process import reset_after_fork
 
 _CANCEL_S: Final = 5.0  # maximum time for an interrupted coroutine to clean up
@@ -180,6 +182,10 @@ def _wrap_handler(
         try:
             with codec.continue_trace(context.envelope):
                 chain(context)
+        except JobInterrupt as interrupt:
+            timeout = JobTimeoutError(str(interrupt))
+            current.failed(timeout)
+            raise timeout from interrupt
         except BaseException as error:
             current.failed(error)
             raise

@@ -13,6 +13,7 @@ from phpmq_lite.protocol.frames import DEFAULT_MAX_CONTENT
 from phpmq_lite.queue_settings import QueueSettings
 
 _REASON_CHARACTERS: Final = 200
+_WORKER_REASONS: Final = ("failed", "unknown_urn")  # of a block, as a worker gives them
 # Matches control characters, including those that change the direction of text.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NOTHING: Final = indexed_fields.IndexedFields(None, None, None, None)
@@ -72,6 +73,15 @@ class BabelQueueInspector:
             return EnvelopeInspection(fields)
         return EnvelopeInspection(fields, problem.reason, problem.detail)
 
+    def with_attempt_added(self, content: bytes) -> bytes | None:
+        """Return an envelope with ``attempts`` one higher, or None if it must not be changed."""
+        if self.read_only_reason(content) is not None:
+            return None
+        try:
+            return dead_letter_record.with_attempt_added(content)
+        except ValueError:
+            return None
+
     def read_only_reason(self, content: bytes) -> str | None:
         """Return ``unsupported_schema_version`` if validation finds this problem, or None."""
         problem = validation.validate(content).problem
@@ -83,17 +93,23 @@ class BabelQueueInspector:
 
         If it is larger than ``max_content``, no client could receive it: it refers to the content.
         """
+        keeps_content = settings.payload_policy == "opaque"
+        if death.exception is not None and not keeps_content:  # a worker's last attempt has failed
+            content = self.with_attempt_added(content) or content
         fields = indexed_fields.read_indexed_fields(content)
+        reason = "poison" if death.reason in validation.REASONS else "failed"
+        if death.reason == "unknown_urn":
+            reason = death.reason
         block = dead_letter_record.DeadLetterBlock(
-            reason="poison" if death.reason in validation.REASONS else "failed",
+            reason=reason,
             original_queue=death.queue,
             failed_at=death.at_ms,
             attempts=(fields.attempts if fields is not None else None) or 0,
             error=death.detail or None,
-            detail=death.reason,
+            exception=death.exception,
+            detail=None if death.reason in _WORKER_REASONS else death.reason,
             message_id=death.message_id.decode(),
         )
-        keeps_content = settings.payload_policy == "opaque"
         record = dead_letter_record.build_record(content, block, keeps_content=keeps_content)
         if len(record) <= self._max_content or record is content:
             return record

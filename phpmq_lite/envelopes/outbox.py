@@ -19,25 +19,33 @@ Rows after a failed row overtake it. All other rows keep their commit order with
 if the relay or the broker crashes and with several relays.
 """
 
+import json
 import os
 import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Unpack
 
 from babelqueue.outbox import OutboxRecord
 
 from phpmq_lite.client.blocking_client import NoReplyError, PublishOutcome, Send
-from phpmq_lite.client.publishes import KeyedMessage, to_target
+from phpmq_lite.client.publishes import (
+    KeyedMessage,
+    Options,
+    PublishFields,
+    check_fields,
+    delayed_copy,
+)
 from phpmq_lite.client.session import ClientSession
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.sqlite_file import PURGE_ROWS, purge, transaction, wall_ms
 from phpmq_lite.envelopes.validation import validate
-from phpmq_lite.errors import ConnectionLostError, EnvelopeError, PublishRefusedError
+from phpmq_lite.errors import ClientError, ConnectionLostError, EnvelopeError, PublishRefusedError
 
 TABLE: Final = "phpmq_outbox"
 LEASE_S: Final = 30.0  # after this time, other relays take over the queues of a dead relay
@@ -58,7 +66,8 @@ CREATE TABLE IF NOT EXISTS {table} (
     attempts INTEGER NOT NULL DEFAULT 0,   -- failed attempts
     error TEXT,                            -- from the last attempt
     next_ms INTEGER NOT NULL DEFAULT 0,    -- earliest next attempt
-    sent_ms INTEGER                        -- null until sent
+    sent_ms INTEGER,                       -- null until sent
+    options TEXT                           -- JSON: priority and others; null if there are none
 );
 CREATE INDEX IF NOT EXISTS {table}_waiting ON {table} (queue, seq) WHERE sent_ms IS NULL;
 CREATE INDEX IF NOT EXISTS {table}_sent ON {table} (sent_ms) WHERE sent_ms IS NOT NULL;
@@ -69,10 +78,15 @@ CREATE TABLE IF NOT EXISTS {table}_lease (
 )
 """
 _INSERT: Final = "INSERT INTO {table} (id, queue, body, ttl_s, written_ms) VALUES (?, ?, ?, ?, ?)"
+_INSERT_WITH_OPTIONS: Final = """
+INSERT INTO {table} (id, queue, body, ttl_s, written_ms, options) VALUES (?, ?, ?, ?, ?, ?)
+"""
+_HAS_OPTIONS: Final = "SELECT count(*) FROM pragma_table_info('{table}') WHERE name = 'options'"
+_ADD_OPTIONS: Final = "ALTER TABLE {table} ADD COLUMN options TEXT"  # to a table of version 0.1
 _FIRST_QUEUE: Final = "SELECT min(queue) FROM {table} WHERE sent_ms IS NULL"
 _NEXT_QUEUE: Final = f"{_FIRST_QUEUE} AND queue > ?"
 _WAITING: Final = """
-SELECT seq, id, queue, CAST(body AS BLOB), ttl_s, attempts FROM {table}
+SELECT seq, id, queue, CAST(body AS BLOB), ttl_s, attempts, {options} FROM {table}
 WHERE sent_ms IS NULL AND queue = ? AND next_ms <= ? ORDER BY seq LIMIT ?
 """
 _LEASE: Final = """
@@ -107,9 +121,15 @@ def check_table_name(table: str) -> str:
 
 
 def create_tables(connection: sqlite3.Connection, table: str = TABLE) -> None:
-    """Create any missing outbox tables, within the open transaction if there is one."""
+    """Create what is missing of the outbox, within the open transaction if there is one."""
     for statement in schema(table):
         connection.execute(statement)
+    if not _has_options(connection, table):
+        connection.execute(_ADD_OPTIONS.format(table=table))
+
+
+def _has_options(connection: sqlite3.Connection, table: str) -> bool:
+    return bool(connection.execute(_HAS_OPTIONS.format(table=table)).fetchone()[0])
 
 
 def schema(table: str = TABLE) -> tuple[str, ...]:
@@ -118,30 +138,45 @@ def schema(table: str = TABLE) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(";\n"))
 
 
+InsertedValues = tuple[str, str, bytes, int, int] | tuple[str, str, bytes, int, int, str]
+
+
 def insert(
-    envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0, table: str = TABLE
-) -> tuple[str, tuple[str, str, bytes, int, int]]:
+    envelope: Mapping[str, Any],
+    *,
+    queue: str | None = None,
+    ttl_s: float = 0,
+    table: str = TABLE,
+    **options: Unpack[PublishFields],
+) -> tuple[str, InsertedValues]:
     """Return an SQL statement that inserts an envelope, and its values, for any SQLite driver.
 
-    The first value is the row's id.
+    The first value is the row's id.  Options other than ``delay_s`` alone need a table with the
+    column ``options``, which ``create_tables`` adds to one of version 0.1.
 
     Raises:
         EnvelopeError: the envelope cannot be encoded, or no consumer could handle it.
-        LocalProtocolError: the queue name or the TTL is invalid.
+        LocalProtocolError: the queue name, the TTL or an option is invalid.
     """
     prepared = producer.prepare_publish(envelope, queue)
-    return _insert(table, prepared.queue, prepared.content, ttl_s)
+    checked = check_fields(ttl_s, options)
+    return _insert(table, prepared.queue, prepared.content, int(ttl_s), checked)
 
 
 def _insert(
-    table: str, queue: str, content: bytes, ttl_s: int
-) -> tuple[str, tuple[str, str, bytes, int, int]]:
+    table: str, queue: str, content: bytes, ttl_s: int, options: Options | None = None
+) -> tuple[str, InsertedValues]:
     row_id = secrets.token_hex(16)
+    if options is not None:
+        with suppress(ClientError):  # an older table and an older broker know a delay alone
+            queue, ttl_s = delayed_copy(queue, options)
+            options = None
     _ENCODER.publish(queue, b"", ttl_s)  # raises an error if an argument is invalid
-    return (
-        _INSERT.format(table=check_table_name(table)),
-        (row_id, queue, content, ttl_s, wall_ms()),
-    )
+    values = (row_id, queue, content, ttl_s, wall_ms())
+    check_table_name(table)
+    if options is None:
+        return _INSERT.format(table=table), values
+    return _INSERT_WITH_OPTIONS.format(table=table), (*values, json.dumps(options))
 
 
 class Outbox:
@@ -171,9 +206,9 @@ class Outbox:
         queue: str | None = None,
         *,
         trace_id: str | None = None,
-        ttl_s: int = 0,
-        delay_s: float = 0,
+        ttl_s: float = 0,
         meta: Mapping[str, Any] | None = None,
+        **options: Unpack[PublishFields],
     ) -> str:
         """Write a new envelope and return its ``meta.id``.
 
@@ -182,19 +217,23 @@ class Outbox:
 
         Raises:
             EnvelopeError: the envelope is invalid; the message contains the JSON pointer.
-            LocalProtocolError: the queue name or the TTL is invalid.
+            LocalProtocolError: the queue name, the TTL or an option is invalid.
             sqlite3.Error: the insert failed.
         """
         envelope = producer.envelope_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
-        target, ttl = to_target(envelope["meta"]["queue"], ttl_s, delay_s)
-        self.write(envelope, queue=target, ttl_s=ttl)
+        self.write(envelope, ttl_s=ttl_s, **options)
         return str(envelope["meta"]["id"])
 
     def write(
-        self, envelope: Mapping[str, Any], *, queue: str | None = None, ttl_s: int = 0
+        self,
+        envelope: Mapping[str, Any],
+        *,
+        queue: str | None = None,
+        ttl_s: float = 0,
+        **options: Unpack[PublishFields],
     ) -> str:
         """Write an existing envelope and return the row's id; ``queue`` replaces ``meta.queue``."""
-        statement, values = insert(envelope, queue=queue, ttl_s=ttl_s, table=self._table)
+        statement, values = insert(envelope, queue=queue, ttl_s=ttl_s, table=self._table, **options)
         self._connection.execute(statement, values)
         return values[0]
 
@@ -208,6 +247,7 @@ class OutboxRow(NamedTuple):
     body: bytes
     ttl_s: int
     attempts: int  # number of failed attempts
+    options: str | None  # JSON
 
 
 class OutboxQueueStatus(NamedTuple):
@@ -324,7 +364,9 @@ class SqliteOutboxStore:
                 return []
         rows: list[OutboxRow] = []
         size = 0
-        cursor = self._connection.execute(self._sql(_WAITING), (queue, now_ms, limit))
+        options = "options" if _has_options(self._connection, self._table) else "NULL"
+        waiting = _WAITING.format(table=self._table, options=options)
+        cursor = self._connection.execute(waiting, (queue, now_ms, limit))
         for row in map(OutboxRow._make, cursor):
             rows.append(row)
             size += len(row.body)
@@ -464,7 +506,8 @@ class Relay:
 
 
 def _keyed_message(row: OutboxRow) -> KeyedMessage:
-    return KeyedMessage(row.queue, row.body, row.ttl_s, row.row_id.encode())
+    options = None if row.options is None else json.loads(row.options)
+    return KeyedMessage(row.queue, row.body, row.ttl_s, row.row_id.encode(), options)
 
 
 def _is_lost(outcome: PublishOutcome) -> bool:

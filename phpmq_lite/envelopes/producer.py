@@ -10,12 +10,12 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, Unpack
 
 from phpmq_lite.client.async_client import Client
 from phpmq_lite.client.async_client import connect as connect_aio
 from phpmq_lite.client.blocking_client import BlockingClient, connect_blocking
-from phpmq_lite.client.publishes import storing_once, to_target
+from phpmq_lite.client.publishes import PublishFields, storing_once
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.indexed_fields import is_blank
 from phpmq_lite.errors import EnvelopeError
@@ -153,10 +153,10 @@ class Producer:
         queue: str | None = None,
         *,
         trace_id: str | None = None,
-        ttl_s: int = 0,
-        delay_s: float = 0,
+        ttl_s: float = 0,
         meta: Mapping[str, Any] | None = None,
         key: bytes | str | None = None,
+        **options: Unpack[PublishFields],
     ) -> str:
         """Publish a new envelope; return its ``meta.id`` once the broker has stored it.
 
@@ -173,27 +173,27 @@ class Producer:
             trace_id: the trace to continue; defaults to the object's trace, the trace of the
                 envelope being handled, or a new one.
             ttl_s: time to live in seconds; 0 means no expiry.
-            delay_s: seconds to wait in ``<queue>.retry`` first; cannot be combined with a TTL.
             meta: additional members of ``meta``.
             key: the publish key, 1 to 64 bytes; defaults to the ``meta.id``.  A key of your own
                 stands for an event, which is stored once: while the broker remembers the key, a
                 second publish with it counts as stored, even if the data differs.
+            options: ``delay_s``, ``priority`` and others, as for ``Client.publish``.
 
         Raises:
             EnvelopeError: the envelope is invalid; nothing was sent. The message names the member.
             ClientError, LocalProtocolError, TimeoutError: as in the client's ``publish_confirmed``.
         """
         envelope = envelope_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
-        return self.publish_envelope(envelope, ttl_s=ttl_s, delay_s=delay_s, key=key)
+        return self.publish_envelope(envelope, ttl_s=ttl_s, key=key, **options)
 
     def publish_envelope(
         self,
         envelope: Mapping[str, Any],
         *,
         queue: str | None = None,
-        ttl_s: int = 0,
-        delay_s: float = 0,
+        ttl_s: float = 0,
         key: bytes | str | None = None,
+        **options: Unpack[PublishFields],
     ) -> str:
         """Publish an existing envelope to ``queue``, or to its ``meta.queue`` if no queue is given.
 
@@ -202,11 +202,11 @@ class Producer:
         the same errors as :meth:`publish`.
         """
         prepared = prepare_publish(envelope, queue, key)
-        target, ttl = to_target(prepared.queue, ttl_s, delay_s)
         if self._is_new:
             self.__enter__()
         with storing_once() if key is not None else nullcontext():
-            self.client.publish_confirmed(target, prepared.content, ttl, prepared.key)
+            place = (prepared.queue, prepared.content, ttl_s, prepared.key)
+            self.client.publish_confirmed(*place, **options)
         return prepared.meta_id
 
 
@@ -253,31 +253,31 @@ class AsyncProducer:
         queue: str | None = None,
         *,
         trace_id: str | None = None,
-        ttl_s: int = 0,
-        delay_s: float = 0,
+        ttl_s: float = 0,
         meta: Mapping[str, Any] | None = None,
         key: bytes | str | None = None,
+        **options: Unpack[PublishFields],
     ) -> str:
         """Publish a new envelope, like :meth:`Producer.publish`."""
         envelope = envelope_for(job, data, queue, self.queue, trace_id=trace_id, meta=meta)
-        return await self.publish_envelope(envelope, ttl_s=ttl_s, delay_s=delay_s, key=key)
+        return await self.publish_envelope(envelope, ttl_s=ttl_s, key=key, **options)
 
     async def publish_envelope(
         self,
         envelope: Mapping[str, Any],
         *,
         queue: str | None = None,
-        ttl_s: int = 0,
-        delay_s: float = 0,
+        ttl_s: float = 0,
         key: bytes | str | None = None,
+        **options: Unpack[PublishFields],
     ) -> str:
         """Publish an existing envelope, like :meth:`Producer.publish_envelope`."""
         prepared = prepare_publish(envelope, queue, key)
-        target, ttl = to_target(prepared.queue, ttl_s, delay_s)
         if self._is_new:
             async with self._opening:
                 if self._is_new:
                     await self.__aenter__()
         with storing_once() if key is not None else nullcontext():
-            await self.client.publish_confirmed(target, prepared.content, ttl, prepared.key)
+            place = (prepared.queue, prepared.content, ttl_s, prepared.key)
+            await self.client.publish_confirmed(*place, **options)
         return prepared.meta_id

@@ -8,17 +8,19 @@ import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any, Final, Literal
 
 from babelqueue.transport import ReceivedMessage, Transport
 
 from phpmq_lite.client.core import Backoff
-from phpmq_lite.client.session import Delivery
+from phpmq_lite.client.delivery import Delivery
 from phpmq_lite.envelopes import codec, dead_letter_record
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock
 from phpmq_lite.envelopes.handlers import JobContext
 from phpmq_lite.envelopes.idempotency import IdempotencyDecision, IdempotencyStore, idempotency_key
+from phpmq_lite.envelopes.job_time import HoldExtender, TimeLimit, limit_of
 from phpmq_lite.envelopes.sqlite_file import wall_ms
 from phpmq_lite.envelopes.validation import (
     UNSUPPORTED,
@@ -27,7 +29,7 @@ from phpmq_lite.envelopes.validation import (
     Verdict,
     validate,
 )
-from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
+from phpmq_lite.envelopes.worker_connection import WorkerConnection
 from phpmq_lite.errors import ClientError, EnvelopeError, LocalProtocolError
 from phpmq_lite.os_process import reset_after_fork
 from phpmq_lite.queue_settings import DEAD_LETTER_SUFFIX, dead_letter_name, name_problem, retry_name
@@ -88,7 +90,7 @@ Unknown values are omitted. The context never contains message content.
 
 EventName = Literal[
     "job.ack",  # handled and acknowledged
-    "job.retry",  # failed; a copy was published for the next run
+    "job.retry",  # failed; the message waits for its next run
     "job.released",  # requeued unchanged; reason such as unknown_urn, in_flight, shutdown
     "job.dead_letter",  # dead-lettered: failed permanently, unknown URN or malformed
     "job.dropped",  # acknowledged without being handled, as configured
@@ -123,7 +125,7 @@ class WorkerJob:
 
     delivery: Delivery
     verdict: Verdict
-    attempts: int  # number of attempts, between 0 and ATTEMPTS_LIMIT
+    attempts: int  # number of attempts before, between 0 and ATTEMPTS_LIMIT
     received_s: float  # arrival time on the monotonic clock
     claim: str | None = None  # idempotency key; None if not claimed
     is_started: bool = False
@@ -135,6 +137,11 @@ class WorkerJob:
     def message_id(self) -> str:
         """The message id that the broker assigned."""
         return self.delivery.message_id
+
+    @property
+    def has_info(self) -> bool:
+        """Whether the message comes from a broker that retries and dead-letters it itself."""
+        return self.delivery.attempt is not None
 
 
 class PhpmqTransport(Transport):
@@ -157,6 +164,7 @@ class PhpmqTransport(Transport):
         empty_list_data: EmptyListData = "php",
         dead_letter_queue: str | None = None,
         release_s: float = RELEASE_S,
+        time_limit_s: float | None = None,
         now_ms: Callable[[], int] = wall_ms,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -166,6 +174,9 @@ class PhpmqTransport(Transport):
         self.delays = delays
         self.idempotency_store = idempotency_store
         self.dead_letter_queue = dead_letter_queue  # if None, QUEUE.dlq is used
+        self.max_attempts: int | None = None  # only shown
+        self.time_limit_s = time_limit_s  # of a job; None: see limit_of
+        self.time_limits: dict[str, float] = {}  # by URN
         self.must_stop: Callable[[bool], bool] = lambda is_empty: False
         self.jobs = 0  # number of messages received so far, including malformed ones
         self.events = Counter[str]()  # number of events so far, by name
@@ -176,8 +187,10 @@ class PhpmqTransport(Transport):
         self._monotonic = monotonic
         self._sleep = sleep
         self._job: WorkerJob | None = None  # the job most recently returned by pop
-        # Recently settled messages, oldest first, in case a lost settlement must be sent again.
-        self._settled: OrderedDict[str, Settlement] = OrderedDict()
+        # Recently settled messages, oldest first, and how: in case that did not arrive.
+        self._settled: OrderedDict[str, Callable[[Delivery], None]] = OrderedDict()
+        self._holds = HoldExtender(lambda: self.link, monotonic)
+        self._limit = TimeLimit()
         self._pause = Backoff(0.5, 10.0)  # pause before a requeue; grows with each failure
         self._warned: set[tuple[str, str]] = set()
         self._is_unreachable = False
@@ -222,7 +235,7 @@ class PhpmqTransport(Transport):
         """Acknowledge a job that was handled or dropped by the app."""
         job = _job_of(message)
         self._finish_claim(job, is_done=job.is_handled)
-        self._settle(job, Settlement.ACK)
+        self._settle(job, Delivery.ack)
         if job.is_handled:
             self._emit_for("info", "job.ack", job)
         else:
@@ -242,7 +255,7 @@ class PhpmqTransport(Transport):
         elif delay > 0:
             self._run_or_requeue(job, lambda: self._release(job, delay, "unknown_urn"))
         elif job.is_started:
-            self._settle(job, Settlement.REQUEUE)
+            self._requeue(job)
             self._emit_for("warning", "job.released", job, reason="interrupted")
         else:
             job.is_settled = True
@@ -260,6 +273,7 @@ class PhpmqTransport(Transport):
     def close(self) -> None:
         """Close the connection; an unsettled message is requeued. Safe to call twice."""
         job, self._job = self._job, None
+        self._holds.close()
         if job is None or job.is_settled:
             self.link.close()
         else:
@@ -276,21 +290,31 @@ class PhpmqTransport(Transport):
         job.is_started = True
         envelope = codec.decode(job.delivery.body, self._empty_list_data)
         envelope["attempts"] = job.attempts
+        urn = job.verdict.index.urn if job.verdict.index else None
+        limit_s = limit_of(job.delivery, self.time_limits.get(urn or "", self.time_limit_s))
+        self._holds.begin(job.delivery, limit_s)
+        self._limit.begin(limit_s)
         return JobContext(envelope, job.delivery.queue, job.message_id)
 
     def done(self) -> None:
         """Record that the handler has returned."""
+        self._end_limit()
         if self._job is not None:
             self._job.is_handled = True
 
     def failed(self, error: BaseException) -> None:
         """Record the exception that the handler raised."""
+        self._end_limit()
         job = self._job
         if job is None:
             return
         job.error = error
         if isinstance(error, SystemExit):  # the worker ends, and the message is requeued
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
+
+    def _end_limit(self) -> None:
+        self._limit.end()
+        self._holds.end()
 
     # -- receiving
 
@@ -311,16 +335,18 @@ class PhpmqTransport(Transport):
 
     def _validate(self, delivery: Delivery) -> ReceivedMessage | None:
         """Return a message that can be handled; settle any other message and return None."""
-        settlement = self._settled.get(delivery.message_id)
-        if settlement is not None:  # this settlement was lost with the connection
-            self.link.settle(delivery, settlement)
+        settle_again = self._settled.get(delivery.message_id)
+        if settle_again is not None:  # another worker held it when it was settled here
+            settle_again(delivery)
             context = {"message_id": delivery.message_id, "reason": "already settled"}
             self.emit("info", "job.duplicate", delivery.queue, **context)
             return None
         self.jobs += 1
         verdict = validate(delivery.body, self._empty_list_data)
         index = verdict.index
-        attempts = _clamped(index.attempts if index else 0)
+        # The broker adds 1 to the attempts of an envelope, but not in an opaque queue.
+        counted = (index.attempts if index else 0) or 0
+        attempts = _clamped(max(counted, (delivery.attempt or 1) - 1))
         job = WorkerJob(delivery, verdict, attempts, self._monotonic())
         if verdict.problem is not None:
             problem = verdict.problem
@@ -350,7 +376,7 @@ class PhpmqTransport(Transport):
         key = f"{job.delivery.queue}\0{key}"
         decision = self.idempotency_store.claim(key)
         if decision is IdempotencyDecision.DONE:
-            self._settle(job, Settlement.ACK)
+            self._settle(job, Delivery.ack)
             self._emit_for("info", "job.duplicate", job, reason="already handled")
         elif decision is IdempotencyDecision.IN_FLIGHT:
             self._run_or_requeue(job, lambda: self._release(job, self._release_s, "in_flight"))
@@ -364,30 +390,51 @@ class PhpmqTransport(Transport):
         attempt = job.attempts + 1
         if self.delays is not None:
             delay_s = self.delays.after(attempt)
-        content = dead_letter_record.with_attempts(job.delivery.body, attempt)
-        self._publish_copy(job, content, delay_s, attempt)
-        context = {"attempt": attempt, "delay_s": round(delay_s, 3)} | _describe_error(job.error)
+        delivery, failure = job.delivery, _describe_error(job.error)
+        if delivery.attempt is None:
+            content = dead_letter_record.with_attempts(delivery.body, attempt)
+            self._publish_copy(job, content, delay_s, attempt)
+        else:
+            delivery.retry(
+                delay_s,
+                error=failure.get("error"),
+                exception=job.error,
+                limit=self.max_attempts,
+            )
+            job.is_settled = True
+        context = {"attempt": attempt, "delay_s": round(delay_s, 3)} | failure
         self._emit_for("warning", "job.retry", job, **context)
 
     def _release(self, job: WorkerJob, delay_s: float, reason: str) -> None:
-        self._publish_copy(job, job.delivery.body, delay_s, job.attempts)
+        if job.has_info:
+            job.delivery.retry(delay_s, error=reason, failed=False)
+            job.is_settled = True
+        else:
+            self._publish_copy(job, job.delivery.body, delay_s, job.attempts)
         self._emit_for("warning", "job.released", job, delay_s=delay_s, reason=reason)
 
     def _publish_copy(self, job: WorkerJob, content: bytes, delay_s: float, attempts: int) -> None:
-        """Publish a copy for a later run, deduplicated by its key; then acknowledge the message."""
+        """Publish a copy for a later run, deduplicated by its key; then acknowledge the message.
+
+        For a broker of an earlier release, which does not know retries.
+        """
         queue, key = job.delivery.queue, f"{job.message_id}:{attempts}".encode()
         if delay_s > 0 and name_problem(retry_name(queue)) is None:
             self.link.publish(retry_name(queue), content, ceil(delay_s), key)
         else:
             self.link.publish(queue, content, self._remaining_ttl_s(job), key)
-        self._settle(job, Settlement.ACK)
+        self._settle(job, Delivery.ack)
 
     def _quarantine(self, job: WorkerJob, problem: EnvelopeProblem) -> None:
         """Dead-letter a message with a malformed body on its first delivery."""
-        cause = {"reason": "poison", "error": problem.detail, "detail": problem.reason}
-        block = self._block(job, attempts=job.attempts, **cause)
         queue = self.dead_letter_queue or dead_letter_name(job.delivery.queue)
-        self._publish_record(job, queue, job.delivery.body, block)
+        if self._leaves_record_to_broker(job, queue):
+            end = partial(Delivery.dead_letter, reason=problem.reason, error=problem.detail)
+            self._settle(job, end)
+        else:
+            cause = {"reason": "poison", "error": problem.detail, "detail": problem.reason}
+            block = self._block(job, attempts=job.attempts, **cause)
+            self._publish_record(job, queue, job.delivery.body, block)
         self._emit_for(
             "warning", "job.dead_letter", job, reason=problem.reason, error=problem.detail
         )
@@ -397,12 +444,24 @@ class PhpmqTransport(Transport):
     ) -> None:
         """Dead-letter a job that used up its attempts or has no handler."""
         error = None if details["error"] is None else str(details["error"])[:_ERROR_CHARACTERS]
-        cause = {"reason": details["reason"], "error": error, "exception": details["exception"]}
-        block = self._block(job, attempts=attempts, **cause)
-        content = dead_letter_record.with_attempts(job.delivery.body, attempts)
-        self._publish_record(job, queue, content, block)
+        cause = {"reason": details["reason"], "error": error}
+        exception = details["exception"]
+        if self._leaves_record_to_broker(job, queue):
+            end = partial(Delivery.dead_letter, **cause, exception=job.error or exception)
+            self._settle(job, end)
+        else:
+            block = self._block(job, attempts=attempts, **cause, exception=exception)
+            content = dead_letter_record.with_attempts(job.delivery.body, attempts)
+            self._publish_record(job, queue, content, block)
         context = {"attempt": attempts} | _describe_error(job.error) | {"reason": details["reason"]}
         self._emit_for("error", "job.dead_letter", job, **context)
+
+    def _leaves_record_to_broker(self, job: WorkerJob, queue: str) -> bool:
+        """Return whether the broker writes the record of a dead letter, in one transaction with it.
+
+        An earlier release keeps no error; and a queue that only the worker knows is its own matter.
+        """
+        return job.has_info and queue == dead_letter_name(job.delivery.queue)
 
     def _publish_record(
         self, job: WorkerJob, queue: str, content: bytes, block: DeadLetterBlock
@@ -422,7 +481,7 @@ class PhpmqTransport(Transport):
                 self.link.publish(queue, record, 0, f"{job.message_id}:dead".encode())
             except LocalProtocolError as error:
                 self._emit_for("warning", "process.failed", job, reason=_format_error(error))
-        self._settle(job, Settlement.DEAD_LETTER)
+        self._settle(job, Delivery.dead_letter)
 
     def _block(self, job: WorkerJob, **cause: Any) -> DeadLetterBlock:
         queue, message_id = job.delivery.queue, job.message_id
@@ -430,13 +489,20 @@ class PhpmqTransport(Transport):
             original_queue=queue, failed_at=self._now_ms(), message_id=message_id, **cause
         )
 
-    def _settle(self, job: WorkerJob, settlement: Settlement) -> None:
+    def _settle(self, job: WorkerJob, end: Callable[[Delivery], None]) -> None:
         job.is_settled = True
-        self.link.settle(job.delivery, settlement, self._remaining_ttl_s(job))
-        if settlement is not Settlement.REQUEUE:
-            self._settled[job.message_id] = settlement
-            if len(self._settled) > _SETTLED_LIMIT:
-                self._settled.popitem(last=False)
+        end(job.delivery)
+        self._settled[job.message_id] = end
+        if len(self._settled) > _SETTLED_LIMIT:
+            self._settled.popitem(last=False)
+
+    def _requeue(self, job: WorkerJob) -> None:
+        """Return a message to the end of its queue, with its remaining time to live."""
+        job.is_settled = True
+        if job.has_info:
+            job.delivery.retry(failed=False)
+        else:
+            job.delivery.requeue(self._remaining_ttl_s(job))
 
     def _remaining_ttl_s(self, job: WorkerJob) -> int:
         """Return a job's remaining time to live in seconds (at least 1); 0 if it never expires."""
@@ -452,7 +518,7 @@ class PhpmqTransport(Transport):
             self._emit_for("error", "process.failed", job, reason=_format_error(error))
             if not job.is_settled:
                 self._sleep(self._pause.next_s())
-                self._settle(job, Settlement.REQUEUE)
+                self._requeue(job)
         else:
             self._pause.reset()
 

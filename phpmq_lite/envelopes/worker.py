@@ -137,6 +137,7 @@ def _checked_transport(app: BabelQueue, queue: str, *, drop_exhausted: bool) -> 
         raise SettingsError(f"the app cannot consume {queue!r}: {error}") from None
     if app.unknown_urn_release_delay <= 0:
         app.unknown_urn_release_delay = RELEASE_S  # without a delay, `release` would loop endlessly
+    transport.max_attempts = app.max_attempts
     if transport.dead_letter_queue is None:
         suffix = app.dead_letter_suffix
         transport.dead_letter_queue = app.dead_letter_queue or (queue + suffix if suffix else None)

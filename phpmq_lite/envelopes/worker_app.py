@@ -3,11 +3,12 @@
 import inspect
 import ssl as tls
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Unpack, get_args
 
 from babelqueue import BabelQueue
 
 from phpmq_lite.client.blocking_client import client_from_url
+from phpmq_lite.client.publishes import PublishFields
 from phpmq_lite.envelopes import producer
 from phpmq_lite.envelopes.handlers import Handler, Middleware, wrap_handlers
 from phpmq_lite.envelopes.idempotency import IdempotencyStore
@@ -65,8 +66,10 @@ class App(BabelQueue):
         self.middleware.append(middleware)
         return middleware
 
-    def register(self, urn: str, fn: Handler) -> None:
+    def register(self, urn: str, fn: Handler, *, time_limit_s: float | None = None) -> None:
         """Route a URN to ``fn(data, meta)`` or ``fn(data, meta, envelope)``, plain or async.
+
+        ``time_limit_s`` replaces the app's limit for this handler.
 
         Raises:
             ValueError: the URN already has a handler.
@@ -79,12 +82,16 @@ class App(BabelQueue):
                 "Call both functions from one handler, or remove one of them."
             )
         super().register(urn, fn)
+        if time_limit_s is not None:
+            self.transport.time_limits[urn] = time_limit_s
 
-    def handler(self, urn: str) -> Callable[[Handler], Handler]:
+    def handler(
+        self, urn: str, *, time_limit_s: float | None = None
+    ) -> Callable[[Handler], Handler]:
         """Register the decorated function as :meth:`register` does."""
 
         def decorate(fn: Handler) -> Handler:
-            self.register(urn, fn)
+            self.register(urn, fn, time_limit_s=time_limit_s)
             return fn
 
         return decorate
@@ -96,6 +103,8 @@ class App(BabelQueue):
         queue: str | None = None,
         *,
         trace_id: str | None = None,
+        ttl_s: float = 0,
+        **options: Unpack[PublishFields],
     ) -> str:
         """Publish an envelope; return its ``meta.id`` once the broker has stored it.
 
@@ -106,7 +115,7 @@ class App(BabelQueue):
             app.publish(UserRegistered(42), "emails")
 
         Inside a handler, the envelope continues the current envelope's trace, unless the job or
-        ``trace_id`` names another.
+        ``trace_id`` names another.  The options are those of ``Client.publish``.
 
         Raises:
             EnvelopeError: the envelope is invalid; nothing was sent. The message names the member.
@@ -115,7 +124,8 @@ class App(BabelQueue):
         """
         envelope = producer.envelope_for(job, data, queue or None, self.queue, trace_id=trace_id)
         prepared = producer.prepare_publish(envelope)
-        self.transport.link.publish(prepared.queue, prepared.content, key=prepared.key)
+        place = (prepared.queue, prepared.content, ttl_s, prepared.key)
+        self.transport.link.publish(*place, **options)
         return prepared.meta_id
 
     def consume(
@@ -150,6 +160,7 @@ def connect(
     dead_letter: bool = True,
     dead_letter_queue: str | None = None,
     shutdown_timeout_s: float = 30.0,
+    time_limit_s: float | None = None,
     idempotency_store: IdempotencyStore | None = None,
     idempotency_by: Literal["meta.id", "trace_id"] = "meta.id",
     empty_list_data: EmptyListData = "php",
@@ -158,7 +169,7 @@ def connect(
     ssl: tls.SSLContext | None = None,
     max_content: int = DEFAULT_MAX_CONTENT,
 ) -> App:
-    """Create an app, which connects on its first publish or consume.
+    """Create an app, which connects when it is first used; raise ValueError if not valid.
 
     Args:
         url: ``phpmq://HOST:PORT``, ``phpmqs://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
@@ -170,6 +181,7 @@ def connect(
         dead_letter: False drops failed messages, except malformed ones.
         dead_letter_queue: replaces ``<queue>.dlq``; configure the same name in the broker.
         shutdown_timeout_s: time a handler has after SIGTERM before its message is requeued.
+        time_limit_s: time that a job may take (0: any); by default an hour, or ``ack_timeout_s``.
         idempotency_store: prevents an envelope from being handled again while the store has it.
         idempotency_by: the member that identifies an envelope.
         empty_list_data: when ``data: []`` is accepted as ``{}``.
@@ -177,9 +189,6 @@ def connect(
         hook: receives worker events; see :data:`EventHook`.
         ssl: TLS context, for a private certificate authority.
         max_content: maximum body size in bytes; must match the broker's ``limits.max_content``.
-
-    Raises:
-        ValueError: the URL, the strategy or a number is invalid.
     """
     return App(
         PhpmqTransport(
@@ -190,6 +199,7 @@ def connect(
             idempotency_by=idempotency_by,
             empty_list_data=empty_list_data,
             release_s=release_delay_s,
+            time_limit_s=time_limit_s,
         ),
         queue=queue,
         on_unknown_urn=on_unknown_urn,

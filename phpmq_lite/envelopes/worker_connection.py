@@ -6,27 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from types import FrameType
-from typing import Final
+from typing import Final, Unpack
 
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
 from phpmq_lite.client.core import AwayLog, Backoff
-from phpmq_lite.client.publishes import storing_once
-from phpmq_lite.client.session import ConsumedQueue, Delivery
+from phpmq_lite.client.delivery import Delivery, Settler, delivery_of
+from phpmq_lite.client.publishes import AnswerCallback, KeyedMessage, PublishFields, storing_once
+from phpmq_lite.client.session import ConsumedQueue, OldForm
 from phpmq_lite.errors import ConnectionLostError
 from phpmq_lite.os_process import reset_after_fork
+from phpmq_lite.protocol.frames import CONSUME_WITH_OPTIONS
 
 PUBLISH_TIMEOUT_S: Final = 30.0  # how long to retry a publish after the connection is lost
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-class Settlement(Enum):
-    """How a held message is settled."""
-
-    ACK = "ack"  # sent as message type 004
-    REQUEUE = "requeue"  # sent as message type 005
-    DEAD_LETTER = "dead_letter"  # sent as message type 006
 
 
 @contextmanager
@@ -49,12 +42,12 @@ def _ended_by_signals(*, is_idle: bool) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class WorkerConnection:
+class WorkerConnection(Settler):
     """Connection that receives, publishes and settles messages; threads can share it.
 
     ``client`` must not reconnect automatically. After a loss, the next call reconnects 0.1 to
-    10 s after the last attempt. Acknowledgements and dead letters that could not be sent are sent
-    first on the next connection. At most ``credit`` messages are held per queue.
+    10 s after the last attempt. At most ``credit`` messages are held per queue, with info if the
+    broker knows it.
     """
 
     def __init__(
@@ -67,6 +60,7 @@ class WorkerConnection:
         if credit < 1:
             raise ValueError(f"the credit is {credit}; the minimum is 1")
         self.client = client
+        self.session = client.session
         self.credit = credit
         self._backoff = Backoff()
         self._sleep = sleep
@@ -83,7 +77,7 @@ class WorkerConnection:
         self._windows.clear()
         self._was_connected = False
         self._connecting = threading.Lock()
-        self._first_generation = self.client.session.generation + 1
+        self._first_generation = self.session.generation + 1
 
     # -- connecting
 
@@ -120,7 +114,7 @@ class WorkerConnection:
         """Forget the messages held on a lost connection, because the broker has requeued them."""
         with self.client.lock:
             for window in self._windows.values():
-                self.client.session.stop_consuming(window)
+                self.session.stop_consuming(window)
             self._windows.clear()
 
     # -- worker operations
@@ -133,13 +127,15 @@ class WorkerConnection:
         with self.client.lock:
             window = self._windows.get(queue)
             if window is None:
-                window = self._windows[queue] = self.client.start_consuming(queue, self.credit)
+                has_info = self.session.knows(CONSUME_WITH_OPTIONS)
+                window = self.client.start_consuming(queue, self.credit, has_info=has_info)
+                self._windows[queue] = window
         dispatches = window.dispatches
         while True:
             with suppress(IndexError):
                 frame = dispatches.popleft()
                 self._backoff.reset()  # the connection works, so restart the delays
-                return Delivery(self.client, frame, self.client.session.generation)
+                return delivery_of(self, frame, self.session.generation)
             left_s = max(0.0, deadline_s - time.monotonic())
             with _ended_by_signals(is_idle=True):
                 is_empty = not self.client.pump(lambda: bool(dispatches), left_s)
@@ -147,7 +143,25 @@ class WorkerConnection:
                 self._backoff.reset()
                 return None
 
-    def publish(self, queue: str, body: bytes, ttl_s: int = 0, key: bytes | None = None) -> None:
+    def waiting_for(self, queue: str) -> list[Delivery]:
+        """Return the messages that have arrived behind the one in work."""
+        if self.credit < 2:
+            return []
+        self.client.pump(lambda: True, 0)
+        with self.client.lock:
+            window, number = self._windows.get(queue), self.session.generation
+            return (
+                [delivery_of(self, frame, number) for frame in window.dispatches] if window else []
+            )
+
+    def publish(
+        self,
+        queue: str,
+        body: bytes,
+        ttl_s: float = 0,
+        key: bytes | None = None,
+        **options: Unpack[PublishFields],
+    ) -> None:
         """Publish a message and wait up to 30 s for its receipt; raise as ``publish_confirmed``.
 
         A message with a ``key`` is stored once, even if its body differs when it is repeated.
@@ -158,7 +172,7 @@ class WorkerConnection:
             try:
                 self._ensure_connected(max(0.0, deadline_s - time.monotonic()))
                 with storing_once():
-                    self.client.publish_confirmed(queue, body, ttl_s, key)
+                    self.client.publish_confirmed(queue, body, ttl_s, key, **options)
             except (ConnectionLostError, TimeoutError):
                 if time.monotonic() >= deadline_s:
                     raise
@@ -166,31 +180,26 @@ class WorkerConnection:
                 self._backoff.reset()
                 return
 
-    def settle(self, delivery: Delivery, settlement: Settlement, ttl_s: int = 0) -> None:
+    def settle(
+        self, delivery: Delivery, frame: bytes, old_form: OldForm | None, *, is_kept: bool
+    ) -> None:
         """Settle a message immediately or, if not connected, on the next connection.
 
         A requeue without a connection is not sent, because the broker has already requeued the
         message.  A forked child cannot settle the messages of its parent process.
         """
-        session, message_id = self.client.session, delivery.message_id.encode()
         if delivery.generation < self._first_generation:
             return
         with self.client.lock:
-            if settlement is Settlement.ACK:
-                frame = session.side.acknowledge(delivery.queue, message_id)
-            elif settlement is Settlement.REQUEUE:
-                frame = session.side.requeue(delivery.queue, message_id, ttl_s)
-            else:
-                frame = session.side.dead_letter(delivery.queue, message_id)
-            if self.client.is_connected:
-                try:
-                    self.client.send_now(frame)
-                except ConnectionLostError:
-                    pass  # same outcome as if the connection had been lost earlier
-                else:
-                    return
-            if settlement is not Settlement.REQUEUE:
-                session.late_settlements.append(frame)
+            if is_kept or self.session.is_connected:
+                place = (delivery.queue, delivery.generation, frame, old_form)
+                data = self.session.settlement_to_send(*place, is_kept=is_kept)
+                with suppress(ConnectionLostError):  # the session keeps the settlement
+                    self.client.send_now(data)
+
+    def confirm(self, message: KeyedMessage, answer: AnswerCallback) -> None:
+        """Begin a confirmed publish."""
+        self.client.confirm(message, answer)
 
     def return_messages(self, queue: str) -> None:
         """Return a queue's held messages to their positions without counting a delivery."""
@@ -211,7 +220,7 @@ class WorkerConnection:
             for queue in list(self._windows):
                 self.return_messages(queue)
         self.client.timeout_s = self.client.close_s = STOP_S
-        if self.client.session.late_settlements and not self.client.is_connected:
+        if self.session.late_settlements and not self.client.is_connected:
             with suppress(ConnectionLostError):  # the broker then delivers the messages again
                 self._ensure_connected(STOP_S)
         self._forget_windows()
