@@ -1,5 +1,9 @@
 <?php
-/** Handlers by URN. Returning acknowledges the message; an exception retries it. */
+/**
+ * Handlers by URN. Returning acknowledges the message; an exception retries it.
+ *
+ * A long job gets a time limit of its own: 'urn:…' => ['handler' => function …, 'time_limit' => 7200].
+ */
 
 declare(strict_types=1);
 

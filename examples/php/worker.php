@@ -5,8 +5,9 @@
  *     php worker.php --handlers=handlers.php 127.0.0.1:9100 orders
  *
  * Options: --max-attempts=3, --delays=1,5,15 (seconds; the last one repeats), --timeout=5 (seconds per
- * reserve), --max-jobs=N, --stop-when-empty. The worker logs one line of JSON per message to standard
- * error. With pcntl, SIGTERM and SIGINT stop it after the current message.
+ * reserve), --time-limit=3600 (seconds per job), --max-jobs=N, --stop-when-empty. The worker logs one line of
+ * JSON per message to standard error. With pcntl, SIGTERM and SIGINT stop it after the current message, and a
+ * job that has run for its time limit is ended and retried. handlers.php gives a handler a limit of its own.
  */
 
 declare(strict_types=1);
@@ -15,16 +16,18 @@ require __DIR__ . '/bootstrap.php';
 
 use InitPHP\Queue\Message\ReceivedMessage;
 use Phpmq\Envelope;
+use Phpmq\JobTimer;
 use Phpmq\PhpmqException;
 use Phpmq\PhpmqTransport;
 
 final class Worker
 {
     private bool $isStopping = false;
+    private readonly JobTimer $timer;
 
     /**
-     * @param array<string, callable> $handlers by URN
-     * @param non-empty-list<int> $delays
+     * @param array<string, callable|array{handler: callable, time_limit: int|float}> $handlers by URN
+     * @param non-empty-list<float> $delays
      */
     public function __construct(
         private readonly PhpmqTransport $transport,
@@ -32,9 +35,11 @@ final class Worker
         private readonly int $maxAttempts,
         private readonly array $delays,
         private readonly float $timeout,
+        private readonly float $timeLimit,
         private readonly int $maxJobs,
         private readonly bool $stopsWhenEmpty,
     ) {
+        $this->timer = new JobTimer($transport);
         if (function_exists('pcntl_async_signals')) {
             pcntl_async_signals(true);
             pcntl_signal(SIGTERM, $this->stop(...));
@@ -90,7 +95,11 @@ final class Worker
                 $reason = 'unknown_urn';
                 throw new UnexpectedValueException("no handler for {$message->getUrn()}");
             }
-            $handler($message->getData(), $message->getMeta(), $message);
+            $hasLimit = is_array($handler) && isset($handler['handler']);
+            $limit = $hasLimit ? $handler['time_limit'] : $this->timeLimit;
+            $handler = $hasLimit ? $handler['handler'] : $handler;
+            $job = fn () => $handler($message->getData(), $message->getMeta(), $message);
+            $this->timer->run($message, $job, $limit);
         } catch (PhpmqException $error) {
             throw $error;
         } catch (Throwable $error) {
@@ -110,15 +119,13 @@ final class Worker
                 'reason' => $reason, 'error' => $error->getMessage(), 'exception' => $error::class,
                 'attempts' => $attempts,
             ];
-            $payload = ['attempts' => $attempts, 'dead_letter' => $block];
-            $payload = json_encode($payload, JSON_INVALID_UTF8_SUBSTITUTE);
-            $this->transport->deadLetter($message, $payload); // all other bytes are the original ones
+            $payload = json_encode(['attempts' => $attempts, 'dead_letter' => $block], JSON_INVALID_UTF8_SUBSTITUTE);
+            $this->transport->deadLetter($message, $payload, $error); // all other bytes are the original ones
             $this->log('job.dead_letter', $about + ['reason' => $reason]);
             return;
         }
         $delay = $this->delays[min($attempts, count($this->delays)) - 1];
-        $body = $message->rawBody();
-        $this->transport->release($message, Envelope::withAttempts($body, $attempts) ?? $body, $delay);
+        $this->transport->retry($message, $delay, $error, $this->maxAttempts);
         $this->log('job.retry', $about + ['delay' => $delay]);
     }
 
@@ -139,7 +146,7 @@ final class Worker
     }
 }
 
-$names = ['handlers:', 'max-attempts:', 'delays:', 'timeout:', 'max-jobs:', 'stop-when-empty'];
+$names = ['handlers:', 'max-attempts:', 'delays:', 'timeout:', 'time-limit:', 'max-jobs:', 'stop-when-empty'];
 $options = getopt('', $names, $rest);
 if ($argc - $rest !== 2) {
     fwrite(STDERR, "usage: php worker.php [OPTIONS] ADDRESS QUEUE\n");
@@ -149,8 +156,9 @@ if ($argc - $rest !== 2) {
     new PhpmqTransport($argv[$rest]),
     require realpath($options['handlers'] ?? __DIR__ . '/handlers.php'),
     (int) ($options['max-attempts'] ?? 3),
-    array_map(intval(...), explode(',', $options['delays'] ?? '1,5,15')),
+    array_map(floatval(...), explode(',', $options['delays'] ?? '1,5,15')),
     (float) ($options['timeout'] ?? 5),
+    (float) ($options['time-limit'] ?? 3600),
     (int) ($options['max-jobs'] ?? 0),
     isset($options['stop-when-empty']),
 ))->run($argv[$rest + 1]);

@@ -12,20 +12,40 @@ final class Connection
     public const ACKNOWLEDGE = '004';
     public const REQUEUE = '005';
     public const DEAD_LETTER = '006';
+    public const PUBLISH_WITH_OPTIONS = '010';
+    public const SETTLE = '011';
+    public const CONSUME_WITH_OPTIONS = '012';
+    private const HELLO = '014';
     private const QUEUE = '01';
     private const CONTENT = '02';
     private const ID = '03'; // message id or publish key
     private const COUNT = '04';
     private const TTL = '05';
+    private const OPTIONS = '06'; // a JSON object
+    private const CONSUME_OPTIONS = '{"info":true,"keep":true}'; // 013 instead of 003; held messages stay
+    private const HELLO_KEY = 'hello';
     private const TLS_ALERT = "\x15\x03"; // the first bytes of a listener with TLS to a client without it
-    private const LONGEST = ['01' => 259, '02' => 1 << 30, '03' => 64, '05' => 19]; // maximum bytes by packet type
+    private const LONGEST = ['01' => 259, '02' => 1 << 30, '03' => 64, '05' => 19, '06' => 1 << 16]; // bytes of packets
 
+    private static int $count = 0;
+
+    public readonly int $number; // of this connection, from 1
+    public ?int $maxContent = null; // bytes of a body, as the broker's welcome says
+    public bool $endedAtHello = false; // without an answer; the next connection may be different
     /** @var resource */
     private $stream;
     private readonly int $pid; // of the process that opened the connection
     private string $in = ''; // received bytes of an incomplete frame
+    private string $out = ''; // frames to send
+    private bool $isBusy = false; // sending or receiving, when a signal handler is called
+    private bool $hasSent = false;
+    private bool $hasReceived = false;
+    /** @var list<int>|null numbers of the frames that the broker knows; null while its welcome is awaited */
+    private ?array $frames = [];
     /** @var array<string, list<Reservation>> messages not yet taken, by queue; a key exists while it has credit */
     private array $dispatched = [];
+    /** @var array<string, bool> queues with held messages whose credit was taken back; whether all of it was used */
+    private array $paused = [];
     /** @var array<string, array<string, Reservation>> messages taken but not yet settled, by queue and id */
     private array $held = [];
     /** @var array<string, string|true|null> by key: null while unanswered, true if stored, else the reason */
@@ -42,6 +62,12 @@ final class Connection
         private readonly Interrupt $interrupt = new Interrupt(),
     ) {
         $this->pid = getmypid();
+        $this->number = ++self::$count;
+        if (!Hello::isUnknownAt($address)) {
+            $this->frames = null;
+            $packets = [self::ID => self::HELLO_KEY, self::OPTIONS => Hello::options()];
+            $this->out = self::frame(self::HELLO, $packets); // sent with the first frame
+        }
         $this->stream = (new Dialer($address, $tls, $timeout, $interrupt))->open();
     }
 
@@ -64,17 +90,41 @@ final class Connection
         return getmypid() === $this->pid;
     }
 
+    /**
+     * Returns whether the broker knows a type of frame; waits for its welcome.
+     *
+     * @throws ConnectionLost the broker may be of an earlier version: see Hello
+     */
+    public function knows(string $type): bool
+    {
+        $began = self::now();
+        $this->write('');
+        while ($this->frames === null) {
+            $until = $this->until($began);
+            if (!$this->wait($until) && self::now() >= $until) {
+                throw $this->late('no welcome', $began);
+            }
+        }
+        return in_array((int) $type, $this->frames, true);
+    }
+
     // -- called by the transport
 
-    /** Publishes a message and waits for the receipt; returns null if stored, or the reason for a refusal. */
-    public function publish(string $queue, string $content, int $ttl, string $key): ?string
+    /**
+     * Publishes a message and waits for the receipt; returns null if stored, or the reason for a refusal.
+     *
+     * @param string $options of a frame 010; if there are none, it is a 001
+     */
+    public function publish(string $queue, string $content, int $ttl, string $key, string $options = ''): ?string
     {
         $began = self::now();
         $this->receipts[$key] = null;
-        $this->send(self::PUBLISH, [
-            self::QUEUE => $queue, self::CONTENT => $content, self::TTL => (string) $ttl,
-            self::ID => $key,
-        ]);
+        $packets = [self::QUEUE => $queue, self::CONTENT => $content];
+        if ($options === '') {
+            $this->send(self::PUBLISH, $packets + [self::TTL => (string) $ttl, self::ID => $key]);
+        } else {
+            $this->send(self::PUBLISH_WITH_OPTIONS, $packets + [self::OPTIONS => $options, self::ID => $key]);
+        }
         while (($answer = $this->receipts[$key]) === null) {
             $until = $this->until($began);
             if (!$this->wait($until) && self::now() >= $until) {
@@ -98,9 +148,10 @@ final class Connection
             $oldest = reset($this->held[$queue]);
             $this->settle(self::REQUEUE, $queue, $oldest->id, $oldest->remainingTtl());
         }
-        if (!isset($this->dispatched[$queue])) {
-            $this->send(self::CONSUME, [self::QUEUE => $queue, self::COUNT => (string) $credit]);
-            $this->dispatched[$queue] = [];
+        if (!isset($this->dispatched[$queue]) || isset($this->paused[$queue])) {
+            $this->write($this->consumeFrame($queue, $credit));
+            $this->dispatched[$queue] ??= [];
+            unset($this->paused[$queue]);
         }
     }
 
@@ -108,11 +159,16 @@ final class Connection
      * Takes back the credit of a queue while nobody asks for its messages; otherwise, a message would
      * wait here although another consumer is free.
      *
-     * Does nothing while a message is held, because 002 would return it, or while one is arriving.
+     * While a message is held, only a broker that knows 012 can do this: 002 would return the message.
      */
     public function pause(string $queue): void
     {
-        $this->write($this->pauseFrame($queue));
+        if (($this->held[$queue] ?? []) !== [] && $this->knows(self::CONSUME_WITH_OPTIONS)) {
+            $this->write($this->consumeFrame($queue, 0));
+            $this->paused[$queue] = false;
+        } else {
+            $this->write($this->pauseFrame($queue));
+        }
     }
 
     public function take(string $queue): ?Reservation
@@ -124,14 +180,65 @@ final class Connection
         return $next;
     }
 
-    /** Sends 004, 005 or 006 for a message that this connection, or no consumer, holds. */
-    public function settle(string $type, string $queue, string $id, int $ttl = 0, bool $pauses = false): void
+    /**
+     * Takes back the credit of a queue while all of it is used.
+     *
+     * Otherwise, a process that hangs would get its messages again whenever their holds end.
+     */
+    public function pauseIfFull(string $queue, int $credit): void
     {
-        $packets = [self::QUEUE => $queue, self::ID => $id];
-        $frame = self::frame($type, $type === self::REQUEUE ? $packets + [self::TTL => (string) $ttl] : $packets);
+        $isFull = count($this->held[$queue] ?? []) >= $credit;
+        if ($isFull && !isset($this->paused[$queue]) && $this->knows(self::CONSUME_WITH_OPTIONS)) {
+            $this->write($this->consumeFrame($queue, 0));
+            $this->paused[$queue] = true;
+        }
+    }
+
+    /**
+     * Sends 004, 005, 006 or 011 for a message that this connection, or no consumer, holds.
+     *
+     * @param string $options of a 011
+     * @param string|null $content new content, for a 011
+     */
+    public function settle(
+        string $type,
+        string $queue,
+        string $id,
+        int $ttl = 0,
+        bool $pauses = false,
+        string $options = '',
+        ?string $content = null,
+    ): void {
+        $more = match ($type) {
+            self::REQUEUE => [self::TTL => (string) $ttl],
+            self::SETTLE => [self::OPTIONS => $options] + ($content === null ? [] : [self::CONTENT => $content]),
+            default => [],
+        };
+        $frame = self::frame($type, [self::QUEUE => $queue, self::ID => $id] + $more);
         $before = $this->held[$queue][$id] ?? null;
         unset($this->held[$queue][$id]);
         $this->write($frame . ($pauses && $before !== null ? $this->pauseFrame($queue) : ''));
+    }
+
+    /**
+     * Sends the options of a 011 that extends the hold of a message, or of all that have arrived.
+     *
+     * Does nothing if the broker does not know how. A signal handler may call this.
+     */
+    public function extend(string $options, ?Reservation $only = null): void
+    {
+        if (!in_array((int) self::SETTLE, $this->frames ?? [], true)) {
+            return;
+        }
+        $frames = '';
+        $lists = $only !== null ? [[$only]] : [...array_values($this->held), ...array_values($this->dispatched)];
+        foreach ($lists as $messages) {
+            foreach ($messages as $message) {
+                $packets = [self::QUEUE => $message->queue, self::ID => $message->id, self::OPTIONS => $options];
+                $frames .= self::frame(self::SETTLE, $packets);
+            }
+        }
+        $this->write($frames);
     }
 
     /** Returns unsettled messages to their queues, and closes once the broker has read everything. */
@@ -174,12 +281,22 @@ final class Connection
         }
     }
 
+    private function consumeFrame(string $queue, int $credit): string
+    {
+        $packets = [self::QUEUE => $queue, self::COUNT => (string) $credit];
+        return $this->knows(self::CONSUME_WITH_OPTIONS)
+            ? self::frame(self::CONSUME_WITH_OPTIONS, $packets + [self::OPTIONS => self::CONSUME_OPTIONS])
+            : self::frame(self::CONSUME, $packets);
+    }
+
     private function pauseFrame(string $queue): string
     {
-        if (!isset($this->dispatched[$queue]) || ($this->held[$queue] ?? []) !== [] || $this->in !== '') {
+        $isPaused = ($this->paused[$queue] ?? false) && $this->dispatched[$queue] === [];
+        $hasNone = !isset($this->dispatched[$queue]) || $isPaused;
+        if ($hasNone || ($this->held[$queue] ?? []) !== [] || $this->in !== '') {
             return '';
         }
-        unset($this->dispatched[$queue]);
+        unset($this->dispatched[$queue], $this->paused[$queue]);
         return self::frame(self::CONSUME, [self::QUEUE => $queue, self::COUNT => '0']);
     }
 
@@ -195,7 +312,11 @@ final class Connection
     public function wait(float $until): bool
     {
         $this->requireOwn();
-        return $this->select($until, false) && $this->read();
+        $has = $this->select($until, false) && $this->read();
+        if ($this->out !== '') { // from a signal handler
+            $this->write('');
+        }
+        return $has;
     }
 
     private function select(float $until, bool $isWriting): bool
@@ -210,6 +331,16 @@ final class Connection
 
     private function read(): bool
     {
+        [$wasBusy, $this->isBusy] = [$this->isBusy, true];
+        try {
+            return $this->readAll();
+        } finally {
+            $this->isBusy = $wasBusy;
+        }
+    }
+
+    private function readAll(): bool
+    {
         for ($has = false; ($bytes = @fread($this->stream, 1 << 16)) !== '' && $bytes !== false;) {
             $this->in .= $bytes;
             $has = true;
@@ -223,7 +354,7 @@ final class Connection
         while ($has && $this->takeFrame()) {
         }
         if (feof($this->stream)) {
-            throw $this->lost('the broker closed the connection');
+            throw $this->ended();
         }
         return $has;
     }
@@ -244,18 +375,36 @@ final class Connection
         return $frame;
     }
 
-    /** Sends frames that were encoded elsewhere, such as by php-mq/protocol. */
+    /** Sends frames, also some that were encoded elsewhere, such as by php-mq/protocol. */
     public function write(string $frame): void
     {
         $this->requireOwn();
+        $this->out .= $frame;
+        if ($this->isBusy) {
+            return; // called by a signal handler, so the interrupted call sends it
+        }
+        $this->isBusy = true;
+        try {
+            while ($this->out !== '') {
+                [$frames, $this->out] = [$this->out, ''];
+                $this->sendAll($frames);
+            }
+        } finally {
+            $this->isBusy = false;
+        }
+    }
+
+    private function sendAll(string $frame): void
+    {
         $began = self::now();
+        $this->hasSent = true;
         for ($at = 0; $at < strlen($frame); $at += $size) {
             $size = strlen($part = substr($frame, $at, 1 << 14));
             while ($part !== '') { // after 0 bytes, TLS requires a retry with the same string
                 $written = @fwrite($this->stream, $part);
                 if ($written === false || feof($this->stream)) {
                     $this->read(); // what the broker has said before
-                    throw $this->lost('the broker closed the connection');
+                    throw $this->ended();
                 }
                 if ($written > 0) {
                     $part = substr($part, $written);
@@ -279,6 +428,15 @@ final class Connection
         return $this->lost($isLate ? "$what within $this->timeout s" : "$what before the interrupt");
     }
 
+    private function ended(): ConnectionLost
+    {
+        if (!$this->hasReceived) {
+            $this->endedAtHello = $this->frames === null && $this->hasSent;
+            $this->endedAtHello ? Hello::notAnswered($this->address) : Hello::forget($this->address);
+        }
+        return $this->lost('the broker closed the connection');
+    }
+
     private function lost(string $why): ConnectionLost
     {
         return new ConnectionLost("$this->address: $why");
@@ -290,7 +448,7 @@ final class Connection
         if ($size < 8) {
             return false;
         }
-        if (preg_match('/^H01(003|007)(0[234])$/D', substr($this->in, 0, 8), $header) !== 1) {
+        if (preg_match('/^H01(003|007|013|015)(0[2345])$/D', substr($this->in, 0, 8), $header) !== 1) {
             $what = str_starts_with($this->in, 'HTTP/')
                 ? 'answers HTTP, as the admin does' : 'is not a PHPMQ broker: it sent ' . bin2hex(substr($this->in, 0, 8));
             throw new NotConnected("$this->address $what; correct the port, such as 9100", mayStart: true);
@@ -301,7 +459,7 @@ final class Connection
             if ($size < $at + 32) {
                 return false;
             }
-            $isRight = preg_match('/^P(0[1235])([0-9]{29})$/D', substr($this->in, $at, 32), $found) === 1;
+            $isRight = preg_match('/^P(0[12356])([0-9]{29})$/D', substr($this->in, $at, 32), $found) === 1;
             [, $type, $digits] = $isRight ? $found : ['', '', ''];
             $length = (int) $digits;
             if (!$isRight || isset($packets[$type]) || $length > self::LONGEST[$type]) {
@@ -320,8 +478,16 @@ final class Connection
     /** @param array<int|string, string> $packets */
     private function receive(string $type, array $packets): void
     {
-        $queue = $packets[self::QUEUE] ?? throw $this->lost('the broker sent a frame without a queue');
+        $this->hasReceived = true;
         $id = $packets[self::ID] ?? throw $this->lost('the broker sent a frame without an id');
+        $info = json_decode($packets[self::OPTIONS] ?? '{}', true);
+        if ($type === '015') {
+            Hello::forget($this->address);
+            $this->frames = is_array($info['frames'] ?? null) ? $info['frames'] : [];
+            $this->maxContent = is_int($info['max_content'] ?? null) ? $info['max_content'] : null;
+            return;
+        }
+        $queue = $packets[self::QUEUE] ?? throw $this->lost('the broker sent a frame without a queue');
         if ($type === '007') {
             if (array_key_exists($id, $this->receipts)) { // otherwise, the receipt is too late
                 $this->receipts[$id] = $packets[self::CONTENT] ?? true;
@@ -332,7 +498,8 @@ final class Connection
         $ttl = (int) ($packets[self::TTL] ?? 0);
         unset($this->held[$queue][$id]); // the message was requeued and is dispatched again
         if (isset($this->dispatched[$queue])) { // otherwise, it crossed a pause and is back in its queue
-            $this->dispatched[$queue][] = new Reservation($id, $content, $ttl, self::now(), $this->pid, $queue);
+            $place = [self::now(), $this->pid, $queue, is_array($info) ? $info : []];
+            $this->dispatched[$queue][] = new Reservation($id, $content, $ttl, ...$place);
         }
     }
 }

@@ -155,6 +155,25 @@ final class Envelope
         return $isOnce ? Json::with($body, 'attempts', (string) $attempts) : null;
     }
 
+    /** Returns the attempts in the bytes of an envelope, whatever they are, or null. */
+    public static function attempts(string $body): ?int
+    {
+        $attempts = self::decode($body)['attempts'] ?? null;
+        return is_int($attempts) ? $attempts : null;
+    }
+
+    /**
+     * Returns why a message is dead-lettered: the problem of its body, or what the block in $payload says.
+     *
+     * @return array<string, string> reason, and if known error and exception
+     */
+    public static function cause(string $body, string $payload): array
+    {
+        $block = self::block(self::problem($body), self::decode($payload) ?? [], '', []);
+        $cause = ['reason' => $block['detail'] ?? $block['reason']] + array_slice($block, 1, 2); // error, exception
+        return array_filter($cause, is_string(...));
+    }
+
     /**
      * Returns a body's dead-letter record, with the block and the attempts from $payload.
      *

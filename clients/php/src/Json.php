@@ -9,7 +9,25 @@ final class Json
 {
     public const FLAGS = JSON_THROW_ON_ERROR | JSON_UNESCAPED_UNICODE | JSON_UNESCAPED_SLASHES
         | JSON_UNESCAPED_LINE_TERMINATORS | JSON_PRESERVE_ZERO_FRACTION;
+    private const OPTIONS_BYTES = 16 << 10; // of a packet 06, for which the broker would close the connection
     private const BLANK = " \t\r\n";
+
+    /**
+     * Returns the content of a packet 06; of texts that are too long, only the beginning.
+     *
+     * @param array<string, mixed> $options
+     */
+    public static function options(array $options): string
+    {
+        $json = json_encode($options, self::FLAGS | JSON_INVALID_UTF8_SUBSTITUTE);
+        foreach (['traceback', 'error', 'exception', 'reason'] as $name) {
+            while (strlen($json) > self::OPTIONS_BYTES && ($options[$name] ?? '') !== '') {
+                $options[$name] = substr($options[$name], 0, intdiv(strlen($options[$name]), 2));
+                $json = json_encode($options, self::FLAGS | JSON_INVALID_UTF8_SUBSTITUTE);
+            }
+        }
+        return $json;
+    }
 
     /** @return list<array{string, int, int}> name, start of the value, end of the value (exclusive) */
     public static function members(string $json): array

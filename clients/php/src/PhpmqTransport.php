@@ -60,19 +60,25 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     /**
      * Returns when the envelope is on the broker's disk; lost connections do not store it twice.
      *
-     * @param int $ttl seconds to live; 0: the message does not expire
-     * @param int $delay seconds to wait in QUEUE.retry first; excludes a $ttl
+     * @param int|float $ttl seconds to live, from the time it is ready; 0: the message does not expire
+     * @param int|float $delay seconds until it is ready
+     * @param mixed ...$options key, deliverAt, priority, group, uniqueKey and ifExists, as in Client::publish
      * @return string|null the envelope's meta.id, because the broker does not send publishers an id
      * @throws BadEnvelope nothing was sent
      * @throws PublishRefused nothing was stored
      * @throws ConnectionLost the envelope may or may not be stored
      * @throws NotConnected at once: the transport was never connected, and its address is wrong
      */
-    public function publish(string $payload, ?string $queue = null, int $ttl = 0, int $delay = 0): ?string
-    {
+    public function publish(
+        string $payload,
+        ?string $queue = null,
+        int|float $ttl = 0,
+        int|float $delay = 0,
+        mixed ...$options,
+    ): ?string {
         Envelope::require($payload);
         $this->checkSize($payload);
-        $this->client->publish($payload, $queue ?? $this->defaultQueue, $ttl, $delay);
+        $this->client->publish($payload, $queue ?? $this->defaultQueue, $ttl, $delay, ...$options);
         return Envelope::view($payload)['meta']['id'] ?? null;
     }
 
@@ -96,6 +102,9 @@ final class PhpmqTransport implements Transport, ConsumerTransport
         $problem = Envelope::problem($next->content)[0] ?? null;
         $isHidden = in_array($problem, ['poison', 'too_deep', 'missing_trace_id'], true);
         $envelope = $isHidden ? [] : Envelope::view($next->content);
+        if (is_int($envelope['attempts'] ?? null)) {
+            $envelope['attempts'] = self::attemptsBefore($next);
+        }
         return new ReceivedMessage($queue, $next->content, $envelope, $next);
     }
 
@@ -105,40 +114,91 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     }
 
     /**
-     * Requeues a message; if the body changed or a delay is given, first publishes a copy.
+     * Requeues a message; if only its attempts have changed, this is a retry.
      *
      * @throws PublishRefused the message is still reserved; settle it in another way
      */
-    public function release(ReceivedMessage $message, string $payload, int $delaySeconds = 0): void
+    public function release(ReceivedMessage $message, string $payload, int|float $delaySeconds = 0): void
     {
         $reservation = $this->reservationOf($message);
-        if ($payload === $reservation->content && $delaySeconds <= 0) {
+        $body = $reservation->content;
+        if ($payload === $body && $delaySeconds <= 0) {
             $this->client->requeue($reservation);
             return;
         }
-        $copy = $payload === $reservation->content
-            ? $payload : Envelope::carry($reservation->content, $payload);
+        $copy = $payload === $body ? $payload : Envelope::carry($body, $payload);
         $this->checkSize($copy);
         $attempts = Envelope::view($copy)['attempts'] ?? null;
-        $this->client->replace($reservation, $copy, is_int($attempts) ? (string) $attempts : 'copy', $delaySeconds);
+        $version = is_int($attempts) ? (string) $attempts : 'copy';
+        if ($copy !== $body && is_int($attempts) && $copy === Envelope::withAttempts($body, $attempts)) {
+            $this->again($reservation, $copy, $attempts, max(0, $delaySeconds), []);
+        } else {
+            $this->client->replace($reservation, $copy, $version, max(0, $delaySeconds));
+        }
     }
 
     /**
-     * Publishes a record of the original bytes with the block from $payload, then dead-letters the message.
+     * Lets a message whose handler has failed wait for its next attempt; its envelope gets one attempt more.
+     *
+     * The broker shows the error and the next time on the message's page.
+     *
+     * @param int|null $limit of attempts, which is only shown: the caller decides after which one to stop
+     * @throws PublishRefused the message is still reserved; settle it in another way
+     */
+    public function retry(
+        ReceivedMessage $message,
+        int|float $delay = 0,
+        ?\Throwable $error = null,
+        ?int $limit = null,
+    ): void {
+        $reservation = $this->reservationOf($message);
+        $attempts = $message->attempts() + 1;
+        $copy = Envelope::withAttempts($reservation->content, $attempts) ?? $reservation->content;
+        $options = $limit === null ? [] : ['limit' => $limit];
+        $this->again($reservation, $copy, $attempts, $delay, $options + Settlement::failure($error));
+    }
+
+    /**
+     * Dead-letters a message with the reason and the error of the block in $payload.
+     *
+     * A broker of an earlier version is sent the record first, made of the original bytes and the block.
      *
      * @throws PublishRefused the message is still reserved
      */
-    public function deadLetter(ReceivedMessage $message, string $payload): void
+    public function deadLetter(ReceivedMessage $message, string $payload, ?\Throwable $error = null): void
     {
         $reservation = $this->reservationOf($message);
         [$queue, $target] = [$message->queue(), $message->queue() . $this->deadLetterSuffix];
         $isLast = str_ends_with($queue, $this->deadLetterSuffix); // dead letters of a .dlq get no record
         $record = $isLast || !Client::fits($target)
             ? null : Envelope::record($reservation->content, $payload, $queue, $reservation->id);
-        if ($record !== null && strlen($record) <= $this->maxContent) { // otherwise, the broker writes it
-            $this->client->put($target, $record, 0, $reservation->id . ':dead', isOnce: true);
-        }
-        $this->client->deadLetter($reservation);
+        $copy = $record !== null && strlen($record) <= $this->maxContent // otherwise, the broker writes it
+            ? [$target, $record, 0, $reservation->id . ':dead'] : [];
+        $cause = Envelope::cause($reservation->content, $payload) + Settlement::failure($error);
+        $options = ['action' => 'dead_letter'] + $cause;
+        $this->client->settle(new Settlement($reservation, Connection::DEAD_LETTER, $options, copy: $copy));
+    }
+
+    /**
+     * Lets the hold of a message end $seconds from now; see also JobTimer.
+     *
+     * @throws PhpmqException the broker is of an earlier version, and cannot do it
+     */
+    public function extend(ReceivedMessage $message, int|float $seconds): void
+    {
+        $this->client->extend($this->reservationOf($message), $seconds);
+    }
+
+    /** Does something that may throw, at the end of the call that runs, if there is one; for signal handlers. */
+    public function whenIdle(\Closure $do): void
+    {
+        $this->client->whenIdle($do);
+    }
+
+    /** Extends the holds of all reserved messages, if that can be done at once; for signal handlers. */
+    public function extendHeld(float $seconds): void
+    {
+        $this->client->extendHeld($seconds);
     }
 
     /**
@@ -159,6 +219,25 @@ final class PhpmqTransport implements Transport, ConsumerTransport
     public function close(): void
     {
         $this->client->close();
+    }
+
+    /**
+     * Sends a retry; the broker counts the attempt, unless somebody else counts differently.
+     *
+     * @param array<string, mixed> $options
+     */
+    private function again(Reservation $message, string $copy, int $attempts, int|float $delay, array $options): void
+    {
+        $isCounted = $attempts - 1 === self::attemptsBefore($message) && Envelope::attempts($message->content) >= 0;
+        $named = ['attempt' => $message->attempt ?? $attempts] + $options;
+        $this->client->again($message, $copy, (string) $attempts, $delay, $named, $isCounted ? null : $copy);
+    }
+
+    /** Returns how many attempts were before; the broker adds 1 to those in an envelope, but not in an opaque queue. */
+    private static function attemptsBefore(Reservation $message): int
+    {
+        $before = max(Envelope::attempts($message->content) ?? 0, ($message->attempt ?? 1) - 1);
+        return min($before, Envelope::MAX_ATTEMPTS);
     }
 
     private function checkSize(string $content): void

@@ -17,21 +17,24 @@ use InitPHP\Queue\Consumer\Dispatcher;
 use InitPHP\Queue\Consumer\Worker;
 use InitPHP\Queue\Consumer\WorkerOptions;
 use InitPHP\Queue\Routing\HandlerMap;
+use Phpmq\JobTimer;
 use Phpmq\PhpmqTransport;
 
+$transport = new PhpmqTransport(getenv('PHPMQ_ADDRESS') ?: '127.0.0.1:9100');
+$timer = new JobTimer($transport);
 $handlers = (new HandlerMap())->register(
     'urn:babel:users:registered',
-    function (InboundMessage $message): void { // returning acknowledges the message; an exception retries it
+    $timer->limited(function (InboundMessage $message): void { // returning acknowledges; an exception retries
         echo 'welcome, user ', $message->getData()['user_id'], "\n";
-    },
+    }, 3600), // seconds, then the job is ended and retried
 );
 
 return new Worker(
-    new PhpmqTransport(getenv('PHPMQ_ADDRESS') ?: '127.0.0.1:9100'),
+    $transport,
     new Dispatcher($handlers),
     new WorkerOptions(
         maxAttempts: 3,
-        backoff: [1, 5, 15], // in seconds; until then, the message is in <queue>.retry
+        backoff: [1, 5, 15], // in seconds; until then, the message is scheduled
         sleepWhenEmpty: 0.0, // reserve() already waits
         maxJobs: 1000, // then the worker exits, and systemd starts a new one
         memoryLimitMb: 128,
