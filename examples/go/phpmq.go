@@ -5,7 +5,7 @@
 //	err := client.Publish("orders", []byte(`{"order_id": 1042}`), 3600, "") // on the broker's disk
 //	for message := range client.Consume("orders", 10) {
 //		fmt.Println(string(message.Content))
-//		message.Ack() // or message.Requeue(60), message.DeadLetter()
+//		message.Ack() // or message.Retry(5, err), message.Requeue(60), message.DeadLetter()
 //	}
 //
 // The client connects automatically and reconnects after a loss. Publishes without a receipt are then
@@ -16,11 +16,17 @@
 // With TLS, the address is tls://HOST:PORT, and NewClient takes a tls.Config with RootCAs and Certificates.
 // SSL_CERT_FILE names a file of certificates to trust instead of the system's.
 //
+// Publish takes Options, such as Options{Delay: 60, UniqueKey: "invoice-7"}. A broker of an earlier version
+// knows none of them, and is found out by its end of a connection that begins with a hello.
+//
 // As a program:
 //
-//	go run phpmq.go publish 127.0.0.1:9100 orders '{"order_id": 1042}' [TTL]
+//	go run phpmq.go publish 127.0.0.1:9100 orders '{"order_id": 1042}' [TTL [OPTIONS]]
 //	go run phpmq.go consume 127.0.0.1:9100 orders [MESSAGES]
 //	go run phpmq.go requeue 127.0.0.1:9100 orders TTL
+//	go run phpmq.go retry 127.0.0.1:9100 orders SECONDS
+//
+// where OPTIONS is JSON with the names of the broker's HTTP API, such as '{"delay_s": 60, "priority": 0}'.
 //
 // Copy the file into your project, change the package name and remove main.
 package main
@@ -33,10 +39,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"math"
 	mathrand "math/rand"
 	"net"
 	"os"
@@ -55,11 +63,15 @@ import (
 const (
 	publish, consume, dispatch, acknowledge = "001", "002", "003", "004"
 	requeue, deadLetter, receipt            = "005", "006", "007"
+	publishWithOptions, settleWithOptions   = "010", "011"
+	consumeWithOptions, dispatchWithInfo    = "012", "013"
+	hello, welcome                          = "014", "015"
 
 	queuePacket, contentPacket = "01", "02"
 	idPacket                   = "03"       // message id or publish key
 	tlsAlert                   = "\x15\x03" // the first bytes of a listener with TLS to a client without it
 	countPacket, ttlPacket     = "04", "05"
+	optionsPacket              = "06" // a JSON object
 
 	receiptTimeout = 30 * time.Second       // including reconnects
 	dialTimeout    = 5 * time.Second        // for all addresses of the name
@@ -70,7 +82,9 @@ const (
 	closeTimeout   = 2 * time.Second // for the broker to read the remaining data
 	maxPacketBytes = 1 << 30         // the broker never sends a larger packet
 	maxContent     = 8 << 20         // the broker's limits.max_content
-	silentEnds     = 3               // connections without a byte from the broker, which are then explained
+	helloEnds      = 2               // connections in a row that a broker of an earlier version ends after a hello
+	noHello        = 10 * time.Minute
+	silentEnds     = 3 // connections without a byte from the broker, which are then explained
 )
 
 // ErrTimeout means that no receipt arrived in time, so the message may be stored. To retry, publish
@@ -117,12 +131,67 @@ func checkQueue(queue string) error {
 	return nil
 }
 
-// Message is a received message. Settle it with Ack, Requeue or DeadLetter.
+// Options of a publish, as in the broker's HTTP API.
+type Options struct {
+	Delay     float64 `json:"delay_s,omitempty"`    // seconds until the message is ready
+	DeliverAt int64   `json:"deliver_at,omitempty"` // Unix milliseconds; excludes Delay
+	Priority  *int    `json:"priority,omitempty"`   // 0 (first) to 255; nil means 128
+	Group     string  `json:"group,omitempty"`      // of which a queue delivers one message at a time
+	UniqueKey string  `json:"unique_key,omitempty"` // while the queue has a message with it, nothing is stored
+	IfExists  string  `json:"if_exists,omitempty"`  // "replace": that message is replaced
+	TTL       int64   `json:"ttl_s"`                // set by Publish
+}
+
+// Info is what a broker tells of a delivery; it is empty if the broker is of an earlier version.
+type Info struct {
+	Attempt    int      `json:"attempt"` // 1 + failed ones
+	Deliveries int      `json:"deliveries"`
+	Hold       *float64 `json:"hold_s"` // seconds until the message returns; nil if there is no limit
+	Priority   int      `json:"priority"`
+	Group      string   `json:"group"`
+	Age        float64  `json:"age_s"`
+}
+
+// Message is a received message. Settle it with Ack, Retry, Requeue or DeadLetter.
 type Message struct {
 	Queue, ID string
 	Content   []byte
 	TTL       int64 // remaining seconds; 0 means no expiry
+	Info      Info
 	client    *Client
+}
+
+// Retry lets the message wait for its next attempt, in delay seconds, because this one has failed. The broker
+// counts the attempt and shows the error; one of an earlier version gets a copy, and then an acknowledgement.
+func (m *Message) Retry(delay float64, failure error) {
+	options := map[string]any{"action": "retry", "delay_s": delay}
+	if m.Info.Attempt > 0 {
+		options["attempt"] = m.Info.Attempt
+	}
+	if failure != nil {
+		options["exception"] = fmt.Sprintf("%T", failure)
+		options["error"] = fmt.Sprintf("%.500s", failure.Error())
+	}
+	bytes := frame(settleWithOptions, packet{queuePacket, m.Queue}, packet{idPacket, m.ID}, packet{optionsPacket, encode(options)})
+	m.client.settleOr(bytes, func() {
+		queue, ttl := m.Queue, m.TTL
+		if delay > 0 {
+			queue, ttl = queue+".retry", int64(math.Ceil(delay))
+		}
+		if err := m.client.Publish(queue, m.Content, ttl, m.ID+":copy"); err != nil {
+			log.Printf("phpmq: the copy was not stored (%v)", err)
+			return
+		}
+		m.Ack()
+	})
+}
+
+func encode(options any) string {
+	encoded, err := json.Marshal(options)
+	if err != nil {
+		panic(err) // a delay that is not a number
+	}
+	return string(encoded)
 }
 
 // Ack acknowledges the message as processed.
@@ -146,14 +215,24 @@ type consumer struct {
 	messages chan *Message // with a capacity of credit, so that sending never blocks
 }
 
-func (c *consumer) open(queue string) []byte {
-	return frame(consume, packet{queuePacket, queue}, packet{countPacket, strconv.Itoa(c.credit)})
+func (c *consumer) open(queue string, hasInfo bool) []byte {
+	packets := []packet{{queuePacket, queue}, {countPacket, strconv.Itoa(c.credit)}}
+	if hasInfo {
+		return frame(consumeWithOptions, append(packets, packet{optionsPacket, `{"info":true}`})...)
+	}
+	return frame(consume, packets...)
 }
 
 type waiting struct {
-	bytes []byte
-	size  int // of the content
-	done  chan error
+	bytes      []byte
+	size       int // of the content
+	hasOptions bool
+	done       chan error
+}
+
+type settlement struct {
+	bytes     []byte
+	otherwise func() // for a broker that does not know 011; nil if every broker knows the frame
 }
 
 // Client is a connection to a broker, created by NewClient. Its methods may be called concurrently.
@@ -165,16 +244,22 @@ type Client struct {
 	mutex     sync.Mutex
 	changed   *sync.Cond
 	conn      stream // nil if not connected
+	isReady   bool   // whether conn's broker has said which frames it knows
+	frames    []int
+	most      int // bytes of a message, as the broker's welcome says; 0 if it is unknown
 	isClosed  bool
 	outgoing  [][]byte           // frames for conn, in order
 	publishes map[string]waiting // unconfirmed publishes by key
 	consumers map[string]*consumer
-	unsent    [][]byte // settlements to send on the next connection
+	unsent    []settlement // to send on the next connection
 	stopped   chan struct{}
 	ended     chan struct{} // closed when run has returned
 	asked     chan struct{} // a publish, so that the next attempt to connect is now
 
 	wasConnected bool // so that a broker that restarts is waited for
+
+	helloEnds    int // connections in a row that ended after a hello, without an answer
+	noHelloUntil time.Time
 }
 
 // stream is a *net.TCPConn or a *tls.Conn.
@@ -204,9 +289,9 @@ func NewClient(address string, config ...*tls.Config) *Client {
 }
 
 // Publish returns when the message is on the broker's disk. An empty key means a random key; ttl is
-// in seconds, and 0 means no expiry. The error is a Refused, ErrTimeout, ErrClosed or, at once, a
+// in seconds, and 0 means no expiry; one Options may follow. The error is a Refused, ErrTimeout, ErrClosed or, at once, a
 // NotConnected, or describes an invalid argument.
-func (c *Client) Publish(queue string, content []byte, ttl int64, key string) error {
+func (c *Client) Publish(queue string, content []byte, ttl int64, key string, options ...Options) error {
 	if err := checkQueue(queue); err != nil {
 		return err
 	}
@@ -224,8 +309,16 @@ func (c *Client) Publish(queue string, content []byte, ttl int64, key string) er
 		}
 		key = hex.EncodeToString(random)
 	}
-	sent := waiting{frame(publish, packet{queuePacket, queue}, packet{contentPacket, string(content)},
-		packet{ttlPacket, strconv.FormatInt(ttl, 10)}, packet{idPacket, key}), len(content), make(chan error, 1)}
+	kind, last := publish, packet{ttlPacket, strconv.FormatInt(ttl, 10)}
+	if len(options) > 0 {
+		if delay := options[0].Delay; !(delay >= 0 && delay <= 1e9) {
+			return fmt.Errorf("Delay is %v; it must be 0 or more seconds", delay)
+		}
+		options[0].TTL = ttl
+		kind, last = publishWithOptions, packet{optionsPacket, encode(options[0])}
+	}
+	bytes := frame(kind, packet{queuePacket, queue}, packet{contentPacket, string(content)}, last, packet{idPacket, key})
+	sent := waiting{bytes, len(content), len(options) > 0, make(chan error, 1)}
 	c.mutex.Lock()
 	if _, isKnown := c.publishes[key]; c.isClosed || isKnown {
 		c.mutex.Unlock()
@@ -235,7 +328,9 @@ func (c *Client) Publish(queue string, content []byte, ttl int64, key string) er
 		return ErrClosed
 	}
 	c.publishes[key] = sent
-	c.write(sent.bytes)
+	if c.isReady {
+		c.publish(key, sent)
+	}
 	if c.conn == nil && !c.wasConnected {
 		select {
 		case c.asked <- struct{}{}:
@@ -271,7 +366,7 @@ func (c *Client) Consume(queue string, credit int) <-chan *Message {
 		return one.messages
 	}
 	c.consumers[queue] = one
-	c.write(one.open(queue))
+	c.write(one.open(queue, c.knows(consumeWithOptions)))
 	return one.messages
 }
 
@@ -288,7 +383,7 @@ func (c *Client) Close() {
 	for queue, one := range c.consumers {
 		close(one.messages)
 		one.credit = 0 // a count of 0 returns unacknowledged messages to the queue
-		c.write(one.open(queue))
+		c.write(one.open(queue, false))
 	}
 	c.publishes, c.consumers = nil, nil
 	conn := c.conn
@@ -327,19 +422,54 @@ func (c *Client) largest() int {
 }
 
 // settle sends 004, 005 or 006 now, or first on the next connection if not connected.
-func (c *Client) settle(bytes []byte) {
+func (c *Client) settle(bytes []byte) { c.settleOr(bytes, nil) }
+
+// settleOr does the same with a 011; otherwise is called for a broker that does not know it.
+func (c *Client) settleOr(bytes []byte, otherwise func()) {
 	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	if c.conn == nil && !c.isClosed {
-		c.unsent = append(c.unsent, bytes)
+	isKnown := otherwise == nil || c.knows(settleWithOptions)
+	if c.isReady && isKnown {
+		c.write(bytes)
+	} else if !c.isReady && !c.isClosed {
+		c.unsent = append(c.unsent, settlement{bytes, otherwise})
 	}
-	c.write(bytes)
+	mustCopy := c.isReady && !isKnown
+	c.mutex.Unlock()
+	if mustCopy {
+		otherwise()
+	}
 }
 
-// write sends on the current connection, if any. After a loss, begin sends the frame again, or the
+func (c *Client) publish(key string, sent waiting) {
+	isTooLarge := c.most > 0 && sent.size > c.most
+	if !isTooLarge && (!sent.hasOptions || c.knows(publishWithOptions)) {
+		c.write(sent.bytes)
+		return
+	}
+	delete(c.publishes, key)
+	if isTooLarge {
+		sent.done <- fmt.Errorf("the message has %d bytes; the limit of %s is %d: raise its limits.max_content",
+			sent.size, c.address, c.most)
+		return
+	}
+	sent.done <- fmt.Errorf("the broker at %s is of an earlier version, which knows no options; "+
+		"upgrade it, or publish with a TTL only", c.address)
+}
+
+func (c *Client) knows(kind string) bool {
+	number, _ := strconv.Atoi(kind)
+	for _, known := range c.frames {
+		if known == number {
+			return true
+		}
+	}
+	return false
+}
+
+// write sends on the current connection, if it is ready. After a loss, ready sends the frame again, or the
 // broker has already requeued the message.
 func (c *Client) write(bytes []byte) {
-	if c.conn != nil {
+	if c.isReady {
 		c.outgoing = append(c.outgoing, bytes)
 		c.changed.Broadcast()
 	}
@@ -363,6 +493,7 @@ func (c *Client) run() {
 			if isBroker, err = c.serve(conn); isBroker {
 				pause = 100 * time.Millisecond
 			}
+			c.noteEnd(isBroker)
 			if silent++; isBroker || time.Since(began) > 500*time.Millisecond {
 				c.mutex.Lock()
 				c.wasConnected = true
@@ -588,23 +719,58 @@ func (c *Client) begin(conn stream) bool {
 		return false
 	}
 	c.conn = conn
-	for _, bytes := range c.unsent { // before other consumers receive these messages
-		c.write(bytes)
+	if time.Now().Before(c.noHelloUntil) {
+		c.ready(nil)
+		return true
+	}
+	host, _ := os.Hostname() // the answer is the only way to know what the broker understands
+	facts := map[string]any{"name": "phpmq.go", "version": "0.2.0", "pid": os.Getpid(), "host": host}
+	c.outgoing = append(c.outgoing, frame(hello, packet{idPacket, "hello"}, packet{optionsPacket, encode(facts)}))
+	return true
+}
+
+// ready sends what waits for a connection whose broker knows these frames.
+func (c *Client) ready(frames []int) {
+	c.isReady, c.frames = true, frames
+	for _, one := range c.unsent { // before other consumers receive these messages
+		if one.otherwise == nil || c.knows(settleWithOptions) {
+			c.write(one.bytes)
+		} else {
+			go one.otherwise()
+		}
 	}
 	c.unsent = nil
-	for _, sent := range c.publishes {
-		c.write(sent.bytes)
+	for key, sent := range c.publishes {
+		c.publish(key, sent)
 	}
 	for queue, one := range c.consumers {
-		c.write(one.open(queue))
+		c.write(one.open(queue, c.knows(consumeWithOptions)))
 	}
-	return true
+	c.changed.Broadcast()
+}
+
+// noteEnd counts connections that ended without an answer: a broker of an earlier version ends those that
+// begin with a hello.
+func (c *Client) noteEnd(isBroker bool) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	switch hasHello := time.Now().After(c.noHelloUntil); {
+	case isBroker && hasHello:
+		c.helloEnds = 0
+	case isBroker:
+	case !hasHello: // the hello was not the reason
+		c.helloEnds, c.noHelloUntil = 0, time.Time{}
+	default:
+		if c.helloEnds++; c.helloEnds >= helloEnds {
+			c.helloEnds, c.noHelloUntil = 0, time.Now().Add(noHello)
+		}
+	}
 }
 
 func (c *Client) lost() {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	c.conn, c.outgoing = nil, nil
+	c.conn, c.outgoing, c.isReady = nil, nil, false
 	c.changed.Broadcast()
 	for _, one := range c.consumers {
 		for len(one.messages) > 0 { // the broker delivers these messages again
@@ -625,7 +791,8 @@ func readFrame(reader io.Reader) (kind string, packets map[string][]byte, err er
 	}
 	kind = string(header[3:6])
 	count, err := strconv.ParseUint(string(header[6:]), 10, 8)
-	if string(header[:3]) != "H01" || kind != dispatch && kind != receipt || err != nil {
+	isKnown := kind == dispatch || kind == receipt || kind == dispatchWithInfo || kind == welcome
+	if string(header[:3]) != "H01" || !isKnown || err != nil {
 		return "", nil, fmt.Errorf("the server is not a PHPMQ broker: it sent %q", header)
 	}
 	packets = map[string][]byte{}
@@ -651,6 +818,17 @@ func (c *Client) handle(kind string, packets map[string][]byte) {
 	queue, id := string(packets[queuePacket]), string(packets[idPacket])
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
+	if kind == welcome {
+		var facts struct {
+			Frames []int
+			Most   int `json:"max_content"`
+		}
+		if json.Unmarshal(packets[optionsPacket], &facts) == nil && !c.isReady {
+			c.most = facts.Most
+			c.ready(facts.Frames)
+		}
+		return
+	}
 	if kind == receipt {
 		if sent, isKnown := c.publishes[id]; isKnown { // otherwise, the receipt is too late
 			delete(c.publishes, id)
@@ -667,8 +845,12 @@ func (c *Client) handle(kind string, packets map[string][]byte) {
 		return
 	}
 	ttl, _ := strconv.ParseInt(string(packets[ttlPacket]), 10, 64) // 0 if missing
+	message := &Message{Queue: queue, ID: id, Content: packets[contentPacket], TTL: ttl, client: c}
+	if kind == dispatchWithInfo {
+		json.Unmarshal(packets[optionsPacket], &message.Info)
+	}
 	select {
-	case one.messages <- &Message{queue, id, packets[contentPacket], ttl, c}:
+	case one.messages <- message:
 	default: // exceeds the credit, so the server is not our broker
 	}
 }
@@ -677,7 +859,7 @@ func (c *Client) handle(kind string, packets map[string][]byte) {
 
 func run(arguments []string) error {
 	if len(arguments) < 3 {
-		return errors.New("usage: phpmq publish|consume|requeue HOST:PORT QUEUE …")
+		return errors.New("usage: phpmq publish|consume|requeue|retry HOST:PORT QUEUE …")
 	}
 	command, queue, rest := arguments[0], arguments[2], arguments[3:]
 	number := func(at int, otherwise int64) (int64, error) {
@@ -690,8 +872,13 @@ func run(arguments []string) error {
 	defer client.Close()
 	if command == "publish" && len(rest) > 0 {
 		ttl, err := number(1, 0)
+		var options []Options
+		if err == nil && len(rest) > 2 {
+			options = make([]Options, 1)
+			err = json.Unmarshal([]byte(rest[2]), &options[0])
+		}
 		if err == nil {
-			err = client.Publish(queue, []byte(rest[0]), ttl, "")
+			err = client.Publish(queue, []byte(rest[0]), ttl, "", options...)
 		}
 		if err == nil {
 			fmt.Println("stored")
@@ -699,8 +886,8 @@ func run(arguments []string) error {
 		return err
 	}
 	left, err := number(0, 1)
-	if err != nil || command != "consume" && command != "requeue" {
-		return errors.New("use publish with a content, consume with a number, or requeue with a TTL")
+	if err != nil || command != "consume" && command != "requeue" && command != "retry" {
+		return errors.New("use publish with a content, consume with a number, requeue with a TTL, or retry with seconds")
 	}
 	ttl := left
 	for message := range client.Consume(queue, 1) {
@@ -711,6 +898,10 @@ func run(arguments []string) error {
 		fmt.Printf("%s%s\n", message.Content, note)
 		if command == "requeue" {
 			message.Requeue(ttl)
+			return nil
+		}
+		if command == "retry" {
+			message.Retry(float64(ttl), errors.New("the retry command"))
 			return nil
 		}
 		message.Ack()

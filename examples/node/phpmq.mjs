@@ -7,7 +7,7 @@
  *     await client.publish('orders', '{"order_id": 1042}', { ttl: 3600 }); // on the broker's disk
  *     for await (const message of client.consume('orders', 10)) {
  *         console.log(message.content.toString());
- *         message.ack(); // or message.requeue(60), message.deadLetter()
+ *         message.ack(); // or message.retry({ delay_s: 5 }), message.requeue(60), message.deadLetter()
  *     }
  *     client.close();
  *
@@ -19,11 +19,19 @@
  * With TLS, the address is tls://HOST:PORT, and `new Client(address, { tls })` takes the options of Node's
  * tls.connect, such as ca, cert and key. NODE_EXTRA_CA_CERTS names a file of certificates to trust, too.
  *
+ * `publish` takes options by the names of the broker's HTTP API: delay_s, deliver_at (a Date or Unix
+ * milliseconds), priority (0 is first, 128 the default), group, unique_key, and if_exists ('keep' or 'replace').
+ * A broker of an earlier version knows none of them, and is found out by its end of a connection that begins
+ * with a hello.
+ *
  * As a program:
  *
- *     node phpmq.mjs publish 127.0.0.1:9100 orders '{"order_id": 1042}' [TTL]
+ *     node phpmq.mjs publish 127.0.0.1:9100 orders '{"order_id": 1042}' [TTL [OPTIONS]]
  *     node phpmq.mjs consume 127.0.0.1:9100 orders [MESSAGES]
  *     node phpmq.mjs requeue 127.0.0.1:9100 orders TTL
+ *     node phpmq.mjs retry 127.0.0.1:9100 orders SECONDS
+ *
+ * where OPTIONS is JSON, such as '{"delay_s": 60, "priority": 0}'.
  */
 
 import { randomUUID } from 'node:crypto';
@@ -31,11 +39,14 @@ import { lookup } from 'node:dns/promises';
 import { readFile } from 'node:fs/promises';
 import { connect, isIP } from 'node:net';
 import { connect as connectTls } from 'node:tls';
+import { hostname } from 'node:os';
 import { pathToFileURL } from 'node:url';
 
 const PUBLISH = '001', CONSUME = '002', DISPATCH = '003', ACKNOWLEDGE = '004', REQUEUE = '005';
-const DEAD_LETTER = '006', RECEIPT = '007';
+const DEAD_LETTER = '006', RECEIPT = '007', PUBLISH_WITH_OPTIONS = '010', SETTLE = '011', CONSUME_WITH_OPTIONS = '012';
+const DISPATCH_WITH_INFO = '013', HELLO = '014', WELCOME = '015';
 const QUEUE = '01', CONTENT = '02', ID = '03', COUNT = '04', TTL = '05'; // ID: message id or publish key
+const OPTIONS = '06'; // a JSON object
 const MAX_PACKET_BYTES = 1 << 30; // the broker never sends a larger packet
 const CONNECT_MS = 10_000; // for all addresses of the name
 const NEXT_ADDRESS_MS = 500; // an address that has not answered by then is raced by the next one
@@ -44,6 +55,8 @@ const CHECK_MS = 15_000; // between checks for unacknowledged bytes
 const UNACKNOWLEDGED_MS = 60_000; // then, bytes that are sent in vain end the connection
 
 const TLS_ALERT = Buffer.from([0x15, 3]); // the first bytes of a listener with TLS to a client without it
+const HELLO_ENDS = 2; // connections in a row that a broker of an earlier version ends after a hello
+const NO_HELLO_MS = 600_000; // then, it gets none for this time
 const SILENT_ENDS = 3; // connections without a byte from the broker, which are then explained
 
 /** The address, the port or TLS is wrong, so another attempt would fail as well. */
@@ -65,7 +78,7 @@ function frame(type, packets) {
 
 /** Returns a packet's sort key. Any order is valid; the broker reads this one fastest. */
 function order(type, packet) {
-    return type === PUBLISH && packet === ID ? 9 : Number(packet);
+    return (type === PUBLISH || type === PUBLISH_WITH_OPTIONS) && packet === ID ? 9 : Number(packet);
 }
 
 function checkedQueue(queue) {
@@ -82,6 +95,19 @@ function checkedTtl(ttl) {
         throw new RangeError(`ttl is ${ttl}; use whole seconds, or 0 for a message that never expires`);
     }
     return String(ttl);
+}
+
+/** Returns the content of packet 06: options that are set, with dates in Unix milliseconds. */
+function encoded(options) {
+    return JSON.stringify(options, (name, value) => (name === 'deliver_at' ? +new Date(value) : value));
+}
+
+/** Returns an error's class, text and stack, which are shown on the message's page. */
+function failure(error) {
+    const cut = (text, most) => String(text ?? '').slice(0, most);
+    const { name, message, stack } = error ?? {};
+    return error === undefined
+        ? {} : { exception: cut(name, 200), error: cut(message ?? error, 500), traceback: cut(stack, 1500) };
 }
 
 const silent = new Map(); // address -> when it last did not answer; these are tried last
@@ -196,10 +222,31 @@ function watchUnacknowledged(socket) {
     socket.once('close', () => clearInterval(timer));
 }
 
-/** A received message. Settle it with one of its three methods. */
+/** A received message. Settle it with one of its four methods. */
 export class Message {
-    constructor(client, queue, id, content, ttl) {
-        Object.assign(this, { client, queue, id, content, ttl }); // content is a Buffer; ttl is in seconds, 0 if none
+    /** @param {object} info attempt, deliveries, hold_s, priority, group and age_s; empty if the broker does not tell */
+    constructor(client, queue, id, content, ttl, info = {}) {
+        Object.assign(this, { client, queue, id, content, ttl, info }); // content is a Buffer; ttl is in seconds, 0 if none
+    }
+
+    /**
+     * Lets the message wait for its next attempt, because this one has failed: the broker counts and shows it.
+     *
+     * A broker of an earlier version gets a copy instead, after which the message is acknowledged; await that.
+     *
+     * @param {{ delay_s?: number, error?: Error, limit?: number }} options limit: of attempts, which is only shown
+     */
+    retry({ delay_s = 0, error, limit } = {}) {
+        if (!(delay_s >= 0)) {
+            throw new RangeError(`delay_s is ${delay_s}; it must be 0 or more seconds`);
+        }
+        const options = { action: 'retry', delay_s, attempt: this.info.attempt, limit, ...failure(error) };
+        return this.client.settle(SETTLE, { [QUEUE]: this.queue, [ID]: this.id, [OPTIONS]: encoded(options) }, async () => {
+            const ttl = Math.ceil(delay_s);
+            const [queue, rest] = ttl > 0 ? [`${this.queue}.retry`, ttl] : [this.queue, this.ttl];
+            await this.client.publish(queue, this.content, { ttl: rest, key: `${this.id}:copy` });
+            this.ack();
+        });
     }
 
     /** Acknowledges the message as processed. */
@@ -232,7 +279,13 @@ export class Client {
     #input = Buffer.alloc(0); // received bytes of an incomplete frame
     #publishes = new Map(); // unconfirmed publishes: key -> { bytes, size, resolve, reject, timer }
     #consumers = new Map(); // queue -> { credit, waiting: Message[], wake }
-    #unsent = []; // settlements to send on the next connection
+    #unsent = []; // settlements to send on the next connection: [bytes, what to do for a broker of an earlier version]
+    #largestContent = Infinity; // bytes of a message, as the broker's welcome says
+    #frames = []; // numbers of the frames of packets with options that the broker knows
+    #helloEnds = 0; // connections in a row that ended after a hello, without an answer
+    #noHelloUntil = 0;
+    #hasAnswered = false; // on this connection
+    #isGreeting = false; // a hello was sent and is not answered yet
     #isConnecting = false;
     #stop = new AbortController(); // ends a connection attempt
     #timer = undefined; // timer of the next connection attempt
@@ -254,11 +307,17 @@ export class Client {
     /**
      * Resolves when the message is on the broker's disk. To retry after a timeout, pass the same key.
      *
+     * @param {object} options delay_s, deliver_at, priority, group, unique_key, if_exists: see the top of this file
      * @throws {PublishRefused} nothing was stored
      * @throws {NotConnected} at once: the client was never connected, and its address is wrong
      */
-    publish(queue, content, { ttl = 0, key = randomUUID() } = {}) {
+    publish(queue, content, { ttl = 0, key = randomUUID(), ...options } = {}) {
         const packets = { [QUEUE]: checkedQueue(queue), [CONTENT]: content, [TTL]: checkedTtl(ttl), [ID]: key };
+        const hasOptions = Object.values(options).some((value) => value !== undefined);
+        if (hasOptions) {
+            delete packets[TTL];
+            packets[OPTIONS] = encoded({ ttl_s: ttl, ...options });
+        }
         if (this.#publishes.has(key) || Buffer.byteLength(key) < 1 || Buffer.byteLength(key) > 64) {
             throw new RangeError('a key must have 1 to 64 bytes and must not belong to another unconfirmed publish');
         }
@@ -266,7 +325,7 @@ export class Client {
             throw new RangeError(`the message has ${Buffer.byteLength(content)} bytes; the limit is ${this.maxContent}: `
                 + "raise the broker's limits.max_content, and pass maxContent");
         }
-        const bytes = frame(PUBLISH, packets);
+        const bytes = frame(hasOptions ? PUBLISH_WITH_OPTIONS : PUBLISH, packets);
         if (this.#isClosed) {
             return Promise.reject(new Error('the client is closed; nothing was sent'));
         }
@@ -275,8 +334,9 @@ export class Client {
                 this.#publishes.delete(key);
                 reject(new Error(`no receipt within ${this.timeout} s; the message may be stored`));
             }, this.timeout * 1000);
-            this.#publishes.set(key, { bytes, size: Buffer.byteLength(content), resolve, reject, timer });
-            this.#write(bytes);
+            const size = Buffer.byteLength(content);
+            this.#publishes.set(key, { bytes, size, resolve, reject, timer, hasOptions });
+            this.#isConnected ? this.#publish(key) : this.#connect(); // which sends it, too
         });
     }
 
@@ -290,7 +350,7 @@ export class Client {
             throw new RangeError(`this client already consumes ${queue}; use another client, or a larger credit`);
         }
         this.#consumers.set(queue, consumer);
-        this.#write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: String(credit) }));
+        this.#isConnected ? this.#consume(queue, credit) : this.#connect(); // which sends it, too
         try {
             while (!this.#isClosed) {
                 if (consumer.waiting.length > 0) {
@@ -302,19 +362,31 @@ export class Client {
         } finally {
             this.#consumers.delete(queue);
             if (this.#isConnected) { // a count of 0 returns unacknowledged messages to the queue
-                this.#write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: '0' }));
+                this.#socket.write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: '0' }));
             }
         }
     }
 
-    /** Sends 004, 005 or 006 now, or first on the next connection if not connected. */
-    settle(type, packets) {
+    /**
+     * Sends 004, 005, 006 or 011 now, or first on the next connection.
+     *
+     * @param {() => Promise<void>} otherwise what to do for a broker that does not know 011
+     */
+    settle(type, packets, otherwise) {
         const bytes = frame(type, packets);
         if (this.#isConnected) {
-            this.#socket.write(bytes);
+            return this.#settle(bytes, otherwise);
         } else if (!this.#isClosed) {
-            this.#unsent.push(bytes);
+            this.#unsent.push([bytes, otherwise]);
             this.#connect();
+        }
+    }
+
+    #settle(bytes, otherwise) {
+        if (otherwise === undefined || this.#knows(SETTLE)) {
+            this.#socket.write(bytes);
+        } else {
+            return otherwise().catch((error) => console.error(`phpmq: the copy was not stored (${error.message})`));
         }
     }
 
@@ -345,12 +417,32 @@ export class Client {
 
     // -- the connection
 
-    #write(bytes) {
-        if (this.#isConnected) {
+    #knows(type) {
+        return this.#frames.includes(Number(type));
+    }
+
+    #publish(key) {
+        const { bytes, size, reject, timer, hasOptions } = this.#publishes.get(key);
+        const isTooLarge = size > this.#largestContent;
+        if (!isTooLarge && (!hasOptions || this.#knows(PUBLISH_WITH_OPTIONS))) {
             this.#socket.write(bytes);
-        } else {
-            this.#connect(); // sends the frame after connecting, from #publishes or #consumers
+            return;
         }
+        this.#publishes.delete(key);
+        clearTimeout(timer);
+        const address = `${this.#host}:${this.#port}`;
+        reject(isTooLarge
+            ? new RangeError(`the message has ${size} bytes; the limit of ${address} is ${this.#largestContent}: `
+                + 'raise its limits.max_content')
+            : new Error(`the broker at ${address} is of an earlier version, which knows no options; upgrade it, or `
+                + 'publish with a ttl only'));
+    }
+
+    #consume(queue, credit) {
+        const packets = { [QUEUE]: queue, [COUNT]: String(credit) };
+        const asksForInfo = this.#knows(CONSUME_WITH_OPTIONS);
+        this.#socket.write(asksForInfo
+            ? frame(CONSUME_WITH_OPTIONS, { ...packets, [OPTIONS]: encoded({ info: true }) }) : frame(CONSUME, packets));
     }
 
     async #connect() {
@@ -374,11 +466,6 @@ export class Client {
 
     #begin(socket) {
         this.#socket = socket;
-        this.#isConnected = true;
-        if (this.#isAway) {
-            console.error(`phpmq: connected to ${this.#host}:${this.#port} again`);
-        }
-        this.#isAway = false;
         socket.removeAllListeners('error');
         const began = Date.now();
         socket.on('data', (bytes) => this.#receive(bytes));
@@ -387,6 +474,11 @@ export class Client {
             isTold || console.error(`phpmq: ${error.message}`);
         });
         socket.on('close', () => {
+            if (this.#isGreeting && ++this.#helloEnds === HELLO_ENDS) {
+                this.#noHelloUntil = Date.now() + NO_HELLO_MS;
+            } else if (!this.#isGreeting && this.#helloEnds >= HELLO_ENDS && !this.#hasAnswered) {
+                [this.#helloEnds, this.#noHelloUntil] = [0, 0]; // the hello was not the reason
+            }
             this.#wasConnected ||= Date.now() - began > 500;
             if (this.#wasConnected && !this.#isClosed && !this.#isAway) {
                 this.#isAway = true;
@@ -402,23 +494,40 @@ export class Client {
             this.#lost();
         });
         watchUnacknowledged(socket);
-        for (const bytes of this.#unsent.splice(0)) { // before other consumers receive these messages
-            socket.write(bytes);
+        this.#hasAnswered = false;
+        this.#isGreeting = Date.now() >= this.#noHelloUntil;
+        if (this.#isGreeting) { // its answer is the only way to know what the broker understands
+            const facts = { name: 'phpmq.mjs', version: '0.2.0', pid: process.pid, host: hostname() };
+            socket.write(frame(HELLO, { [ID]: 'hello', [OPTIONS]: encoded(facts) }));
+        } else {
+            this.#ready([]);
         }
-        for (const { bytes } of this.#publishes.values()) {
-            socket.write(bytes);
+    }
+
+    /** Sends what waits for a connection whose broker knows these frames. */
+    #ready(frames) {
+        [this.#isGreeting, this.#isConnected, this.#frames] = [false, true, frames];
+        if (this.#isAway) {
+            console.error(`phpmq: connected to ${this.#host}:${this.#port} again`);
+        }
+        this.#isAway = false;
+        for (const [bytes, otherwise] of this.#unsent.splice(0)) { // before other consumers receive these messages
+            this.#settle(bytes, otherwise);
+        }
+        for (const key of [...this.#publishes.keys()]) {
+            this.#publish(key);
         }
         for (const [queue, { credit }] of this.#consumers) {
-            socket.write(frame(CONSUME, { [QUEUE]: queue, [COUNT]: String(credit) }));
+            this.#consume(queue, credit);
         }
         if (this.#isClosed) {
-            socket.end();
+            this.#socket.end();
         }
     }
 
     #lost() {
         this.#socket = null;
-        this.#isConnected = false;
+        this.#isConnected = this.#isGreeting = false;
         this.#input = Buffer.alloc(0);
         for (const consumer of this.#consumers.values()) {
             consumer.waiting = []; // the broker delivers these messages again
@@ -436,6 +545,7 @@ export class Client {
         this.#input = Buffer.concat([this.#input, bytes]);
         try {
             for (let size; (size = this.#frameSize()) > 0; this.#input = this.#input.subarray(size)) {
+                this.#hasAnswered = true;
                 this.#pause = 0.1; // the peer is a broker
                 this.#wasConnected = true;
             }
@@ -456,7 +566,7 @@ export class Client {
         } else if (input.length < 8) {
             return 0;
         }
-        const header = /^H01(003|007)(\d\d)$/.exec(input.toString('latin1', 0, 8));
+        const header = /^H01(003|007|013|015)(\d\d)$/.exec(input.toString('latin1', 0, 8));
         if (header === null) {
             throw new Error('the server is not a PHPMQ broker');
         }
@@ -482,9 +592,14 @@ export class Client {
     }
 
     #handle(type, packets) {
-        const queue = packets[QUEUE].toString();
+        const queue = packets[QUEUE]?.toString();
         const id = packets[ID].toString();
-        if (type === RECEIPT) {
+        const options = packets[OPTIONS] === undefined ? {} : JSON.parse(packets[OPTIONS]);
+        if (type === WELCOME) {
+            this.#helloEnds = 0;
+            this.#largestContent = options.max_content;
+            this.#ready(options.frames);
+        } else if (type === RECEIPT) {
             const publish = this.#publishes.get(id);
             if (publish !== undefined) { // otherwise, the receipt is too late
                 this.#publishes.delete(id);
@@ -492,10 +607,10 @@ export class Client {
                 const reason = packets[CONTENT]?.toString();
                 reason === undefined ? publish.resolve() : publish.reject(new PublishRefused(reason));
             }
-        } else if (type === DISPATCH) {
+        } else if (type === DISPATCH || type === DISPATCH_WITH_INFO) {
             const consumer = this.#consumers.get(queue);
             const ttl = Number(packets[TTL] ?? 0);
-            consumer?.waiting.push(new Message(this, queue, id, packets[CONTENT], ttl));
+            consumer?.waiting.push(new Message(this, queue, id, packets[CONTENT], ttl, options));
             consumer?.wake?.();
         }
     }
@@ -504,19 +619,25 @@ export class Client {
 async function main([command, address, queue, ...rest]) {
     const client = new Client(address);
     if (command === 'publish') {
-        await client.publish(queue, rest[0], { ttl: Number(rest[1] ?? 0) });
+        await client.publish(queue, rest[0], { ttl: Number(rest[1] ?? 0), ...JSON.parse(rest[2] ?? '{}') });
         console.log('stored');
-    } else if (command === 'consume' || command === 'requeue') {
+    } else if (['consume', 'requeue', 'retry'].includes(command)) {
         let left = command === 'consume' ? Number(rest[0] ?? 1) : 1;
         for await (const message of client.consume(queue)) {
             console.log(message.content.toString() + (message.ttl > 0 ? `  (${message.ttl} s left)` : ''));
-            command === 'consume' ? message.ack() : message.requeue(Number(rest[0]));
+            if (command === 'consume') {
+                message.ack();
+            } else if (command === 'requeue') {
+                message.requeue(Number(rest[0]));
+            } else {
+                await message.retry({ delay_s: Number(rest[0]), error: new Error('the retry command') });
+            }
             if (--left === 0) {
                 break;
             }
         }
     } else {
-        throw new RangeError('the first argument must be publish, consume or requeue');
+        throw new RangeError('the first argument must be publish, consume, requeue or retry');
     }
     client.close();
 }

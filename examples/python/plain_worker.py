@@ -1,4 +1,4 @@
-"""A worker that uses the plain client: any bodies, no envelopes, and the broker retries.
+"""A worker that uses the plain client: any bodies, no envelopes, and retries with delays.
 
     cd examples/python
     python plain_worker.py [QUEUE [HOST:PORT]]
@@ -13,6 +13,8 @@ import signal
 import sys
 
 from phpmq_lite.client import connect
+
+DELAYS_S = (0.5, 2)  # before the second and the third attempt
 
 
 class HopelessError(Exception):
@@ -32,7 +34,10 @@ def handle(body: bytes) -> None:
 
 async def work(queue: str, address: str) -> None:
     """Handle messages one by one, with up to ten in flight."""
-    async with connect(address) as client, client.consume(queue, credit=10) as deliveries:
+    async with (
+        connect(address) as client,
+        client.consume(queue, credit=10, info=True) as deliveries,
+    ):
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, deliveries.close)
         async for delivery in deliveries:
@@ -40,10 +45,14 @@ async def work(queue: str, address: str) -> None:
                 handle(delivery.body)
             except HopelessError as error:
                 print(f"{delivery.message_id} was dead-lettered: {error}", flush=True)
-                delivery.dead_letter()  # leaves a record in <queue>.dlq
+                delivery.dead_letter("hopeless", exception=error)  # a record in <queue>.dlq
             except Exception as error:
-                print(f"{delivery.message_id} was requeued: {error!r}", flush=True)
-                delivery.requeue(delivery.ttl_s or 0)  # at most max_deliveries times
+                attempt = delivery.attempt or 1
+                print(f"{delivery.message_id} failed, attempt {attempt}: {error!r}", flush=True)
+                if attempt > len(DELAYS_S):
+                    delivery.dead_letter("failed", exception=error)
+                else:
+                    delivery.retry(DELAYS_S[attempt - 1], exception=error)
             else:
                 delivery.ack()
 
