@@ -27,7 +27,7 @@ from phpmq_lite.admin.messages import (
 )
 from phpmq_lite.admin.pipeline import claims, insights, staging
 from phpmq_lite.admin.queues import actions as queue_actions
-from phpmq_lite.admin.queues import dead_letters, definitions, queue
+from phpmq_lite.admin.queues import dead_letters, definitions, queue, schedules
 from phpmq_lite.admin.queues import list as queue_list
 from phpmq_lite.admin.system import (
     backups,
@@ -52,6 +52,7 @@ _MODULES: Final = (
     queue_actions,
     dead_letters,
     definitions,
+    schedules,
     search,
     listing,
     message,

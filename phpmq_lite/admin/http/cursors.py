@@ -44,17 +44,19 @@ def position_in(cursor: ListCursor | None) -> dict[str, int]:
     """Return a cursor's position in a numbered list as the argument ``after`` or ``before``."""
     if cursor is None:
         return {}
-    if not isinstance(cursor.place, int) or not 0 <= cursor.place < 1 << 62:
+    if not isinstance(cursor.place, int) or not abs(cursor.place) < 1 << 62:
         raise _bad_cursor("is malformed")
     return {cursor.direction: cursor.place}
 
 
-def pair_in(cursor: ListCursor | None) -> tuple[int, int] | None:
-    """Return a cursor's position in a list that is ordered by two numbers."""
+def pair_in(cursor: ListCursor | None, least: int = 0) -> tuple[int, int] | None:
+    """Return a cursor's position in a list that is ordered by two numbers from ``least`` on."""
     if cursor is None:
         return None
     match cursor.place:
-        case [int() as first, int() as second] if 0 <= first <= 1 << 62 and 0 <= second <= 1 << 62:
+        case [int() as first, int() as second] if (
+            min(first, second) >= least and max(first, second) <= 1 << 62
+        ):
             return first, second
     raise _bad_cursor("is malformed")
 

@@ -2,9 +2,16 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from phpmq_lite.admin.http.input import REASON_MAX, TimeToLive, Untrimmed
+from phpmq_lite.admin.http.input import REASON_MAX, InUnits, InUtc, Untrimmed
+from phpmq_lite.frame_options import (
+    GROUP_BYTES,
+    HIGHEST_PRIORITY,
+    LONGEST_DELAY_S,
+    LOWEST_PRIORITY,
+    read_date,
+)
 from phpmq_lite.queue_settings import LONGEST_NAME, LONGEST_TTL_S
 
 LIMIT_MAX: Final = 200
@@ -23,8 +30,23 @@ AuditReason = Annotated[
     str, Field(max_length=REASON_MAX, description="reason to store in the audit log")
 ]
 BodySize = Annotated[int, Field(description="body size in bytes")]
+Delay = Annotated[
+    float,
+    Field(ge=0, le=LONGEST_DELAY_S, description="seconds until the message is ready"),
+    InUnits(),
+]
+DeliverAt = Annotated[
+    int | None,
+    BeforeValidator(read_date),
+    Field(description="when the message is ready: Unix ms, or a time with UTC offset (RFC 3339)"),
+    InUtc(),
+]
 Deliveries = Annotated[int, Field(description="number of deliveries")]
 EnvelopeUrn = Annotated[str | None, Field(description="URN of the envelope; null if it has none")]
+_OF_GROUP: Final = "of which one message at a time is delivered"
+GroupName = Annotated[
+    str | None, Field(min_length=1, max_length=GROUP_BYTES, description=_OF_GROUP)
+]
 MessageId = Annotated[str, Field(description="message id, 32 hex digits")]
 RedriveTarget = Annotated[
     str | None,
@@ -37,6 +59,7 @@ RedriveTarget = Annotated[
 SubscriptionName = Annotated[
     str, Field(min_length=1, max_length=255, description="subscription name")
 ]
+Priority = Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY, description="0 is first")]
 QueueTarget = Annotated[
     str, Field(min_length=1, max_length=LONGEST_NAME, description="target queue"), Untrimmed()
 ]
@@ -45,13 +68,13 @@ TtlSeconds = Annotated[
     int | None,
     Field(ge=0, le=LONGEST_TTL_S, description="seconds to live (0: forever; null: queue default)"),
 ]
-Ttl = Annotated[TtlSeconds, TimeToLive()]
+Ttl = Annotated[TtlSeconds, InUnits()]
 NewTtl = Annotated[
     int | None,
     Field(
         ge=0, le=LONGEST_TTL_S, description="seconds to live; 0 for no limit, null for no change"
     ),
-    TimeToLive(),
+    InUnits(),
 ]
 UndoToken = Annotated[
     str | None,
@@ -91,10 +114,12 @@ class StrictInput(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_options: Any) -> None:
-        """Raise TypeError for a time to live that is not ``ttl_s``, the only one of a form."""
+        """Raise TypeError for a time in seconds whose name does not end with the unit."""
         for name, field in cls.model_fields.items():
-            if name != "ttl_s" and any(isinstance(mark, TimeToLive) for mark in field.metadata):
-                raise TypeError(f"{cls.__name__}.{name} is a TimeToLive but is not named ttl_s")
+            if not name.endswith("_s") and any(
+                isinstance(mark, InUnits) for mark in field.metadata
+            ):
+                raise TypeError(f"{cls.__name__}.{name} is InUnits but is not named {name}_s")
 
 
 class EmptyInput(StrictInput):

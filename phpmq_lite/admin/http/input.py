@@ -148,20 +148,20 @@ class Form:
             raise _invalid(name, "is not an integer in the allowed range", f"{low:,} to {high:,}")
         return number
 
-    def ttl_s(self) -> int | None:
-        """Return the time to live in seconds: None for the default, 0 for no expiry.
+    def seconds(self, name: str, longest: int = LONGEST_TTL_S) -> int | None:
+        """Return a time in seconds, or None if the field is empty; ``never`` is 0.
 
-        Reads ``ttl`` with ``ttl_unit`` (s, min, h, d or never), or ``ttl_s`` alone.
+        Reads, for ``ttl``, ``ttl`` with ``ttl_unit`` (s, min, h, d or never), or ``ttl_s`` alone.
         """
-        unit = self.text("ttl_unit", 10)
+        unit = self.text(f"{name}_unit", 10)
         if unit == "never":
             return 0
-        if not self.text("ttl", 40):
-            return self.number("ttl_s", 0, LONGEST_TTL_S)
+        if not self.text(name, 40):
+            return self.number(f"{name}_s", 0, longest)
         if unit not in _UNITS and unit:
-            raise _invalid("ttl_unit", "is not a known unit", ", ".join((*_UNITS, "never")))
+            raise _invalid(f"{name}_unit", "is not a known unit", ", ".join((*_UNITS, "never")))
         unit_s = _UNITS.get(unit, 1)
-        value = self.number("ttl", 0, LONGEST_TTL_S // unit_s)
+        value = self.number(name, 0, longest // unit_s)
         return None if value is None else value * unit_s
 
     def queue(self, name: str) -> str:
@@ -196,8 +196,13 @@ class Lines:
 
 
 @dataclass(slots=True, frozen=True)
-class TimeToLive:
-    """Marks the field ``ttl_s``, which a form has as a number and a unit."""
+class InUnits:
+    """Marks a field such as ``ttl_s``, which a form has as a number and a unit."""
+
+
+@dataclass(slots=True, frozen=True)
+class InUtc:
+    """Marks a date, which a form has without an offset, in UTC."""
 
 
 def split_lines(text: str) -> list[str]:
@@ -210,13 +215,16 @@ def read_form_model(form: Form, model: type[Model]) -> Model:
 
     Raises:
         ValidationError: a value is out of bounds.
-        Problem: see ``Form.ttl_s`` and ``Form.texts``.
+        Problem: see ``Form.seconds`` and ``Form.texts``.
     """
     values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         marks = {type(mark) for mark in field.metadata}
-        if TimeToLive in marks:
-            values[name] = form.ttl_s()
+        if InUnits in marks:
+            if (seconds := form.seconds(name.removesuffix("_s"))) is not None:
+                values[name] = seconds
+        elif InUtc in marks:
+            values[name] = parse_time(form.raw(name).strip(), name)
         elif Lines in marks:
             if form.texts(name, 1):
                 values[name] = split_lines(form.raw(name))

@@ -113,10 +113,10 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         pieces.append(f"Recorded in the audit log as {route.audit}.")
     if route.cli:
         pieces.append(f"Command-line equivalent: phpmq-lite {route.cli}.")
-    response: dict[str, Any] = {"description": "Done."}
+    content: dict[str, Any] = {}
     if route.gives is not None:
         schema = _schema(route.gives, schemas, "serialization")
-        response["content"] = {route.gives_media: {"schema": schema}}
+        content = {"content": {route.gives_media: {"schema": schema}}}
     operation: dict[str, Any] = {
         "operationId": route.name.removeprefix("api-"),
         "summary": summary_of(route),
@@ -124,7 +124,11 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         "tags": [tag_of(route)],
         "parameters": _parameters(route, schemas),
         "responses": {
-            str(route.status): response,
+            str(route.status): {"description": "Done.", **content},
+            **{
+                str(status): {"description": f"If {when}."} | ({} if status == 204 else content)
+                for status, when in route.others.items()
+            },
             "default": {
                 "description": "An error.",
                 "content": {
@@ -269,7 +273,8 @@ def _call(route: Route, document: dict[str, Any], base: str) -> ApiCall:
         takes=fields_of(body.get("schema", {}), schemas),
         takes_text=_resolved(body.get("schema", {}), schemas).get("description", ""),
         gives=fields_of(response.get(_JSON, {}).get("schema", {}), schemas),
-        response=" ".join([str(route.status), *types]),
+        response=" ".join([str(route.status), *types])
+        + "".join(f" or {status} if {when}" for status, when in route.others.items()),
         curl=_curl(route, base + path + _query(operation, schemas), body.get("schema"), schemas),
     )
 

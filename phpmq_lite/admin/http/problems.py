@@ -14,6 +14,7 @@ from phpmq_lite.errors import (
     StorageError,
     StorageFullError,
 )
+from phpmq_lite.frame_options import OptionError
 from phpmq_lite.settings.loading import describe_error
 
 _STATUSES: Final = {  # maps a RefusedError code to an HTTP status; all other codes use 409
@@ -21,11 +22,12 @@ _STATUSES: Final = {  # maps a RefusedError code to an HTTP status; all other co
     for status, codes in (
         (403, "foreign_queue foreign_app_id foreign_reader"),
         (404, "unknown_queue unknown_client unknown_app_id unknown_subscription unknown_token"),
-        (404, "unknown_reader"),
+        (404, "unknown_reader unknown_schedule"),
         (412, "stale"),
         (413, "too_large"),
         (422, "bad_side unknown_setting bad_setting bad_name bad_key bad_value key_conflict"),
-        (422, "too_many too_many_queues unknown_claims bad_token bad_app_id bad_version bad_delay"),
+        (422, "too_many too_many_queues unknown_claims bad_token bad_app_id bad_version"),
+        (422, "bad_cron bad_timezone too_many_schedules"),
         (503, "not_writable draining not_ready"),
         (507, "stage_full disk_full database_full"),
     )
@@ -136,6 +138,8 @@ def problem_of(error: Exception) -> Problem | None:
             return invalid(text, field, bound)
         case SearchError():
             return Problem(422, "bad_query", str(error), field="q", bound=error.bound)
+        case OptionError():
+            return Problem(422, error.code, f"{str(error).removesuffix('.')}.", field=error.field)
         case RefusedError():
             return Problem(_STATUSES.get(error.code, 409), error.code, _sentence(str(error)))
         case ReadTooLongError():

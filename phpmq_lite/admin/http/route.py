@@ -1,7 +1,7 @@
 """A route, with its method, path, role, audit name, models and handler."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiohttp import web
@@ -39,6 +39,7 @@ class Route:
     takes_key: bool = False  # API: whether it has the header Idempotency-Key
     gives_media: str = "application/json"  # API: response content type; if not JSON, gives is bytes
     status: int = 200  # API: HTTP status of a successful response
+    others: Mapping[int, str] = field(default_factory=dict)  # API: other such statuses, and when
     cli: str | None = None  # CLI command that uses this route, such as "queue purge"
     is_early: bool = False  # whether the route works before the broker is ready
     body: int = BODY_BYTES  # maximum size of the request body; LOGIN_BYTES for public routes

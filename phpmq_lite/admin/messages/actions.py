@@ -14,6 +14,8 @@ from phpmq_lite.admin.http.confirmation import Confirmation, FormField, texts_to
 from phpmq_lite.admin.http.endpoint import Done, Endpoints
 from phpmq_lite.admin.http.fields import (
     ActionInput,
+    Delay,
+    DeliverAt,
     MessageId,
     NewTtl,
     QueueTarget,
@@ -27,6 +29,7 @@ from phpmq_lite.admin.messages.jobs import stores_of
 from phpmq_lite.admin.messages.message import Message
 from phpmq_lite.admin.messages.owned_stores import make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, act_on_messages
+from phpmq_lite.frame_options import NOW, DeliveryTime
 from phpmq_lite.model import State
 from phpmq_lite.operator_actions import ACTIONS, ON_MANY, ON_ONE, Action, SkipReason
 from phpmq_lite.roles import Role
@@ -62,10 +65,21 @@ endpoints: Final = Endpoints()
 # -- input
 
 
+class TimeInput(ActionInput):
+    """When a message becomes ready; neither means now."""
+
+    delay_s: Delay = 0
+    deliver_at: DeliverAt = None
+
+
 class TtlInput(ActionInput):
     """A new time to live for a message."""
 
     ttl_s: NewTtl = None
+
+
+class RequeueInput(TtlInput, TimeInput):
+    """A new time to live for a message, and when it becomes ready."""
 
 
 class MoveInput(ActionInput):
@@ -81,14 +95,14 @@ class DeleteInput(ActionInput):
     dispatched: bool = Field(False, description="delete even if a consumer holds the message")
 
 
-class RedriveOneInput(ActionInput):
-    """The target queue and time to live for redriving a dead-letter record."""
+class RedriveOneInput(TimeInput):
+    """The target queue, the time to live and the time for redriving a dead-letter record."""
 
     ttl_s: Ttl = None
     target: Annotated[RedriveTarget, Untrimmed()] = None
 
 
-class TickedInput(ActionInput):
+class TickedInput(TimeInput):
     """An action on the messages that are ticked in a list."""
 
     action: Action
@@ -101,9 +115,11 @@ class TickedInput(ActionInput):
 
 _INPUTS: Final[dict[tuple[str, ...], type[ActionInput]]] = {
     (): ActionInput,
+    ("time",): TimeInput,
     ("ttl_s",): TtlInput,
+    ("ttl_s", "time"): RequeueInput,
     ("target", "create"): MoveInput,
-    ("target", "ttl_s"): RedriveOneInput,
+    ("target", "ttl_s", "time"): RedriveOneInput,
     ("dispatched",): DeleteInput,
 }
 
@@ -112,6 +128,11 @@ def options_of(call: Call, action: Action, form: BaseModel) -> ActionOptions:
     """Return an input's options, limited to the caller's queues; refuse its target: 422 or 403."""
     values = form.model_dump()
     target = values.get("target")
+    time = DeliveryTime(values.get("delay_s") or 0, values.get("deliver_at"))
+    if time.delay_s and time.deliver_at is not None:
+        raise invalid("Enter either a delay or a date.", "deliver_at", "a delay or a date")
+    if action is Action.RESCHEDULE and time == NOW:
+        raise invalid("Enter a delay or a date.", "delay_s", "a delay or a date")
     if action is Action.MOVE and not target:
         raise invalid("Enter a target queue.", "target", "a queue name")
     if target:
@@ -119,6 +140,7 @@ def options_of(call: Call, action: Action, form: BaseModel) -> ActionOptions:
         call.check_queue(target, "target")
     return ActionOptions(
         values.get("ttl_s"),
+        NOW if time == NOW else time,
         target,
         bool(values.get("create")),
         bool(values.get("dispatched")),
@@ -154,7 +176,7 @@ class ActionResultView(BaseModel):
     """The result of an action; ``undo`` is a token for POST /undo/{token}."""
 
     id: MessageId
-    action: str = Field(description="requeue, release, move, delete, redrive, restore, erase, edit")
+    action: str = Field(description="deliver, reschedule, requeue, release, …")
     new_id: str | None = Field(None, description="id of the new message; null if none was created")
     undo: UndoToken = None
 
@@ -168,6 +190,7 @@ def fields_of(action: Action, keeps: str, origin: str, target: str = "") -> list
     help_ = "" if is_move else f"Leave empty {origin}."
     fields: dict[str, FormField] = {
         "ttl_s": ("ttl_field", (keeps,)),
+        "time": ("time_field", (action is not Action.RESCHEDULE,)),
         "target": ("target_field", ("Target queue", is_move, help_, target)),
         "create": ("create_field", ()),
     }
@@ -176,7 +199,7 @@ def fields_of(action: Action, keeps: str, origin: str, target: str = "") -> list
 
 def _ask(call: Call, row: MessageRow, action: Action) -> Confirmation:
     definition, page = ACTIONS[action], call.url("message", id=row.message_id)
-    title = f"{definition.verb} message"
+    title = definition.with_object("message")
     is_strict = definition.needs_admin
     origin = f" ({formats.escape_hidden(row.source_queue)})" if row.source_queue else ""
     fields = fields_of(
@@ -253,8 +276,11 @@ async def act_on_ticked(call: Call, form: TickedInput) -> Any:
     entry = call.audit()
     entry.action = f"message.{action}"
     frozen = await call.context.search.freeze(ids_search(ids), queues=call.allowed)
-    if action is Action.MOVE and not form.target:
-        return await _ask_target(call, ids, to)
+    has_time = form.delay_s or form.deliver_at is not None
+    if (action is Action.MOVE and not form.target) or (
+        action is Action.RESCHEDULE and not has_time
+    ):
+        return await _ask_option(call, action, ids, to)
     if texts_to_type(call.context.settings, len(frozen.seqs), frozen.by_queue):
         entry.action = "selection.make"
         title = f"{formats.count_messages(len(ids))} selected"
@@ -266,17 +292,18 @@ async def act_on_ticked(call: Call, form: TickedInput) -> Any:
     return Done(None, FlashMessage(text, result.undo), to)
 
 
-async def _ask_target(call: Call, ids: Sequence[str], to: str) -> web.Response:
-    title = f"Move {formats.count_messages(len(ids))}"
+async def _ask_option(call: Call, action: Action, ids: Sequence[str], to: str) -> web.Response:
+    """Ask for the option without which an action is impossible."""
+    row = ACTIONS[action]
+    title = row.with_object(formats.count_messages(len(ids)))
     ask = Confirmation(
         title=title,
         button=title,
         url=call.url("messages-act"),
         back=to,
         reason="",
-        text="The messages move to the end of the target queue and keep their ids and "
-        "deadlines. Messages held by consumers are skipped.",
-        hidden=[("action", Action.MOVE), *(("id", id_) for id_ in ids)],
-        fields=fields_of(Action.MOVE, "", ""),
+        text=row.text_many,
+        hidden=[("action", action), *(("id", id_) for id_ in ids)],
+        fields=fields_of(action, "", ""),
     )
     return await call.render("confirm.html", ask=ask)

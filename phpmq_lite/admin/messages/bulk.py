@@ -16,12 +16,17 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.confirmation import check_typed_text, texts_to_type
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, From
-from phpmq_lite.admin.http.fields import ActionInput, EmptyInput, RedriveTarget, UndoToken
-from phpmq_lite.admin.http.input import TimeToLive, Untrimmed, parse_number
+from phpmq_lite.admin.http.fields import EmptyInput, RedriveTarget, UndoToken
+from phpmq_lite.admin.http.input import InUnits, Untrimmed, parse_number
 from phpmq_lite.admin.http.live_feeds import LiveValues
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.http.problems import Problem
-from phpmq_lite.admin.messages.actions import describe_result, describe_skipped, options_of
+from phpmq_lite.admin.messages.actions import (
+    TimeInput,
+    describe_result,
+    describe_skipped,
+    options_of,
+)
 from phpmq_lite.admin.messages.jobs import BulkJob, BulkJobState, BulkWork, stores_of
 from phpmq_lite.admin.messages.owned_stores import MESSAGES_MAX, MessageSelection
 from phpmq_lite.broker import reasons
@@ -31,7 +36,7 @@ from phpmq_lite.operator_actions import Action, SkipReason
 from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.roles import Role
 from phpmq_lite.storage.read.audit import AuditRow, BulkJobLog
-from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
+from phpmq_lite.storage.search.language import LIVE_STATES, SearchQuery, SearchTerm
 
 TARGET_MAX: Final = 1_000  # maximum length, in characters, of a search in the audit log
 RATE_MAX: Final = 100_000
@@ -39,10 +44,10 @@ UNDO: Final = "undo"  # action in the audit log
 endpoints: Final = Endpoints()
 
 
-class BulkOptions(ActionInput):
+class BulkOptions(TimeInput):
     """How to perform an action on many messages."""
 
-    ttl_s: Annotated[int | None, TimeToLive()] = Field(
+    ttl_s: Annotated[int | None, InUnits()] = Field(
         None,
         ge=0,
         le=LONGEST_TTL_S,
@@ -60,9 +65,9 @@ class BulkOptions(ActionInput):
 class BulkForm(BulkOptions):
     """The action to perform on many messages."""
 
-    action: Literal["requeue", "release", "move", "delete", "redrive", "restore"] = Field(
-        description="action to perform on each message"
-    )
+    action: Literal[
+        "deliver", "reschedule", "requeue", "release", "move", "delete", "redrive", "restore"
+    ] = Field(description="action to perform on each message")
 
 
 class BulkInput(BulkForm):
@@ -88,7 +93,7 @@ async def freeze_selection(call: Call, query: SearchQuery, action: str = "") -> 
     A search without a state selects live messages or, for ``restore``, deleted ones.
     """
     if not query.of("state"):
-        states = ("deleted",) if action == Action.RESTORE else ("ready", "dispatched")
+        states = ("deleted",) if action == Action.RESTORE else LIVE_STATES
         query = SearchQuery((*query.terms, *(SearchTerm("state", state) for state in states)))
     call.audit(str(query)[:TARGET_MAX])
     frozen = await call.context.search.freeze(query, queues=call.allowed, limit=MESSAGES_MAX)
@@ -164,6 +169,8 @@ def _detail(action: Action, form: BulkOptions, total: int) -> str:
         "total": total,
         "action": str(action),
         "ttl_s": form.ttl_s,
+        "delay_s": form.delay_s or None,
+        "deliver_at": form.deliver_at,
         "to": form.target,
         "dispatched": form.dispatched or None,
         "rate": form.rate,

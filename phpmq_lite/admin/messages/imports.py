@@ -25,11 +25,12 @@ from phpmq_lite.admin.http.headers import media_type_of
 from phpmq_lite.admin.http.input import check_queue_name, read_query
 from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
 from phpmq_lite.admin.http.route import JSON_LINES
-from phpmq_lite.admin.messages.publish import ContentInput
+from phpmq_lite.admin.messages.publish import PublishInput
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import publishing
-from phpmq_lite.broker.operator.publishing import Published
+from phpmq_lite.broker.operator.publishing import NewMessage, Published
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.frame_options import OptionError
 from phpmq_lite.model import ALIVE, AuditEntry, Reply, State
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
@@ -42,12 +43,11 @@ LINE_VALUES_MAX: Final = 10_000
 _ROW_BYTES: Final = 250  # memory that a queued message uses besides its body, in bytes
 STORED: Final = "X-Stored-Count"  # header with the number of messages stored before an error
 
-ImportedMessage = tuple[bytes, int | None]
-ImportLine = tuple[str, ImportedMessage]  # (queue name, message)
-ImportRun = tuple[str, list[ImportedMessage]]
+ImportLine = tuple[str, NewMessage]  # (queue name, message)
+ImportRun = tuple[str, list[NewMessage]]
 
 
-class ImportedInput(ContentInput):
+class ImportedInput(PublishInput):
     """A message to import; members of an exported message that are not listed here are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -77,7 +77,7 @@ class ImportQuery(BaseModel):
 class ImportView(BaseModel):
     """The number of messages that an import stored."""
 
-    stored: int = Field(description="number of stored messages")
+    stored: int = Field(description="number of messages stored, or whose unique key is taken")
     skipped: int = Field(description="number of settled messages, which were not stored again")
 
 
@@ -190,8 +190,10 @@ def _lines(count: int, messages: Iterable[object]) -> Iterator[tuple[int, object
 def problem_with(line: object) -> str | None:
     """Return the reason a line cannot be imported, or None if the line is valid."""
     try:
-        check_queue_name(ImportedInput.model_validate(line).queue)
-    except (ValidationError, Problem) as error:
+        message = ImportedInput.model_validate(line)
+        check_queue_name(message.queue)
+        message.options()
+    except (ValidationError, Problem, OptionError) as error:
         problem = problem_of(error)
         return str(error) if problem is None else problem.detail
     return None
@@ -202,7 +204,8 @@ def _checked(call: Call, number: int, line: object) -> ImportLine:
         message = ImportedInput.model_validate(line)
         check_queue_name(message.queue)
         call.check_queue(message.queue)
-    except (ValidationError, Problem) as error:
+        options = message.options()
+    except (ValidationError, Problem, OptionError) as error:
         problem = problem_of(error)
         if problem is None:
             raise
@@ -224,7 +227,7 @@ def _checked(call: Call, number: int, line: object) -> ImportLine:
             field=f"{number}.content",
             bound=f"{limit} bytes",
         )
-    return message.queue, (body, message.ttl_s)
+    return message.queue, NewMessage(body, message.ttl_s, options)
 
 
 async def _store(call: Call, lines: Sequence[ImportLine]) -> int:
@@ -256,13 +259,15 @@ def _publish(
 ) -> None:
     """Store one or more runs of messages in a single batch, and reply with the number stored.
 
-    The batch ends before a run that is rejected, and before a run that may be validated in the
-    background. Such a run needs a batch of its own, so that later runs are not stored before it.
+    The batch ends before a run that is rejected, and before a run that may be stored later, because
+    it is validated in the background or its unique keys are looked up. Such a run needs a batch of
+    its own, so that later runs are not stored before it.
     """
     count = 0
     for name, messages in runs:
         queue = core.registry.get_or_create(core.batch, name, entry.actor)
-        if queue is None or queue.validates:
+        has_keys = any(message.options.unique_key is not None for message in messages)
+        if queue is None or queue.validates or has_keys:
             if not count:
                 publishing.publish(core, partial(_counted, reply), entry, name, messages)
                 return
@@ -278,4 +283,4 @@ def _publish(
 
 
 def _counted(reply: Reply, result: Any) -> None:
-    reply(len(result) if isinstance(result, Published) else result)  # pass errors on unchanged
+    reply(len(result.ids) if isinstance(result, Published) else result)  # pass errors on unchanged

@@ -1,6 +1,6 @@
 """Pages of live or settled messages, and their API models."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Literal, Self
 
 from pydantic import BaseModel, Field
@@ -21,10 +21,10 @@ from phpmq_lite.admin.http.fields import (
 )
 from phpmq_lite.admin.http.output import ListPage, ResponseModel
 from phpmq_lite.admin.messages.bodies import as_content, preview_envelope
-from phpmq_lite.model import STATE_NAMES, OutcomeName, State
+from phpmq_lite.model import ALIVE, STATE_NAMES, OutcomeName, State
 from phpmq_lite.storage.read.messages import Body, MessageRow
 from phpmq_lite.storage.read.read_pool import Page
-from phpmq_lite.storage.search.language import SearchQuery
+from phpmq_lite.storage.search.language import STATES, SearchQuery
 
 endpoints: Final = Endpoints()
 
@@ -32,7 +32,9 @@ endpoints: Final = Endpoints()
 class MessagesQuery(ListQuery):
     """Query for a page of a queue's live messages."""
 
-    state: Literal["ready", "dispatched"] | None = Field(None, description="state to filter by")
+    state: Literal["ready", "dispatched", "scheduled", "blocked"] | None = Field(
+        None, description="state to filter by; null for all live messages"
+    )
 
 
 class SettledQuery(ListQuery):
@@ -46,9 +48,20 @@ class MessageView(ResponseModel):
 
     id: MessageId = Field(validation_alias="message_id")
     queue: str | None = Field(description="queue name; null if the queue no longer exists")
-    state: str = Field(description="ready, dispatched, acked, expired, dead or deleted")
+    state: str = Field(description=", ".join(STATES))
     seq: int = Field(description="sequence number in order of arrival; never reused")
     position: int = Field(description="position in the queue; lower positions are dispatched first")
+    priority: int = Field(description="0 is dispatched first, 255 last; by default 128")
+    group: str | None = Field(description="group, of which one is dispatched at a time; or null")
+    unique_key: str | None = Field(description="unique among live messages; null if none")
+    ready_at: int | None = Field(
+        validation_alias="waiting_since",
+        description="since when it is ready, Unix ms; null while it is scheduled",
+    )
+    deliver_at: int | None = Field(
+        validation_alias="scheduled_for",
+        description="when a scheduled message becomes ready, Unix ms; null for others",
+    )
     published_at: int = Field(description="when the message was published, Unix ms")
     first_dispatched_at: int | None = Field(description="first dispatch, Unix ms; null if never")
     last_dispatched_at: int | None = Field(description="last dispatch, Unix ms; null if never")
@@ -56,6 +69,8 @@ class MessageView(ResponseModel):
     ttl_s: int | None = Field(description="time to live in seconds as published; null if unlimited")
     deadline_at: int | None = Field(description="when the message expires, Unix ms; null if never")
     deliveries: Deliveries
+    attempt: int = Field(description="number of the attempt that the next delivery is")
+    retries: int = Field(description="failed attempts that workers reported")
     size: BodySize
     urn: EnvelopeUrn
     trace_id: TraceId
@@ -88,6 +103,8 @@ class MessageView(ResponseModel):
             row,
             state=STATE_NAMES[row.state],
             holder=row.consumer_address if row.state == State.DISPATCHED else None,
+            waiting_since=None if row.state == State.SCHEDULED else row.waiting_since,
+            retries=row.retries or 0,
             preview="".join(piece.text for piece in preview_envelope(row.preview, row.size)),
         )
 
@@ -143,11 +160,18 @@ class FoundMessagesView(ListPage[MessageView]):
 
 async def read_messages_page(context: Context, query: MessagesQuery, queue_id: int) -> MessagePage:
     """Return a page of a queue's messages in queue order, with cursors."""
-    scope = f"messages {queue_id} {query.state}"
+    states = ALIVE if query.state is None else {State[query.state.upper()]}
+    return await read_live_page(context, query, queue_id, states)
+
+
+async def read_live_page(
+    context: Context, query: ListQuery, queue_id: int, states: Collection[State]
+) -> MessagePage:
+    """Return a page of a queue's messages in some states, in queue order."""
+    scope = f"messages {queue_id} {sorted(states)}"
     cursor = cursors.decode_cursor(scope, query.cursor)
     place = cursors.position_in(cursor)
-    state = State[query.state.upper()] if query.state else None
-    rows = await context.reader.messages(queue_id, **place, state=state, limit=query.limit)
+    rows = await context.reader.messages(queue_id, **place, states=states, limit=query.limit)
     ends = (rows[0].position, rows[-1].position) if rows else (None, None)
     has_more = len(rows) == query.limit
     following, previous = cursors.cursors_around(scope, "after", cursor, ends, has_more=has_more)
@@ -190,7 +214,7 @@ async def read_search_page(
     """Return a page of matching messages from queues visible to the caller, newest first."""
     allowed = call.allowed
     scope = f"search {query} {sorted(allowed) if allowed is not None else ''}"
-    place = cursors.pair_in(cursors.decode_cursor(scope, cursor))
+    place = cursors.pair_in(cursors.decode_cursor(scope, cursor), least=-1 << 62)
     page = await call.context.search.page(query, queues=allowed, limit=limit, place=place)
     following = page.next and cursors.encode_cursor(scope, "after", list(page.next))
     return Page(page.rows, following, is_cut=page.is_cut, searched=page.searched, total=page.total)

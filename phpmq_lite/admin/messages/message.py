@@ -284,6 +284,7 @@ async def show_message(call: Call, row: Message, query: MessagePageQuery) -> web
         body_view=body_view,
         sha256=sha256 if body is not None else None,
         card=card,
+        hold_end=call.context.broker.hold_ends([row.seq]).get(row.seq),
         named_queue=envelope_card.other_queue(card, row) if card is not None else "",
         is_too_large=envelope_card.is_too_large(row),
         is_record=is_dead_letter_queue(call.queues, row.queue or ""),

@@ -1,12 +1,13 @@
 """The timeline of a message, and the messages related to it.  Pure."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 from phpmq_lite.admin import formats
 from phpmq_lite.admin.formats import client_name
-from phpmq_lite.broker.state_table import StateEvent
+from phpmq_lite.broker.state_table import FAILURE_EVENT, StateEvent
 from phpmq_lite.model import OUTCOMES, STATE_NAMES, State
 from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, is_message_id, seq_of
 
@@ -22,6 +23,51 @@ class LifeStep:
     message_id: str | None = None  # id of the other message involved, if any
     gap: str | None = None  # time since the previous step, as text
     of_seq: int | None = None  # seq of the related message to which the step belongs, if any
+    next_at: int | None = None  # Unix ms of the next attempt, after a failed one
+    traceback: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Retry:
+    """What a worker reported about an attempt of a message; missing texts are empty."""
+
+    at_ms: int
+    attempt: int | None = None  # None if the attempt did not count
+    limit: int | None = None  # number of attempts that the worker allows
+    error: str = ""  # class and message of the exception
+    traceback: str = ""
+    next_at: int | None = None  # Unix ms
+
+    @classmethod
+    def of(cls, event: EventRow) -> Self:
+        """Return the retry of an event whose detail is a JSON object, or else the error."""
+        try:
+            detail = json.loads(event.detail or "{}")
+        except ValueError:
+            detail = None
+        if not isinstance(detail, dict):
+            return cls(event.at_ms, error=event.detail or "")
+        texts = [str(detail[name]) for name in ("exception", "error") if detail.get(name)]
+        numbers = {name: detail.get(name) for name in ("attempt", "limit", "next_at")}
+        return cls(
+            event.at_ms,
+            error=": ".join(texts),
+            traceback=str(detail.get("traceback") or ""),
+            **{name: value for name, value in numbers.items() if isinstance(value, int)},
+        )
+
+    @property
+    def title(self) -> str:
+        """Return what happened, such as "Attempt 2 of 5 failed"."""
+        return "Put off by its worker" if self.attempt is None else f"Attempt {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """Return the same for a narrow column, such as "2 of 5 failed"."""
+        if self.attempt is None:
+            return "put off"
+        of = f" of {self.limit}" if self.limit else ""
+        return f"{self.attempt}{of} failed"
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +87,7 @@ _TITLES: Final[dict[str, tuple[str, str]]] = {
     StateEvent.REQUEUE: ("Requeued to the end of its queue", "ready"),
     StateEvent.RETURN: ("Returned to its position", "ready"),
     StateEvent.FORWARD: ("Forwarded", "ready"),
+    StateEvent.SCHEDULE: ("Delivery time changed", "scheduled"),
     StateEvent.DEAD_LETTER: ("Dead-letter record written", "dead"),
     "release": ("Released to its position", "ready"),
     "move": ("Moved", "ready"),
@@ -80,11 +127,12 @@ def make_timeline(
         replace(step, gap=formats.format_duration(step.at_ms - before.at_ms) if before else None)
         for before, step in zip([None, *steps], steps, strict=False)
     ]
-    if row.state == State.READY and row.deadline_at is not None:
-        gap = formats.format_duration(row.deadline_at - now_ms)
-        timeline.append(
-            LifeStep(row.deadline_at, "Expires unless dispatched first", "ahead", gap=gap)
-        )
+    ahead: tuple[int | None, str] = (row.scheduled_for, "Becomes ready")
+    if row.state in (State.READY, State.BLOCKED):
+        ahead = (row.deadline_at, "Expires unless dispatched first")
+    if ahead[0] is not None:
+        gap = formats.format_duration(ahead[0] - now_ms)
+        timeline.append(LifeStep(ahead[0], ahead[1], "ahead", gap=gap))
     return timeline
 
 
@@ -92,6 +140,8 @@ def _steps(row: MessageRow, events: Iterable[EventRow]) -> list[LifeStep]:
     publisher = client_name(row.publisher, row.publisher_kind, row.publisher_address)
     published = LifeStep(row.published_at, "Published", "ready", f"by {publisher}")
     steps = [published, *_dispatches(row), *(_event(row, event) for event in events)]
+    if row.ready_at is not None:
+        steps.append(LifeStep(row.ready_at, "Became ready", "ready"))
     if row.settled_at is not None:
         name = STATE_NAMES[row.state]
         steps.append(LifeStep(row.settled_at, OUTCOMES[name].label, name, row.reason))
@@ -114,6 +164,17 @@ def _dispatches(row: MessageRow) -> list[LifeStep]:
 
 
 def _event(row: MessageRow, event: EventRow) -> LifeStep:
+    if event.kind in (StateEvent.RETRY, FAILURE_EVENT):
+        retry = Retry.of(event)
+        is_last = event.kind == FAILURE_EVENT
+        return LifeStep(
+            event.at_ms,
+            "Worker gave up" if is_last else retry.title,
+            "dead" if is_last or retry.attempt else "scheduled",
+            retry.error or None,
+            next_at=retry.next_at,
+            traceback=retry.traceback,
+        )
     other = event.detail if event.detail and is_message_id(event.detail) else None
     if event.kind in _PAIRS:
         is_source = other is not None and seq_of(other) > row.seq

@@ -4,11 +4,12 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from secrets import token_urlsafe
+from secrets import token_hex
 from typing import ClassVar, Final, Generic, TypeVar
 
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
+from phpmq_lite.broker.transitions import MessagePlace
 from phpmq_lite.operator_actions import ACTIONS, Action
 from phpmq_lite.storage.read.messages import seq_of
 from phpmq_lite.storage.search.reader import FrozenSelection
@@ -98,7 +99,7 @@ class SelectionStore(OwnedStore[MessageSelection]):
 
     def add(self, query: str, frozen: FrozenSelection, owner: str, now_ms: int) -> MessageSelection:
         """Store a selection for ten minutes."""
-        selection = MessageSelection(token_urlsafe(16), query, frozen, owner, now_ms + SELECTION_MS)
+        selection = MessageSelection(token_hex(16), query, frozen, owner, now_ms + SELECTION_MS)
         self._store(selection.token, selection, now_ms)
         return selection
 
@@ -116,13 +117,16 @@ class UndoRecord:
     seqs: "array[int]" = field(default_factory=lambda: array("Q"))
     queue_ids: "array[int]" = field(default_factory=lambda: array("q"))
     positions: "array[int]" = field(default_factory=lambda: array("q"))
+    # due_ms and deliver_at of each; 0 is none
+    times: "array[int]" = field(default_factory=lambda: array("q"))
     created: "array[int]" = field(default_factory=lambda: array("Q"))
     expires_at: int = 0  # in Unix ms; set when the record is stored
 
     @property
     def size(self) -> int:
         """The record's size in bytes."""
-        return 8 * sum(map(len, (self.seqs, self.queue_ids, self.positions, self.created)))
+        arrays = (self.seqs, self.queue_ids, self.positions, self.times, self.created)
+        return 8 * sum(map(len, arrays))
 
     def note(self, outcome: ActionOutcome) -> None:
         """Add the messages that a slice changed or created."""
@@ -134,14 +138,16 @@ class UndoRecord:
             self.created.extend(seq_of(outcome.new_ids[seq]) for seq in outcome.changed)
         if self.action is Action.PLACE:
             for seq in outcome.changed:
-                queue_id, position = outcome.places[seq]
-                self.queue_ids.append(queue_id)
-                self.positions.append(position)
+                place = outcome.places[seq]
+                self.queue_ids.append(place.queue_id)
+                self.positions.append(place.position)
+                self.times.extend((place.due_ms or 0, place.deliver_at or 0))
 
     def complete(self, options: ActionOptions, start: int, end: int) -> ActionOptions:
         """Return the options with what is known of the messages in a slice."""
         part, seqs = slice(start, end), self.seqs[start:end]
-        places = zip(self.queue_ids[part], self.positions[part], strict=True)
+        times = (time or None for time in self.times[2 * start : 2 * end])
+        places = map(MessagePlace, self.queue_ids[part], self.positions[part], times, times)
         return replace(
             options,
             places=dict(zip(seqs, places, strict=False)),
@@ -176,10 +182,13 @@ class UndoStore(OwnedStore[UndoRecord]):
     )
 
     def add(self, undo: UndoRecord | None, now_ms: int) -> str | None:
-        """Store a record and return its token, or return None if there is nothing to undo."""
+        """Store a record and return its token, or return None if there is nothing to undo.
+
+        Tokens are arguments of commands, so none begins with a hyphen.
+        """
         if undo is None or not undo.seqs:
             return None
-        token = token_urlsafe(16)
+        token = token_hex(16)
         undo.expires_at = now_ms + UNDO_MS
         self._store(token, undo, now_ms)
         return token

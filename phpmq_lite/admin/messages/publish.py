@@ -14,12 +14,26 @@ from phpmq_lite.admin import formats
 from phpmq_lite.admin.http.body import memory_hold_of, read_json_body
 from phpmq_lite.admin.http.browser_sessions import FlashMessage
 from phpmq_lite.admin.http.call import Call
-from phpmq_lite.admin.http.endpoint import Done, Endpoints, QueueName
-from phpmq_lite.admin.http.fields import ActionInput, QueryModel, StrictInput, TtlSeconds
-from phpmq_lite.admin.http.input import Form, Untrimmed, check_queue_name
+from phpmq_lite.admin.http.endpoint import Done, Endpoints, Queue, QueueName
+from phpmq_lite.admin.http.fields import (
+    ActionInput,
+    Delay,
+    DeliverAt,
+    GroupName,
+    Priority,
+    QueryModel,
+    StrictInput,
+)
+from phpmq_lite.admin.http.input import Form, Untrimmed, check_queue_name, parse_time
+from phpmq_lite.admin.http.output import json_response
 from phpmq_lite.admin.http.problems import Problem, invalid, problem_of
 from phpmq_lite.admin.messages import drafts, envelope_card, saved_items
-from phpmq_lite.admin.messages.actions import ActionResultView
+from phpmq_lite.admin.messages.actions import (
+    ActionResultView,
+    TimeInput,
+    apply_action,
+    refuse_skipped,
+)
 from phpmq_lite.admin.messages.bodies import from_content
 from phpmq_lite.admin.messages.jobs import stores_of
 from phpmq_lite.admin.messages.message import Message
@@ -27,17 +41,19 @@ from phpmq_lite.admin.messages.owned_stores import make_publish_undo
 from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.messages.wait import WaitPosition
 from phpmq_lite.broker.operator import publishing
-from phpmq_lite.broker.operator.publishing import PUBLISH_MAX
+from phpmq_lite.broker.operator.publishing import PUBLISH_MAX, NewMessage
 from phpmq_lite.envelopes.payload_schema import REASON as MISMATCH
-from phpmq_lite.errors import RefusedError
-from phpmq_lite.queue_settings import (
-    FORWARD,
-    KEY_BYTES,
-    LONGEST_NAME,
-    LONGEST_TTL_S,
-    publish_target,
-    retry_warning,
+from phpmq_lite.frame_options import (
+    DEFAULT_PRIORITY,
+    HIGHEST_PRIORITY,
+    LONGEST_DELAY_S,
+    LOWEST_PRIORITY,
+    PUBLISH,
+    PublishOptions,
+    check_options,
 )
+from phpmq_lite.operator_actions import Action
+from phpmq_lite.queue_settings import KEY_BYTES, LONGEST_NAME, LONGEST_TTL_S
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.accounts import NAME_MAX
@@ -54,7 +70,14 @@ class ContentInput(StrictInput):
 
     content: str = Field(description="message body, in the given encoding")
     encoding: Literal["utf-8", "base64"] = Field("utf-8", description="encoding of content")
-    ttl_s: TtlSeconds = None
+    ttl_s: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=LONGEST_TTL_S,
+            description="seconds to live once it is ready (0: forever; null: queue default)",
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _is_decodable(self) -> Self:
@@ -69,9 +92,21 @@ class ContentInput(StrictInput):
 class PublishInput(ContentInput):
     """A message to publish."""
 
-    delay_s: int = Field(
-        0, ge=0, le=LONGEST_TTL_S, description="wait in QUEUE.retry; excludes ttl_s"
+    delay_s: Delay = 0
+    deliver_at: DeliverAt = None
+    priority: Priority = DEFAULT_PRIORITY
+    group: GroupName = None
+    unique_key: str | None = Field(
+        None, min_length=1, description="under which the queue holds one live message"
     )
+    if_exists: Literal["keep", "replace"] = Field(
+        "keep", description="what to do if a live message has the unique key"
+    )
+
+    def options(self) -> PublishOptions:
+        """Return what the message asks for; raise OptionError if it contradicts itself."""
+        names = {name: getattr(self, name) for name in PUBLISH}
+        return PublishOptions.of(check_options(names, PUBLISH))
 
 
 PUBLISH_LIST: Final = TypeAdapter(list[PublishInput])
@@ -90,9 +125,11 @@ class PublishedView(BaseModel):
 
     ids: list[str] = Field(description="message ids, in the order of the request")
     cursor: str = Field(description="value for after in GET /wait, to wait for later messages")
+    existing: list[str] = Field(
+        [], description="ids of live messages with the unique keys of messages that were not stored"
+    )
     # Messages with invalid envelopes are dead-lettered on arrival.
     quarantined: dict[str, str] = Field({}, description="reasons for dead-lettering, by message id")
-    warning: str = Field("", description="why messages stay in a .retry queue; empty if none does")
 
 
 # -- API
@@ -105,15 +142,17 @@ class PublishedView(BaseModel):
     "message.publish",
     takes=list[PublishInput],
     status=201,
+    others={200: "nothing was stored because live messages have the unique keys"},
     cli="publish",
     has_content=True,
+    gives=PublishedView,
     takes_key=True,
 )
-async def publish_messages(call: Call, name: QueueName) -> PublishedView:
-    """Publish one message or an array of messages; respond with 201 after the commit.
+async def publish_messages(call: Call, name: QueueName) -> web.Response:
+    """Publish one message or an array of messages; respond after the commit.
 
-    A request that repeats an Idempotency-Key stores nothing and gets the original response, or 422
-    if its messages differ.
+    If live messages have the unique keys, ``ids`` are theirs. A request that repeats an
+    Idempotency-Key stores nothing and gets the original response, or 422 if its messages differ.
     """
     check_queue_name(name)
     key = _key_of(call)
@@ -125,40 +164,22 @@ async def publish_messages(call: Call, name: QueueName) -> PublishedView:
     if not 1 <= len(messages) <= PUBLISH_MAX:
         bound = f"1 to {PUBLISH_MAX}"
         raise invalid(f"The array has {len(messages)} messages; {bound} are allowed.", bound=bound)
-    targets = [publish_target(name, message.ttl_s, message.delay_s) for message in messages]
-    if len(dict(targets)) > 1:
-        detail = "Some messages have a delay_s, others have none; publish them in two requests."
-        raise invalid(detail, "delay_s")
-    check_target(call, name, target := targets[0][0])
-    contents = [(message.body(), ttl) for message, (_, ttl) in zip(messages, targets, strict=True)]
-    for at, (body, _) in enumerate(contents):
+    call.check_queue(name)
+    contents: list[NewMessage] = []
+    for at, message in enumerate(messages):
+        body = message.body()
         check_size(call, body, f"{at}.content" if is_list else "content")
+        contents.append(NewMessage(body, message.ttl_s, message.options()))
     before = await WaitPosition.now(call.context.readers)  # read first, so that no event is missed
-    call.audit(target)
-    ids = await call.run(publishing.publish, target, contents, key=key)
-    warnings = (warning_of(call, target, ttl_s) for ttl_s in {ttl for _, ttl in contents})
-    return PublishedView(
-        ids=ids,
-        cursor=before.after(ids).text,
-        quarantined=ids.quarantined,
-        warning=next(filter(None, warnings), ""),
+    call.audit(name)
+    published = await call.run(publishing.publish, name, contents, key=key)
+    view = PublishedView(
+        ids=published.ids,
+        cursor=before.after(published.stored).text,
+        existing=sorted(published.existing),
+        quarantined=published.quarantined,
     )
-
-
-def check_target(call: Call, name: str, target: str) -> None:
-    """Raise an error if a message for ``name`` cannot wait in ``target``, its .retry queue."""
-    call.check_queue(target)
-    retry_queue = call.find_queue(target)
-    if target != name and retry_queue and retry_queue.settings.on_expire != FORWARD + name:
-        text = f"{target!r} does not forward to {name!r}; set its on_expire to {FORWARD + name!r}"
-        raise RefusedError("bad_delay", text)
-
-
-def warning_of(call: Call, name: str, ttl_s: int | None) -> str:
-    """Return why a message stays in a .retry queue, or an empty text."""
-    queue = call.find_queue(name)
-    default_s = 0 if queue is None else queue.settings.default_ttl_s
-    return retry_warning(name, default_s if ttl_s is None else ttl_s)
+    return json_response(view, status=200 if published.existing == set(published.ids) else 201)
 
 
 def _key_of(call: Call) -> bytes | None:
@@ -184,7 +205,10 @@ def check_size(call: Call, body: bytes, field: str) -> None:
     "POST /messages/{id}/edit", "api-message-edit", Role.OPERATOR, "message.edit", has_content=True
 )
 async def edit_message(call: Call, row: Message, edited: EditInput) -> ActionResultView:
-    """Publish an edited copy of a message. The original message stays unchanged."""
+    """Publish an edited copy of a message, with its priority and group.
+
+    The original message stays unchanged.
+    """
     name = edited.queue or row.queue
     if name is None:
         raise invalid("The queue no longer exists. Enter another.", "queue")
@@ -193,11 +217,60 @@ async def edit_message(call: Call, row: Message, edited: EditInput) -> ActionRes
     body = edited.body()
     check_size(call, body, "content")
     call.audit(row.message_id)
-    contents = [(body, edited.ttl_s)]
-    ids = await call.run(publishing.publish, name, contents, source=(row.seq, "edit"))
+    options = PublishOptions(edited.ttl_s, priority=row.priority, group=row.group)
+    contents = [NewMessage(body, edited.ttl_s, options)]
+    published = await call.run(publishing.publish, name, contents, source=(row.seq, "edit"))
     return ActionResultView(
-        id=row.message_id, action="edit", new_id=ids[0], undo=_add_undo(call, ids, row.message_id)
+        id=row.message_id,
+        action="edit",
+        new_id=published.ids[0],
+        undo=_add_undo(call, published.ids, row.message_id),
     )
+
+
+class UniqueKeyInput(ActionInput):
+    """The unique key of a live message."""
+
+    unique_key: str = Field(min_length=1, description="unique key of a live message in the queue")
+
+
+class RescheduleKeyInput(UniqueKeyInput, TimeInput):
+    """The unique key of a live message, and when the message becomes ready."""
+
+
+async def _act_on_key(
+    call: Call, queue: QueueStatus, action: Action, form: UniqueKeyInput
+) -> ActionResultView:
+    row = await call.context.reader.by_unique_key(queue.queue_id, form.unique_key)
+    if row is None:
+        detail = f"{queue.name!r} has no live message with the unique key {form.unique_key!r}."
+        raise Problem(404, "unknown_unique_key", detail, field="unique_key")
+    result = await apply_action(call, action, [row.seq], form, row.message_id)
+    if not result.outcome.changed:
+        refuse_skipped(action, *result.outcome.skipped)
+    return ActionResultView(id=row.message_id, action=str(action), undo=result.undo)
+
+
+@endpoints.api(
+    "POST /queues/{q}/cancel", "api-cancel", Role.OPERATOR, "message.delete", cli="queue cancel"
+)
+async def cancel_message(call: Call, queue: Queue, body: UniqueKeyInput) -> ActionResultView:
+    """Delete the live message with a unique key, unless a consumer holds it."""
+    return await _act_on_key(call, queue, Action.DELETE, body)
+
+
+@endpoints.api(
+    "POST /queues/{q}/reschedule",
+    "api-reschedule",
+    Role.OPERATOR,
+    "message.reschedule",
+    cli="queue reschedule",
+)
+async def reschedule_message(
+    call: Call, queue: Queue, body: RescheduleKeyInput
+) -> ActionResultView:
+    """Set the time of the live message with a unique key, unless a consumer holds it."""
+    return await _act_on_key(call, queue, Action.RESCHEDULE, body)
 
 
 def _add_undo(call: Call, ids: Sequence[str], target: str) -> str | None:
@@ -208,7 +281,10 @@ def _add_undo(call: Call, ids: Sequence[str], target: str) -> str | None:
 # -- the form
 
 
-_IN_TEMPLATE: Final = ("queue", "body", "kind", "ttl", "ttl_unit", "delay")
+_IN_TEMPLATE: Final = (
+    *("queue", "body", "kind", "ttl", "ttl_unit", "delay", "delay_unit", "deliver_at"),
+    *("priority", "group", "unique_key"),
+)
 _TEXT_FIELDS: Final = (*_IN_TEMPLATE, "urn", "data", "template")
 
 
@@ -222,6 +298,12 @@ class PublishForm:
     ttl: str = ""
     ttl_unit: str = ""
     delay: str = ""
+    delay_unit: str = ""
+    deliver_at: str = ""
+    priority: str = ""
+    group: str = ""
+    unique_key: str = ""
+    replace: bool = False  # the live message with this unique key
     count: str = "1"
     fill: bool = True
     urn: str = ""
@@ -242,6 +324,7 @@ class PublishForm:
         draft.kind = draft.kind if draft.kind in drafts.KINDS else "json"
         draft.count, draft.fill = form.text("count", 40) or "1", form.flag("fill")
         draft.anyway, draft.create = form.flag("anyway"), form.raw("create")
+        draft.replace = form.flag("replace")
         return draft
 
     @classmethod
@@ -256,6 +339,12 @@ class PublishForm:
         draft.count = str(members.get("count", "1"))
         draft.fill = bool(members.get("fill", True))
         return draft
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether the form asks for more than a time."""
+        names = ("priority", "group", "unique_key", "if_exists")
+        return any(getattr(self, name, "") or name in self.errors for name in names)
 
     def make_bodies(self, count: int, now_ms: int) -> Sequence[bytes]:
         """Return the bodies of ``count`` copies; raise a 422 ``Problem`` if the text is invalid."""
@@ -338,8 +427,7 @@ async def _publish(
     count = form.number("count", 1, PUBLISH_MAX) or 1
     if count > 1 and form.file("file") is None:
         await memory_hold_of(call.request).grow(min(len(draft.body) * count, TOTAL_MAX))
-    target, ttl_s = publish_target(name, form.ttl_s(), form.number("delay", 0, LONGEST_TTL_S) or 0)
-    check_target(call, name, target)
+    options = _options(form, draft)
     bodies = await asyncio.to_thread(_bodies, call, form, draft, count)  # makes up to 1,000 copies
     queue = call.find_queue(name)
     if queue is None and draft.create != name:
@@ -352,22 +440,45 @@ async def _publish(
         )
     if not draft.anyway:
         await asyncio.to_thread(_check_envelopes, call, queue, bodies)
-    call.audit(row.message_id if row else target)
-    contents = [(body, ttl_s) for body in bodies]
+    call.audit(row.message_id if row else name)
+    contents = [NewMessage(body, options.ttl_s, options) for body in bodies]
     source = None if row is None else (row.seq, "edit")
-    ids = await call.run(publishing.publish, target, contents, source=source)
-    text = f"{formats.count_messages(len(ids))} published to {target}."
-    if target != name:
-        text += f" {'They move' if count > 1 else 'It moves'} to {name} after {ttl_s} s."
-    elif warning := warning_of(call, name, ttl_s):
-        text += f" Warning: {warning}."
-    if refused := Counter(ids.quarantined.values()):
+    published = await call.run(publishing.publish, name, contents, source=source)
+    stored = published.stored
+    text = f"{formats.count_messages(len(stored))} published to {name}."
+    if len(stored) < len(published.ids):
+        text += " The queue has a live message with this unique key already."
+    elif options.delay_s or options.deliver_at is not None:
+        text += f" {'They become' if count > 1 else 'It becomes'} ready at the given time."
+    if refused := Counter(published.quarantined.values()):
         reasons = ", ".join(f"{reason} {formats.format_number(n)}" for reason, n in refused.items())
         text += f" Of these, {formats.format_number(refused.total())} were quarantined: {reasons}."
-    link = (call.url("message", id=ids[0]), f"#{seq_of(ids[0])}")
+    link = (call.url("message", id=published.ids[0]), f"#{seq_of(published.ids[0])}")
     # By default, show the form again, because users often publish several messages in a row.
     to = call.back(call.url("publish", queue=draft.queue, template=draft.template))
-    return Done(None, FlashMessage(text, _add_undo(call, ids, target), link), to)
+    return Done(None, FlashMessage(text, _add_undo(call, stored, name), link), to)
+
+
+def _options(form: Form, draft: PublishForm) -> PublishOptions:
+    """Return the delivery options of the form; raise a 422 ``Problem`` or OptionError."""
+    if draft.delay and draft.deliver_at:
+        raise invalid("Enter either a delay or a date.", "deliver_at")
+    if draft.replace and not draft.unique_key:
+        raise invalid("Enter the unique key of the message to replace.", "unique_key")
+    return PublishOptions.of(
+        check_options(
+            {
+                "ttl_s": form.seconds("ttl"),
+                "delay_s": form.seconds("delay", LONGEST_DELAY_S),
+                "deliver_at": parse_time(draft.deliver_at.strip(), "deliver_at"),
+                "priority": form.number("priority", HIGHEST_PRIORITY, LOWEST_PRIORITY),
+                "group": draft.group or None,
+                "unique_key": draft.unique_key or None,
+                "if_exists": "replace" if draft.replace else None,
+            },
+            PUBLISH,
+        )
+    )
 
 
 def _check_envelopes(call: Call, queue: QueueStatus | None, bodies: Sequence[bytes]) -> None:
@@ -481,7 +592,9 @@ async def show_edit_form(call: Call, row: Message) -> web.Response:
     """Show the form for publishing an edited copy of a message."""
     is_small = row.size <= EDIT_MAX
     body = await call.context.reader.whole_body(row) if is_small else None
-    draft = PublishForm(queue=row.queue or "", fill=False)
+    draft = PublishForm(queue=row.queue or "", group=row.group or "", fill=False)
+    if row.priority != DEFAULT_PRIORITY:
+        draft.priority = str(row.priority)
     if body is not None:
         draft.body, draft.kind = drafts.as_form_text(body.content)
     elif is_small:

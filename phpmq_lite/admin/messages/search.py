@@ -21,7 +21,7 @@ from phpmq_lite.admin.messages.listing import (
     describe_searched,
     read_search_page,
 )
-from phpmq_lite.admin.messages.traces import read_failed_attempts
+from phpmq_lite.admin.messages.traces import read_failed_attempts, read_retries
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import SearchError
 from phpmq_lite.model import STATE_NAMES
@@ -96,6 +96,7 @@ async def show_search(call: Call, query: SearchPageQuery) -> web.Response:
         chips=[(str(term), str(search.without(term))) for term in search.terms],
         listed=page,
         failed=await read_failed_attempts(call, rows),
+        retries=await read_retries(call, rows),
         progress=describe_searched(page) if page is not None else "",
         problem=problem,
         qualifiers=QUALIFIERS,

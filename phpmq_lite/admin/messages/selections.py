@@ -144,8 +144,8 @@ async def _plan(call: Call, seqs: Sequence[int], target: str | None) -> RedriveP
 
 
 def _fits(selection: MessageSelection, action: Action) -> int:
-    """Count the messages that an action suits; for deletion, count only ready messages."""
-    states = {State.READY} if action is Action.DELETE else ACTIONS[action].suits
+    """Count the messages that an action suits; for deletion, without those that are held."""
+    states = ACTIONS[action].suits - ({State.DISPATCHED} if action is Action.DELETE else set())
     return sum(selection.frozen.by_state.get(STATE_NAMES[state], 0) for state in states)
 
 

@@ -18,11 +18,12 @@ from phpmq_lite.admin.http.fields import QueryModel
 from phpmq_lite.admin.http.live_feeds import STREAMS, FeedState, LiveValues
 from phpmq_lite.admin.http.templates import collect_in_slices
 from phpmq_lite.admin.messages import bodies
-from phpmq_lite.broker.state_table import StateEvent
+from phpmq_lite.admin.messages.message_life import Retry
+from phpmq_lite.broker.state_table import FAILURE_EVENT, StateEvent
 from phpmq_lite.model import OUTCOMES, Batch, CopiedRows, Message, State
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.activity import MessagePreview, RecentActivity
-from phpmq_lite.storage.read.messages import MessageRow, wire_id
+from phpmq_lite.storage.read.messages import EventRow, MessageRow, wire_id
 
 ROWS_PER_S: Final = 100  # maximum number of rows shown per second
 LOOKUPS_MAX: Final = 1_000  # maximum number of messages looked up in the database per second
@@ -35,7 +36,7 @@ endpoints: Final = Endpoints()
 
 KINDS: Final = (
     "publish", "dispatch", "ack", "requeue", "return", "release", "move", "forward", "dead",
-    "expire", "delete", "restore", "redrive",
+    "expire", "delete", "restore", "redrive", "retry", "failure", "schedule",
 )  # fmt: skip
 _OUTCOMES: Final[dict[int, str]] = {row.state: row.event for row in OUTCOMES.values()}
 _OWN_EVENT: Final = {"redriven"}  # deletion reasons that have their own event kind
@@ -252,8 +253,13 @@ def _text(event: TailEvent, names: Mapping[int, str]) -> str:
     if event.client is not None:
         name = names.get(event.client, f"client {event.client}")
         words.append(f"{'by' if event.kind == 'publish' else 'to'} {name}")
-    if event.detail:
-        words.append(formats.escape_hidden(event.detail))
+    detail = event.detail
+    if event.kind in (StateEvent.RETRY, FAILURE_EVENT):
+        retry = Retry.of(EventRow(event.at_ms, event.kind, detail))
+        is_retry = event.kind == StateEvent.RETRY
+        detail = ": ".join(filter(None, (retry.summary if is_retry else "", retry.error)))
+    if detail:
+        words.append(formats.escape_hidden(detail))
     return ", ".join(words)
 
 

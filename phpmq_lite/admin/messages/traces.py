@@ -1,7 +1,7 @@
 """The page and the API of a trace, whose messages may be in any queue, and its timeline."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -19,6 +19,7 @@ from phpmq_lite.admin.messages.listing import (
     describe_searched,
     read_search_page,
 )
+from phpmq_lite.admin.messages.message_life import Retry
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
 from phpmq_lite.storage.search.language import traces_search
@@ -46,6 +47,7 @@ class TraceBar:
     start: float
     width: float
     is_failed: bool = False  # whether the worker failed although the message was acked
+    failures: Sequence[float] = ()  # where its attempts failed, in percent
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,8 +71,8 @@ class TraceGroup:
 
     @property
     def retries(self) -> int:
-        """The number of messages that have more attempts than all earlier ones in the group."""
-        return sum(step.repeat is Repeat.RETRY for step in self.steps)
+        """The number of retries: of a message, and by copies with more attempts than before."""
+        return sum((step.repeat is Repeat.RETRY) + (step.row.retries or 0) for step in self.steps)
 
     @property
     def deaths(self) -> int:
@@ -96,15 +98,25 @@ class TraceView:
     last_at: int
 
 
-def build_trace(rows: Iterable[MessageRow], others: frozenset[str] = frozenset()) -> TraceView:
-    """Return the view of a trace's messages; ``others`` are dead-letter queues from settings."""
+def build_trace(
+    rows: Iterable[MessageRow],
+    others: frozenset[str] = frozenset(),
+    retries: Mapping[int, Sequence[Retry]] | None = None,
+) -> TraceView:
+    """Return the view of a trace's messages; ``others`` are dead-letter queues from settings.
+
+    ``retries`` are the failed attempts of messages, by seq.
+    """
     ordered = sorted(rows, key=lambda row: (row.published_at, row.seq))
     if not ordered:
         return TraceView([], [], 0, 0, 0)
     first_at = ordered[0].published_at
     last_at = max(row.settled_at or row.last_dispatched_at or row.published_at for row in ordered)
     failed = find_failed_attempts(ordered, others)
-    bars = [replace(_bar(row, first_at, last_at), is_failed=row.seq in failed) for row in ordered]
+    times = {seq: [retry.at_ms for retry in attempts] for seq, attempts in (retries or {}).items()}
+    bars = [
+        _bar(row, first_at, last_at, row.seq in failed, times.get(row.seq, ())) for row in ordered
+    ]
     by_queue: dict[int, TraceLane] = {}
     for bar in bars:
         by_queue.setdefault(bar.row.queue_id, TraceLane(bar.row.queue, [])).bars.append(bar)
@@ -134,12 +146,19 @@ def find_failed_attempts(rows: Iterable[MessageRow], others: frozenset[str]) -> 
     return frozenset(failed)
 
 
-def _bar(row: MessageRow, first_at: int, last_at: int) -> TraceBar:
+def _bar(
+    row: MessageRow, first_at: int, last_at: int, is_failed: bool, failures: Iterable[int]
+) -> TraceBar:
     """Return the bar for a message; a live message's bar ends where the trace ends."""
     duration = max(1, last_at - first_at)
-    start = min((row.published_at - first_at) / duration * 100, 100 - _BAR_WIDTH_MIN)
+
+    def place(at_ms: int) -> float:
+        return min((at_ms - first_at) / duration * 100, 100 - _BAR_WIDTH_MIN)
+
+    start = place(row.published_at)
     width = ((row.settled_at or last_at) - row.published_at) / duration * 100
-    return TraceBar(row, start, min(max(width, _BAR_WIDTH_MIN), 100 - start))
+    width = min(max(width, _BAR_WIDTH_MIN), 100 - start)
+    return TraceBar(row, start, width, is_failed, [place(at_ms) for at_ms in failures])
 
 
 def _groups(bars: Sequence[TraceBar], others: frozenset[str]) -> list[TraceGroup]:
@@ -169,6 +188,12 @@ def _repeat_of(
 
 
 # -- reading
+
+
+async def read_retries(call: Call, rows: Iterable[MessageRow]) -> dict[int, list[Retry]]:
+    """Return the attempts of messages that their workers reported as failed, by seq."""
+    events = await call.context.reader.retries(rows)
+    return {seq: [Retry.of(event) for event in rows] for seq, rows in events.items()}
 
 
 async def read_failed_attempts(call: Call, rows: Iterable[MessageRow]) -> frozenset[int]:
@@ -218,12 +243,14 @@ async def _read_page(call: Call, trace_id: str, query: SearchPageInput) -> Messa
 async def show_trace(call: Call, trace_id: TraceIdInPath, query: TracePageQuery) -> web.Response:
     """List a trace's messages across all queues, newest first."""
     page = await _read_page(call, trace_id, query)
+    retries = await read_retries(call, page.rows)
     return await call.render(
         "trace.html",
+        retries=retries,
         query=query,
         listed=page,
         trace_id=trace_id,
-        trace=build_trace(page.rows, dead_letter_queues_named(call.queues)),
+        trace=build_trace(page.rows, dead_letter_queues_named(call.queues), retries),
         progress=describe_searched(page),
         q=str(traces_search(trace_id)),
     )

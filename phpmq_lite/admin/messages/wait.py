@@ -170,9 +170,15 @@ class WaitQuery(BaseModel):
     timeout: float = Field(0.0, ge=0, le=LONGEST_S, description="seconds to wait; 0 to check once")
 
 
-@endpoints.api("GET /wait", "api-wait", gives=MessageView, cli="message wait")
+@endpoints.api(
+    "GET /wait",
+    "api-wait",
+    gives=MessageView,
+    others={204: "there is none in time"},
+    cli="message wait",
+)
 async def wait_for_message(call: Call, query: WaitQuery) -> web.Response:
-    """Wait for the first matching message after a cursor; respond with 204 on timeout.
+    """Wait for the first matching message after a cursor.
 
     Either way, the header ``X-Cursor`` contains the cursor to continue from.
     """

@@ -22,7 +22,7 @@ from phpmq_lite.operator_actions import ACTIONS, Action
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
 from phpmq_lite.storage.read.audit import BulkJobLog
-from phpmq_lite.storage.search.language import queue_search
+from phpmq_lite.storage.search.language import LIVE_STATES, WAITING_STATES, queue_search
 
 TEST_QUEUE: Final = "hello"
 endpoints: Final = Endpoints()
@@ -34,8 +34,8 @@ async def publish_test_message(call: Call) -> Done[None]:
     content = json.dumps({"hello": "world", "sent_at": call.now_ms})
     call.check_queue(TEST_QUEUE)
     call.audit(TEST_QUEUE)
-    ids = await call.run(publishing.publish, TEST_QUEUE, [(content.encode(), None)])
-    return Done(None, to=call.url("message", id=ids[0]))
+    published = await call.run(publishing.publish, TEST_QUEUE, [(content.encode(), None)])
+    return Done(None, to=call.url("message", id=published.ids[0]))
 
 
 # -- all messages of a queue
@@ -63,9 +63,9 @@ ON_QUEUES: Final = {
         (("limit_field", ("messages",)),),
     ),
     "move": WholeQueueAction(
-        Action.MOVE, "queue.move", "Move a queue's ready messages to the end of another queue.",
-        "Ready messages move to the end of the target queue in order and keep their ids. "
-        f"{_LATER}",
+        Action.MOVE, "queue.move", "Move a queue's messages to the end of another queue.",
+        "Messages that no consumer holds move to the end of the target queue in order and keep "
+        f"their ids; scheduled ones stay scheduled. {_LATER}",
         (("target_field", ("Target queue", True)), ("create_field", ()),
          ("limit_field", ("messages",))),
     ),
@@ -76,7 +76,7 @@ ON_QUEUES: Final = {
         "the record is then deleted. Messages that clients published directly to the dead-letter "
         "queue stay there.",
         (("target_field", ("Target queue", False, _RECORDS_TARGET)),
-         ("ttl_field", ("the queue's default",)), ("rate_field", ()),
+         ("ttl_field", ("the queue's default",)), ("time_field", (True,)), ("rate_field", ()),
          ("limit_field", ("records",))),
         "record",
     ),
@@ -99,7 +99,7 @@ async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
     row = ON_QUEUES[name]
     source, fields = _source(call, queue, row.action), row.fields
     is_danger, names = ACTIONS[row.action].is_danger, [queue.name]
-    count = source.ready if source is not None else 0
+    count = source.waiting if source is not None else 0
     if is_danger and queue.dispatched:
         label = f"Also delete {formats.count_messages(queue.dispatched)} held by consumers"
         help_ = "The consumers' acknowledgements will be ignored."
@@ -107,7 +107,7 @@ async def _ask(call: Call, queue: QueueStatus, name: str) -> Confirmation:
     amount = f"{formats.format_number(count)} {formats.plural(count, row.noun, row.noun + 's')}"
     title = f"{ACTIONS[row.action].verb} {amount}"
     upto = await BulkJobLog(call.context.readers).next_number() - 1
-    search = str(queue_search((source or queue).name, ("ready",)))
+    search = str(queue_search((source or queue).name, WAITING_STATES))
     return Confirmation(
         title=title,
         button=title,
@@ -136,7 +136,7 @@ def _declare(name: str, row: WholeQueueAction) -> None:
     async def run(call: Call, queue: Queue, form: WholeQueueForm) -> Done[BulkJobView]:
         source = _source(call, queue, row.action) or call.queue(queue.records_queue)
         is_all = row.action is Action.DELETE and form.dispatched
-        query = queue_search(source.name, ("ready", "dispatched") if is_all else ("ready",))
+        query = queue_search(source.name, LIVE_STATES if is_all else WAITING_STATES)
         job = await act_on_search(call, row.action, source.name, form, query, form.limit, form.upto)
         return done_after(call, job, call.back(call.url("queue", q=source.name)))
 
@@ -196,10 +196,12 @@ class CreatedView(BaseModel):
     Role.OPERATOR,
     "queue.create",
     gives=CreatedView,
+    status=201,
+    others={200: "the queue exists already"},
     cli="queue create",
 )
 async def create_queue(call: Call, name: QueueName, _body: EmptyInput) -> web.Response:
-    """Create a queue; respond with 201, or with 200 if the queue already exists."""
+    """Create a queue unless it exists."""
     check_queue_name(name)
     is_new = await call.run(queue_operations.create_queue, name)
     return json_response(CreatedView(queue=name, is_new=is_new), status=201 if is_new else 200)

@@ -9,6 +9,8 @@ from phpmq_lite.admin.dead_letter_queues import dead_letter_queue_of, dead_lette
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Endpoints, QueueName
 from phpmq_lite.admin.http.fields import (
+    Delay,
+    DeliverAt,
     EnvelopeUrn,
     FormatQuery,
     OutputFormat,
@@ -33,7 +35,13 @@ from phpmq_lite.storage.read.dead_letter_groups import (
     DeadLetterGroups,
     DeadLetterPage,
 )
-from phpmq_lite.storage.search.language import SearchQuery, group_search, parse_search, queue_search
+from phpmq_lite.storage.search.language import (
+    WAITING_STATES,
+    SearchQuery,
+    group_search,
+    parse_search,
+    queue_search,
+)
 
 GROUPS_SHOWN: Final = 200
 SPARK_SIZE: Final = 112, 24  # width and height of the arrivals of a group
@@ -122,10 +130,12 @@ async def show_groups(call: Call, query: DeadLettersPageQuery) -> web.Response:
 
 
 class RedriveInput(StrictInput):
-    """The target, time to live and rate of a redrive."""
+    """The target, time to live, time and rate of a redrive."""
 
     target: RedriveTarget = None
     ttl_s: TtlSeconds = None
+    delay_s: Delay = 0
+    deliver_at: DeliverAt = None
     limit: int | None = Field(
         None, ge=1, le=1 << 50, description="number of oldest records to redrive; null means all"
     )
@@ -181,11 +191,12 @@ async def redrive_queue(call: Call, queue: QueueName, body: RedriveInput) -> Red
             "records."
         )
         raise Problem(422, "bad_query", detail, field="q", bound="no queue: or state:")
-    query = SearchQuery((*queue_search(name, ("ready",)).terms, *further.terms))
+    query = SearchQuery((*queue_search(name, WAITING_STATES).terms, *further.terms))
     if body.dry_run:
         return RedrivenView(redriven=0, plan=await _plan(call, name, query, body))
-    if body.rate is not None or body.q:
-        options = bulk.BulkOptions(target=body.target, ttl_s=body.ttl_s, rate=body.rate)
+    if body.rate is not None or body.q or body.delay_s or body.deliver_at is not None:
+        names = ("target", "ttl_s", "rate", "delay_s", "deliver_at")
+        options = bulk.BulkOptions(**{option: getattr(body, option) for option in names})
         job = await bulk.act_on_search(call, Action.REDRIVE, name, options, query, body.limit)
         return RedrivenView(redriven=job.changed, job=job.number)
     count = await call.context.broker.run(

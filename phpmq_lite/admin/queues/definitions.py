@@ -1,4 +1,4 @@
-"""Export and import of definitions: settings of queues, labels, views and templates."""
+"""Export and import of definitions: settings of queues, schedules, labels, views, templates."""
 
 from json import dumps
 from typing import Any, Final
@@ -10,9 +10,11 @@ from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.http.fields import StrictInput
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import saved_items
+from phpmq_lite.admin.queues import schedules
+from phpmq_lite.admin.queues.schedules import ScheduleInput
 from phpmq_lite.admin.queues.settings import SettingsInput
 from phpmq_lite.broker.broker import Broker
-from phpmq_lite.broker.operator import queue_operations
+from phpmq_lite.broker.operator import queue_operations, schedule_operations
 from phpmq_lite.model import Reply
 from phpmq_lite.queue_settings import (
     check_name,
@@ -21,6 +23,7 @@ from phpmq_lite.queue_settings import (
     check_settings,
 )
 from phpmq_lite.roles import Role
+from phpmq_lite.schedules import SCHEDULES_MAX
 from phpmq_lite.storage.read.accounts import NAME_MAX, SAVED_MAX, saved_item_write
 
 endpoints: Final = Endpoints()
@@ -36,6 +39,9 @@ class DefinitionsInput(StrictInput):
     queues: dict[str, SettingsInput] = Field(
         default={}, max_length=QUEUES_MAX, description="queue settings by queue name"
     )
+    schedules: dict[str, ScheduleInput] = Field(
+        default={}, max_length=SCHEDULES_MAX, description="schedules by name"
+    )
     labels: dict[str, JsonValue] = Field(
         default={}, max_length=SAVED_MAX, description="labels by address or network"
     )
@@ -48,9 +54,10 @@ class DefinitionsInput(StrictInput):
 
 
 class DefinitionsView(BaseModel):
-    """Queue settings that differ from the defaults, and all labels, views and templates."""
+    """Queue settings that differ from the defaults, schedules, labels, views and templates."""
 
     queues: dict[str, dict[str, JsonValue]] = Field(description="non-default queue settings")
+    schedules: dict[str, dict[str, JsonValue]] = Field(description="schedules by name")
     labels: dict[str, JsonValue] = Field(description="labels by address or network")
     views: dict[str, JsonValue] = Field(description="saved searches")
     templates: dict[str, JsonValue] = Field(description="templates for the Publish page")
@@ -58,7 +65,7 @@ class DefinitionsView(BaseModel):
 
 @endpoints.api("GET /definitions", "api-definitions")
 async def export_definitions(call: Call) -> DefinitionsView:
-    """Export queue settings, labels, views and templates."""
+    """Export queue settings, schedules, labels, views and templates."""
 
     def read(core: Broker, reply: Reply) -> None:
         reply({name: dict(core.queues[name].row.own) for name in sorted(core.queues)})
@@ -69,7 +76,11 @@ async def export_definitions(call: Call) -> DefinitionsView:
         for member, kind in _KINDS.items()
     }
     queues = {name: settings for name, settings in own.items() if call.may_use(name)}
-    return DefinitionsView(queues=queues, **kinds)
+    jobs = {
+        schedule.name: schedules.definition_of(schedule)
+        for schedule in await schedules.visible_schedules(call)
+    }
+    return DefinitionsView(queues=queues, schedules=jobs, **kinds)
 
 
 @endpoints.api(
@@ -88,7 +99,10 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
         call.check_queue(name, f"queues.{name}")
         call.check_setting_targets(settings, f"queues.{name}.")
         check_settings(name, settings)
-    named = {"queues": list(queues)} | {member: list(getattr(body, member)) for member in _KINDS}
+    jobs = await schedules.imported_schedules(call, body.schedules)
+    named = {"queues": list(queues), "schedules": list(body.schedules)} | {
+        member: list(getattr(body, member)) for member in _KINDS
+    }
     entry = call.audit("definitions", detail=dumps(named, ensure_ascii=False)[:DETAIL_MAX])
     rows = [
         saved_item_write(kind, name, content, call.now_ms, entry.actor)
@@ -101,12 +115,16 @@ async def import_definitions(call: Call, body: DefinitionsInput) -> DefinitionsV
     queue_operations.check_rows(rows)  # check all rows before the batch changes anything
 
     def run(core: Broker, reply: Reply) -> None:
-        core.check_queues(entry.actor, len(queues.keys() - core.queues.keys()))
+        named = {*queues, *(schedule.queue for schedule in jobs)}
+        core.check_queues(entry.actor, len(named - core.queues.keys()))
+        schedule_operations.check_room(core, [schedule.name for schedule in jobs])
         _check_cycles(core, queues)
         for name, settings in queues.items():
             queue_operations.create_queue(core, ignore_reply, entry, name)
             changes = dict.fromkeys(core.queues[name].row.own) | settings
             queue_operations.configure(core, ignore_reply, entry, name, changes, has_no_cycles=True)
+        for schedule in jobs:
+            schedule_operations.put(core, ignore_reply, entry, schedule)
         queue_operations.write(core, reply, entry, rows)
 
     await call.context.broker.run(run)

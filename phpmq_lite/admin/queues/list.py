@@ -33,14 +33,15 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import QueueStatus
-from phpmq_lite.storage.search.language import SearchQuery, SearchTerm, queue_search
+from phpmq_lite.storage.search.language import WAITING_STATES, SearchQuery, SearchTerm, queue_search
 
 endpoints: Final = Endpoints()
 
 
 QueueSort = Literal[
-    "name", "-name", "ready", "-ready", "dispatched", "-dispatched", "dead", "-dead",
-    "age", "-age", "in", "-in", "out", "-out", "consumers", "-consumers", "bytes", "-bytes",
+    "name", "-name", "ready", "-ready", "scheduled", "-scheduled", "dispatched", "-dispatched",
+    "dead", "-dead", "age", "-age", "in", "-in", "out", "-out", "consumers", "-consumers",
+    "bytes", "-bytes",
 ]  # fmt: skip
 
 
@@ -62,7 +63,7 @@ class QueueQuery(ListQuery):
 
 @dataclass(slots=True, frozen=True)
 class ListedQueue:
-    """A queue, and the time in Unix ms when its first ready message was published."""
+    """A queue, and the time in Unix ms since which its oldest ready message is ready."""
 
     status: QueueStatus
     oldest_ready_at: int | None
@@ -81,6 +82,7 @@ class QueuePage:
 _KEYS: Final[dict[str, Callable[[ListedQueue], int | float | str]]] = {
     "name": lambda queue: queue.status.name,
     "ready": lambda queue: queue.status.ready,
+    "scheduled": lambda queue: queue.status.scheduled,
     "dispatched": lambda queue: queue.status.dispatched,
     "dead": lambda queue: queue.status.dead,
     "age": lambda queue: (
@@ -292,8 +294,8 @@ async def act_on_ticked(call: Call, form: TickedQueuesInput) -> Done[None]:
     entry.action = "selection.make" if action == "purge" else f"queue.{action}"
     if action == "purge":  # a purge must be previewed first
         terms = (term for name in names for term in queue_search(name).terms)
-        ready = SearchQuery((*terms, SearchTerm("state", "ready")))
-        selection = await bulk.freeze_selection(call, ready)
+        states = (SearchTerm("state", state) for state in WAITING_STATES)
+        selection = await bulk.freeze_selection(call, SearchQuery((*terms, *states)))
         raise call.redirect("selection", token=selection.token, action="delete", next=to)
     if action == "remove":
         return Done(None, await _remove(call, names), to)

@@ -1,6 +1,6 @@
 """Page, settings and API for a single queue."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from json import dumps
@@ -12,51 +12,54 @@ from pydantic import Field
 from phpmq_lite.admin import charts, trends
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.endpoint import Done, Endpoints, Queue
+from phpmq_lite.admin.http.fields import MessageId
 from phpmq_lite.admin.http.input import Form
 from phpmq_lite.admin.http.live_feeds import LiveValues
-from phpmq_lite.admin.http.output import ListPage, json_response
+from phpmq_lite.admin.http.output import ListPage, ResponseModel, json_response
 from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages.listing import (
     MessagePage,
-    MessagesQuery,
     MessageView,
     SettledQuery,
     messages_view,
     read_history_page,
-    read_messages_page,
+    read_live_page,
 )
-from phpmq_lite.admin.messages.traces import read_failed_attempts
+from phpmq_lite.admin.messages.traces import read_failed_attempts, read_retries
 from phpmq_lite.admin.pipeline.claims import read_claims
 from phpmq_lite.admin.queues import settings
 from phpmq_lite.admin.queues.settings import FIELDS, SettingsInput, SettingsView
-from phpmq_lite.admin.queues.view import (
-    QueueView,
-    paused_sides,
-    queue_cells,
-    read_oldest_ready_at,
-    retry_hint,
-)
+from phpmq_lite.admin.queues.view import QueueView, paused_sides, queue_cells, read_oldest_ready_at
 from phpmq_lite.admin.trends import PERIODS
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.checks import RECENT_MS
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.errors import BadSettingError, RefusedError
+from phpmq_lite.model import ALIVE, STATE_NAMES, State
 from phpmq_lite.queue_settings import QueueSettings, home_of, to_dict
 from phpmq_lite.roles import Role
 from phpmq_lite.server.status import ClientStatus, QueueStatus
 from phpmq_lite.storage.read.activity import ConsumerLoad, RecentActivity
+from phpmq_lite.storage.read.messages import HEADS_SHOWN, MessageRow
 from phpmq_lite.storage.read.read_pool import Page
 from phpmq_lite.storage.search.language import queue_search, verdict_search
 
 endpoints: Final = Endpoints()
-QueueTab = Literal["messages", "dead", "history", "consumers", "charts", "settings"]
+QueueTab = Literal[
+    "ready", "scheduled", "held", "dead", "history", "consumers", "charts", "settings"
+]
+_STATES: Final = {  # in the tabs of live messages
+    "ready": (State.READY, State.BLOCKED),
+    "scheduled": (State.SCHEDULED,),
+    "held": (State.DISPATCHED,),
+}
 
 
-class QueuePageQuery(MessagesQuery, SettledQuery):
+class QueuePageQuery(SettledQuery):
     """Query for a queue's page: the selected tab and its filters."""
 
-    tab: QueueTab = "messages"
+    tab: QueueTab = "ready"
     span: Literal["1h", "24h", "7d", "30d"] = "1h"
 
 
@@ -85,7 +88,6 @@ async def show_queue(call: Call, queue: Queue, query: QueuePageQuery) -> web.Res
 async def _show(
     call: Call, queue: QueueStatus, query: QueuePageQuery, part: dict[str, Any], status: int = 200
 ) -> web.Response:
-    warning = retry_hint(queue)
     return await call.render(
         "queue.html",
         status=status,
@@ -97,7 +99,6 @@ async def _show(
         records=call.find_queue(queue.records_queue),
         quarantined=await _quarantined(call, queue),
         consumers=_consumers(call, queue),
-        retry_warning=f"{warning}." if warning else "",
         **part,
     )
 
@@ -125,14 +126,23 @@ async def _part(call: Call, query: QueuePageQuery, queue: QueueStatus) -> dict[s
         return {"fields": settings.form_fields_of(queue, _default_settings(call, queue))}
     listed = await _listed(call, query, queue)
     name = queue.records_queue if query.tab == "dead" else queue.name
-    state = query.outcome if query.tab == "history" else query.state
+    states = [STATE_NAMES[state] for state in _STATES.get(query.tab, ())]
+    if query.tab == "history" and query.outcome:
+        states = [query.outcome]
     search = ""  # which matches every message in the list, for an action on all messages
-    if listed.rows and (state or query.tab != "history"):
-        search = str(queue_search(name, (state,) if state else ()))
+    if listed.rows and (states or query.tab != "history"):
+        search = str(queue_search(name, states))
+    heads: Sequence[MessageRow] = ()
+    if query.tab == "ready" and queue.settings.group_by:
+        heads = await call.context.reader.blocking_heads(queue.queue_id)
     return {
         "listed": listed,
         "failed": await read_failed_attempts(call, listed.rows),
+        "retries": await read_retries(call, [*listed.rows, *heads]),
         "all_text": search,
+        "heads": heads,
+        "has_more_heads": len(heads) == HEADS_SHOWN,
+        "ends": call.context.broker.hold_ends(row.seq for row in listed.rows),
     }
 
 
@@ -160,11 +170,10 @@ async def _listed(call: Call, query: QueuePageQuery, queue: QueueStatus) -> Mess
     if query.tab == "history":
         return await read_history_page(call.context, query, queue.queue_id)
     source = call.find_queue(queue.records_queue) if query.tab == "dead" else queue
-    return (
-        Page(())
-        if source is None
-        else await read_messages_page(call.context, query, source.queue_id)
-    )
+    if source is None:
+        return Page(())
+    states = _STATES.get(query.tab, ALIVE)
+    return await read_live_page(call.context, query, source.queue_id, states)
 
 
 async def _consuming(call: Call, queue: QueueStatus) -> list[QueueConsumer]:
@@ -249,6 +258,27 @@ async def _again(call: Call, queue: QueueStatus, form: Form, field: str, text: s
     fields = settings.form_fields_of(queue, defaults, typed, (field, text))
     part = {"fields": fields, "has_error": True}
     return await _show(call, queue, QueuePageQuery(tab="settings"), part, 422)
+
+
+class GroupHeadView(ResponseModel):
+    """A message that blocks its group until it is settled or leaves the queue."""
+
+    group: str = Field(description="name of the group")
+    id: MessageId = Field(validation_alias="message_id")
+    state: str = Field(description="state of the message that blocks the others")
+    since: int = Field(validation_alias="head_since", description="first dispatch, Unix ms")
+    deliver_at: int | None = Field(
+        validation_alias="scheduled_for",
+        description="when it becomes ready, Unix ms; null unless it is scheduled",
+    )
+
+
+@endpoints.api("GET /queues/{q}/groups", "api-queue-groups")
+async def list_blocking_heads(call: Call, queue: Queue) -> ListPage[GroupHeadView]:
+    """List messages that block others of their groups, at most 50, the longest first."""
+    rows = await call.context.reader.blocking_heads(queue.queue_id)
+    items = [GroupHeadView.of(row, state=STATE_NAMES[row.state]) for row in rows]
+    return ListPage[GroupHeadView](items=items)
 
 
 class QueueDetailView(QueueView):

@@ -1,5 +1,6 @@
 """The settings of queues: fields of the form, and API models."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, cast
@@ -29,7 +30,7 @@ FIELDS: Final = {  # the settings in the form, in its order
     for setting in DEFINITIONS.values()
     if setting.group == group
 }
-_NUMBERS: Final = ("number", "seconds", "bytes")
+_NUMBERS: Final = ("number", "rate", "seconds", "bytes")
 _FORWARD_CHOICE: Final = "forward"  # value of the field, which has the queue in another field
 
 
@@ -90,7 +91,7 @@ def _field(setting: SettingDefinition, own: QueueSettings, defaults: QueueSettin
     return SettingField(
         setting,
         {key.partition(":")[0]: label for key, label in setting.choices.items()},
-        value=("yes" if value else "") if isinstance(value, bool) else str(value),
+        value=("yes" if value else "") if isinstance(value, bool) else _plain(value),
         target=target,
         default=_value_text(setting, default),
         is_own=is_own,
@@ -105,8 +106,13 @@ def _value_text(setting: SettingDefinition, value: Any) -> str:
         return setting.choices.get(value, f"forward to {str(value).removeprefix(FORWARD)}")
     if setting.kind in _NUMBERS:
         amount = _with_unit(setting, value)
-        return f"{value} ({amount})" if amount else str(value)
+        return f"{_plain(value)} ({amount})" if amount else _plain(value)
     return value or "empty"
+
+
+def _plain(value: Any) -> str:
+    """Return a text or number as it is typed, without the zero of a whole float."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _with_unit(setting: SettingDefinition, value: Any) -> str:
@@ -153,12 +159,20 @@ def _value(setting: SettingDefinition, read: Callable[[str], str]) -> Any:
         digits = text.strip().replace(",", "")
         if not digits:
             return None
+        if kind == "rate":
+            return _rate(setting, digits)
         if (number := parse_number(digits)) is None:
             raise BadSettingError(setting.name, "enter an integer of 0 or more")
         return number
     if setting.name == "on_expire":
         return FORWARD + read("forward_to") if text == _FORWARD_CHOICE else text
     return text if kind == "choice" else text.replace("\r\n", "\n").strip()
+
+
+def _rate(setting: SettingDefinition, digits: str) -> float:
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", digits, re.ASCII) is None:
+        raise BadSettingError(setting.name, "enter a number of 0 or more, such as 10 or 0.5")
+    return float(digits)
 
 
 _ALL: Final[dict[str, Any]] = {
@@ -173,8 +187,8 @@ class SettingsView(_AllSettings):  # type: ignore[misc]  # made of DEFINITIONS
 
 def _changed_field(setting: SettingDefinition) -> tuple[Any, Any]:
     type_: Any = setting.type
-    if setting.type is int:
-        type_ = Annotated[int, Field(ge=0, le=setting.maximum)]
+    if setting.type in (int, float):
+        type_ = Annotated[setting.type, Field(ge=0, le=setting.maximum)]
     elif setting.name == "on_expire":
         type_ = Annotated[str, Field(max_length=len(FORWARD) + setting.max_length)]
     elif setting.choices:

@@ -6,10 +6,8 @@ from typing import Final, Self
 from pydantic import Field
 
 from phpmq_lite.admin import formats
-from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.output import PerSecond, ResponseModel
-from phpmq_lite.queue_settings import home_of
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 
 OLDEST_READ_MAX: Final = 200  # maximum number of queues whose first message is read at once
@@ -24,16 +22,17 @@ class QueueView(ResponseModel):
 
     queue_id: int = Field(description="queue number")
     name: str = Field(description="queue name")
-    ready: int = Field(description="number of ready messages")
+    ready: int = Field(description="number of ready messages, with those behind their group")
+    scheduled: int = Field(description="number of messages that become ready later")
     dispatched: int = Field(description="number of messages held by consumers")
     dead: int = Field(
         description="dead-letter records for this queue; 0 for a dead-letter or retry queue"
     )
     bytes: int = Field(description="total size of live message bodies, in bytes")
     oldest_ready_at: int | None = Field(
-        description="when the first ready message was published, Unix ms; null if none"
+        description="since when the oldest ready message is ready, Unix ms; null if none"
     )
-    oldest_age_s: float | None = Field(description="age of the first ready message; null if none")
+    oldest_age_s: float | None = Field(description="how long the oldest one is ready; or null")
     published_per_s: PerSecond = Field(description="messages published per second")
     dispatched_per_s: PerSecond = Field(description="messages dispatched per second")
     acked_per_s: PerSecond = Field(description="messages acknowledged per second")
@@ -53,7 +52,7 @@ class QueueView(ResponseModel):
 
 
 async def read_oldest_ready_at(call: Call, queues: Iterable[QueueStatus]) -> dict[int, int]:
-    """Return when the first ready message of each queue was published, by queue_id.
+    """Return since when the oldest ready message of each queue is ready, by queue_id.
 
     For many queues, the times come from the last sample, which may be up to 10 s old.
     """
@@ -68,6 +67,7 @@ def queue_cells(queue: QueueStatus, oldest_ready_at: int | None, now_ms: int) ->
     """Return the table cells for a queue, keyed by the name of the live field."""
     return {
         "ready": formats.format_number(queue.ready),
+        "scheduled": formats.format_number(queue.scheduled),
         "dispatched": formats.format_number(queue.dispatched),
         "dead": formats.format_number(queue.dead),
         "age": _age(oldest_ready_at, now_ms),
@@ -87,6 +87,7 @@ def sum_totals(status: BrokerStatus) -> dict[str, float]:
     queues = status.queues
     return {
         "ready": sum(queue.ready for queue in queues if not queue.is_dead_letter_queue),
+        "scheduled": sum(queue.scheduled for queue in queues),
         "dispatched": sum(queue.dispatched for queue in queues),
         "dead": sum(queue.dead for queue in queues),
         "published": sum(queue.published_per_s for queue in queues),
@@ -105,6 +106,7 @@ def overview_tiles(
     )
     return {
         "total.ready": formats.format_number(int(sums["ready"])),
+        "total.scheduled": formats.format_number(int(sums["scheduled"])),
         "total.dispatched": formats.format_number(int(sums["dispatched"])),
         "total.dead": formats.format_number(int(sums["dead"])),
         "total.age": _age(oldest, now_ms),
@@ -123,15 +125,6 @@ def _age(since_ms: int | None, now_ms: int) -> str:
     if since_ms is None:
         return formats.DASH
     return formats.format_duration(now_ms - since_ms, with_seconds=False)
-
-
-def retry_hint(queue: QueueStatus) -> str:
-    """Return a warning if a queue for delayed messages has consumers, else an empty text."""
-    home = home_of(queue.name)
-    if home is None or not queue.consumers:
-        return ""
-    consumers = count_of(queue.consumers, "consumer receives", "consumers receive")
-    return f"{consumers} messages before their delay ends; the queue forwards them to {home}"
 
 
 def paused_sides(queue: QueueStatus) -> list[str]:

@@ -1,6 +1,6 @@
 """Notices about problems that require attention, each with a link to the relevant page."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from itertools import chain
@@ -12,13 +12,14 @@ from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_re
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
-from phpmq_lite.admin.queues.view import paused_sides, retry_hint
+from phpmq_lite.admin.queues.view import paused_sides
 from phpmq_lite.checks import CHECKS, RECENT_MS, Check, Level, asynchronous_text, problems
 from phpmq_lite.envelopes.validation import REASONS
 from phpmq_lite.server.status import BrokerStatus, QueueStatus
 from phpmq_lite.storage.backend import StoreStatus
 from phpmq_lite.storage.disk_space import measure_disk
 from phpmq_lite.storage.read.activity import COUNT_LIMIT, ConsumerLoad, RecentActivity
+from phpmq_lite.storage.read.schedules import ScheduleFailures, ScheduleReader
 from phpmq_lite.storage.search.language import verdict_search
 from phpmq_lite.storage.sqlite.standby_lag import StandbyState
 
@@ -59,7 +60,10 @@ class AttentionFacts:
     unread: Mapping[int, int] = field(default_factory=dict)  # expired without ever being dispatched
     held: Sequence[ConsumerLoad] = ()
     growth: Mapping[int, int] = field(default_factory=dict)  # of ready messages in the last 5 min
+    # queue_id and client number of consumers that extended a hold, which is expected to be long
+    extending: Collection[tuple[int, int | None]] = ()
     refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals, by reason
+    schedules: Sequence[ScheduleFailures] = ()  # in the last 24 h
     disk_share: float = 0.0  # fraction of the disk in use
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
@@ -87,15 +91,15 @@ def find_notices(status: BrokerStatus, facts: AttentionFacts) -> list[Notice]:
     named = dead_letter_queues_named(status.queues)
     for queue in status.queues:
         # Do not format notices beyond the limit; for 10,000 queues, that would take 40 ms.
-        # Dead letters and retries are expected to wait.
-        is_waiting = has_records(queue.name, named) or queue.is_retry_queue
+        is_waiting = has_records(queue.name, named)  # dead letters are expected to wait
         is_consumed = bool(queue.consumers) or queue.queue_id in claimed
         only_bad = len(notices) >= NOTICES_MAX
         notices += _of_queue(queue, facts, is_waiting, is_consumed=is_consumed, only_bad=only_bad)
         if not only_bad and (reasons := facts.deaths.get(queue.queue_id)):
             notices += _deaths(queue, reasons, has_records=queue.dead_letter_queue in records)
-        if queue.queue_id in held:
-            notices += _of_holder(queue, held[queue.queue_id], facts.now_ms)
+        load = held.get(queue.queue_id)
+        if load is not None and (queue.queue_id, load.client) not in facts.extending:
+            notices += _of_holder(queue, load, facts.now_ms)
     notices.sort(key=lambda notice: (-notice.level.rank, notice.check not in _UNHANDLED))
     return notices[:NOTICES_MAX]
 
@@ -119,6 +123,12 @@ def _of_broker(status: BrokerStatus, facts: AttentionFacts) -> Iterator[Notice]:
             values = {"has": "paused"}
             notice = replace(notice, route="queues", values=values, go="Paused queues")
         yield notice
+    for failures in facts.schedules:
+        times = count_of(failures.count, "run", "runs")
+        text = f"{times} failed in the last 24 h, most recently: {failures.detail}"
+        notice = Notice.of(Check.SCHEDULES, Level.WARN, text)
+        subject = f"Schedule {failures.name}"
+        yield replace(notice, subject=subject, values={"name": failures.name})
     for client in status.clients:
         if client.paused_reason:
             text = f"{client.address} is not being read: {client.paused_reason}"
@@ -241,8 +251,6 @@ def _of_queue(
     if paused := paused_sides(queue):
         text = " and ".join(paused).capitalize()
         yield from _notice(queue, Check.PAUSED, len(paused), text)
-    if text := retry_hint(queue):
-        yield from _notice(queue, Check.RETRY, queue.consumers, text, tab="consumers")
     if (unread := facts.unread.get(queue.queue_id)) and not is_waiting:
         text = f"{_at_least(unread)} expired in the last 24 h without ever being dispatched"
         yield from _notice(queue, Check.UNREAD, unread, text, tab="history", outcome="expired")
@@ -326,8 +334,14 @@ async def read_notices(call: Call, oldest_ready_at: dict[int, int]) -> list[Noti
             deaths=await activity.deaths(since_ms),
             unread=await activity.unread_expiries(since_ms),
             held=await activity.held() if any(queue.dispatched for queue in status.queues) else (),
+            extending=context.broker.extending(),
             growth=_growth(context, status, now_ms // 1_000),
             refused=context.rollups.recently_refused(status.refused),
+            schedules=[
+                failures
+                for failures in await ScheduleReader(context.readers).failures(since_ms)
+                if call.may_use(failures.queue)
+            ],
             disk_share=disk.used_share if status.store.has_file else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,

@@ -273,6 +273,10 @@ class ConnectionView(ResponseModel):
     )
     relay: str = Field("", description="standby that relays the connection; empty if none does")
     certificate: str = Field("", description="subject of the client's certificate; may be empty")
+    name: str = Field("", description="name of the program, as it says; may be empty")
+    version: str = Field("", description="version of the program, as it says; may be empty")
+    pid: int | None = Field(None, description="number of its process, as it says; null if unknown")
+    host: str = Field("", description="host of the program, as it says; may be empty")
 
     @classmethod
     def of_client(cls, client: ClientStatus | ClientRow, label: str) -> Self:

@@ -11,6 +11,7 @@ from phpmq_lite.server.status import QueueStatus
 OTHER: Final = "~other"  # label of all queues without their own; label_name() avoids conflicts
 GAUGES: Final = (
     "ready",
+    "scheduled",
     "dispatched",
     "dead",
     "bytes",

@@ -293,6 +293,9 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
         _Q("counter", "messages_requeued",
            "Messages moved to the end of their queue, by a client or operator",
            _split("requeued", "client", "requeued_operator", "operator"), "by"),
+        _Q("counter", "messages_retried",
+           "Attempts that workers reported as failed; the message waits for the next one",
+           "retried"),
         _Q("counter", "messages_returned",
            "Messages returned to their position after a timeout, a lost connection or new credit",
            "returned"),
@@ -312,12 +315,14 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "reason"),
         _Q("counter", "messages_deleted", "Deleted or purged messages", "deleted"),
         _Q("counter", "messages_restored", "Deleted messages that were restored", "restored"),
-        _Q("gauge", "queue_messages", "Live messages; state is ready or dispatched",
-           lambda q, _: {state: q.gauges[state] for state in ("ready", "dispatched")}, "state"),
-        _Q("gauge", "queue_dead_letters", "Dead-letter records of the queue; 0 for .retry", "dead"),
+        _Q("gauge", "queue_messages",
+           "Live messages; state is ready, scheduled or dispatched",
+           lambda q, _: {state: q.gauges[state] for state in ("ready", "scheduled", "dispatched")},
+           "state"),
+        _Q("gauge", "queue_dead_letters", "Dead-letter records of the queue", "dead"),
         _Q("gauge", "queue_bytes", "Total size of the bodies of live messages", "bytes"),
         _Q("gauge", "queue_oldest_deliverable_age_seconds",
-           "Age of the first ready message; absent if there is none",
+           "How long the oldest ready message has been ready; absent if there is none",
            lambda q, now_ms: (None if (at_ms := q.oldest_ready_at) is None
                               else max(0, now_ms - at_ms) / 1_000)),
         _Q("gauge", "queue_consumers", "Number of consumers", "consumers"),
@@ -330,7 +335,7 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "1 for a dead-letter queue (its name ends in .dlq, or another queue names it); absent "
            "for other queues and ~other",
            lambda q, _: 1 if q.gauges["is_dead_letter_queue"] and q.label != OTHER else None),
-        _Q("histogram", "wait_seconds", "Time from publishing to first dispatch",
+        _Q("histogram", "wait_seconds", "Time from being ready to first dispatch",
            lambda q, _: _spans(q.wait)),
         _Q("histogram", "hold_seconds", "Time from dispatch to settlement",
            lambda q, _: _spans(q.hold)),
@@ -345,11 +350,13 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "disk or ending", ("reason",), lambda r: count_paused_readers(r.status)),
         _D("counter", "publishes_refused",
            "Refused publish requests; reason is paused, queue_full, too_many_queues, too_large, "
-           "disk_full, database_full, draining or connection_ended", ("reason",), _refused),
+           "disk_full, database_full, draining, connection_ended, unique_key_held or bad_option",
+           ("reason",), _refused),
         _D("counter", "protocol_errors", "Connections that violated the protocol", ("code",),
            lambda r: r.status.counters.protocol_errors),
         _D("counter", "acks_ignored",
-           "Ignored commands; reason is foreign, settled, unknown or wrong_queue", ("reason",),
+           "Ignored commands; reason is foreign, settled, unknown, wrong_queue, scheduled, "
+           "repeated, not_held or invalid", ("reason",),
            lambda r: r.status.acks_ignored),
         _D("counter", "network_bytes", "Bytes on PHPMQ connections; direction is in or out",
            ("direction",), lambda r: _traffic(r.status.counters)),
@@ -360,6 +367,12 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            value=lambda r: r.status.counters.relay.opened),
         _D("counter", "relayed_bytes", "Bytes that a standby has relayed; direction is in or out",
            ("direction",), lambda r: _traffic(r.status.counters.relay)),
+        _D("counter", "schedule_runs",
+           "Ticks of schedules, by outcome: published, failed or skipped (missed ticks count once)",
+           ("outcome",), lambda r: {
+               outcome: r.status.schedule_runs.get(outcome, 0)
+               for outcome in ("published", "failed", "skipped")
+           }),
         _D("counter", "relays_refused",
            "Connections that were not relayed; reason is no_active_broker, unreachable, refused, "
            "authentication, epoch, not_active, preamble, not_admitted or already_relayed",

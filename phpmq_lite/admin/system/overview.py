@@ -113,6 +113,7 @@ class StatsView(ResponseModel):
     oldest_batch_s: float = Field(description="age of the oldest batch without an answer, in s")
     queues: int = Field(description="number of queues")
     ready: int = Field(description="number of ready messages, excluding dead-letter records")
+    scheduled: int = Field(description="number of messages that become ready later")
     dispatched: int = Field(description="number of messages held by consumers")
     dead: int = Field(description="number of records in all dead-letter queues")
     published_per_s: PerSecond = Field(description="messages published per second")
@@ -187,6 +188,7 @@ async def get_stats(call: Call) -> StatsView:
         storing_stopped=status.write_problem,
         queues=len(status.queues),
         ready=int(sums["ready"]),
+        scheduled=int(sums["scheduled"]),
         dispatched=int(sums["dispatched"]),
         dead=int(sums["dead"]),
         published_per_s=sums["published"],
