@@ -30,6 +30,7 @@ from phpmq_lite.client.blocking_client import BlockingClient, NoReplyError, publ
 from phpmq_lite.client.core import BrokerAddress, parse_address
 from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes.sqlite_file import open_file, transaction, wall_ms
+from phpmq_lite.frame_options import DEFAULT_PRIORITY
 from phpmq_lite.importers import beanstalkd, initphp
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, BeanstalkdJob, JobGroup
 from phpmq_lite.importers.initphp import Kind, PlannedMessage, TableMapping
@@ -241,10 +242,10 @@ def beanstalkd_command(
 ) -> None:
     """Copy jobs from a running beanstalkd; --move moves them.
 
-    Ready jobs go to the queue named after the tube, most urgent first, then oldest; delayed jobs go
-    to QUEUE.retry with their remaining delay, buried jobs to QUEUE.dlq. Reserved jobs are skipped.
-    Workers may keep using beanstalkd during a move. Repeating the import within the broker's
-    deduplication window stores no job twice, except a job that was delayed and is now ready; with
+    Jobs go to the queue named after the tube, most urgent first, then oldest, with their remaining
+    delay and with priorities in the same order; buried jobs go to QUEUE.dlq. Reserved jobs are
+    skipped. Workers may keep using beanstalkd during a move. Repeating the import within the
+    broker's deduplication window stores no job twice, except a buried job that was kicked; with
     --journal, that job is not stored twice either.
     """
     with beanstalkd.connect_beanstalkd(source) as server:
@@ -278,7 +279,8 @@ class BeanstalkdImport:
         """Count the jobs that would be published, without reading their bodies."""
         for group, job_ids in self._find_jobs(tubes).items():
             for job_id in job_ids:
-                self.tally.count(self._item(BeanstalkdJob(job_id, group.tube, group.state, 0, 0)))
+                job = BeanstalkdJob(job_id, group.tube, group.state, 0, 0)
+                self.tally.count(self._item(job, DEFAULT_PRIORITY))
 
     def publish(self, client: BlockingClient, tubes: Sequence[str]) -> None:
         """Publish all jobs in batches; in a move, delete each batch before reading the next one."""
@@ -288,15 +290,23 @@ class BeanstalkdImport:
                 "this beanstalkd cannot reserve jobs by id; stop its workers during the move"
             )
         groups = self._find_jobs(tubes)
+        ranks = beanstalkd.rank_jobs(groups, self._queue_of)
         all_ids = ((group, job_id) for group, job_ids in groups.items() for job_id in job_ids)
         total = sum(map(len, groups.values()))
         batch_size = max(_SMALLEST_BATCH, min(_BATCH, _BATCH_BYTES // self.server.max_job_bytes))
         with client, progress_bar("import", total) as advance:
             while batch := list(islice(all_ids, batch_size)):
                 results = self.server.read_jobs(batch, is_held=is_held)
-                jobs = [job for job in results if job is not None]
+                ranked = [
+                    (job, ranks[self._queue_of(group.tube), group.priority])
+                    for (group, _), job in zip(batch, results, strict=True)
+                    if job is not None
+                ]
+                jobs = [job for job, _ in ranked]
                 self.missing += len(results) - len(jobs)
-                is_stored = publish_items(client, [self._item(job) for job in jobs], self.tally)
+                is_stored = publish_items(
+                    client, [self._item(job, rank) for job, rank in ranked], self.tally
+                )
                 if self.is_move:
                     stored = [job.job_id for job in compress(jobs, is_stored)]
                     deleted = self.server.delete(stored)
@@ -308,10 +318,14 @@ class BeanstalkdImport:
         with progress_bar("searching", self.server.jobs()) as advance:
             return beanstalkd.find_jobs(self.server, tubes, advance)
 
-    def _item(self, job: BeanstalkdJob) -> ImportItem:
-        queue = self.names.get(job.tube, job.tube)
-        instance = self.server.instance
-        message = beanstalkd.plan_job(job, queue, instance=instance, now_ms=wall_ms())
+    def _queue_of(self, tube: str) -> str:
+        return self.names.get(tube, tube)
+
+    def _item(self, job: BeanstalkdJob, priority: int) -> ImportItem:
+        queue, instance = self._queue_of(job.tube), self.server.instance
+        message = beanstalkd.plan_job(
+            job, queue, instance=instance, now_ms=wall_ms(), priority=priority
+        )
         group = (job.tube, job.state, queue if message is None else message.queue)
         return ImportItem(group, f"job {job.job_id} of tube {job.tube}", message)
 
@@ -397,9 +411,9 @@ def initphp_command(
 ) -> None:
     """Copy jobs and failed jobs from an InitPHP Queue database.
 
-    Stop its workers first. The database is only read. Jobs that wait for a retry go to
-    QUEUE.retry with their remaining delay, failed jobs to QUEUE.dlq. Repeating the import within
-    the broker's deduplication window stores no job twice.
+    Stop its workers first. The database is only read. Jobs go to their queue with their remaining
+    delay, failed jobs to QUEUE.dlq. Repeating the import within the broker's deduplication window
+    stores no job twice.
     """
     layout = TableMapping(
         table,

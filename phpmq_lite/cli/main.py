@@ -38,7 +38,10 @@ SECTIONS: Final = {  # section of the help text -> commands
         "dead-letter": ("messages", "List, redrive and delete dead letters."),
         "trace": ("messages", "Show a trace's messages from all queues, newest first."),
     },
-    "Queues": {"queue": ("queues", "List, create, configure, pause, purge and delete queues.")},
+    "Queues": {
+        "queue": ("queues", "List, create, configure, pause, purge and delete queues."),
+        "schedule": ("schedules", "Publish messages at the times of cron expressions."),
+    },
     "Applications": {
         "worker": ("worker", "Handle a queue's envelopes with an app's handlers."),
         "outbox": ("outbox", "Publish rows from an outbox table in a service's database."),
@@ -77,6 +80,7 @@ DOCS: Final = {  # command -> documentation page, shown at the end of --help
     "consume": "start/which-client",
     "message": "guides/admin#find-a-message",
     "dead-letter": "concepts/dead-letters",
+    "schedule": "concepts/schedules",
     "worker": "guides/workers",
     "outbox": "guides/workers#outbox",
     "envelope": "guides/envelopes",

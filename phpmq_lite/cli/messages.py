@@ -21,6 +21,7 @@ from phpmq_lite.cli.output import (
     columns,
     confirm,
     format_message_count,
+    format_utc,
     number_columns,
     output_format,
     print_message,
@@ -28,13 +29,23 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import duration, flag, messages_per_second, number_option, option
+from phpmq_lite.cli.parameters import (
+    at_option,
+    delay_option,
+    duration,
+    flag,
+    messages_per_second,
+    number_option,
+    option,
+)
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.transfer import export, import_
 from phpmq_lite.errors import SearchError
 from phpmq_lite.logs import escape
+from phpmq_lite.model import ALIVE, STATE_NAMES
 from phpmq_lite.operator_actions import ACTIONS, Action, ActionDefinition
 
+LIVE_STATES: Final = [STATE_NAMES[state] for state in sorted(ALIVE)]
 _POLL_S: Final = 0.5  # seconds between requests for a job's progress
 
 
@@ -230,15 +241,22 @@ def trace(admin: AdminClient, trace_id: str, limit: int, output: str | None) -> 
 
 @message.command(name="list")
 @click.argument("queue")
-@option("--state", "State to list.", click.Choice(["ready", "dispatched"]))
+@option("--state", "State to list.", click.Choice(LIVE_STATES))
 @_limit
 @admin_output_options
 def list_(
     admin: AdminClient, queue: str, state: str | None, limit: int, output: str | None
 ) -> None:
     """List the live messages in a queue, in delivery order."""
-    path = f"/queues/{encode_name(queue)}/messages"
-    write_rows(admin.list(path, limit, state=state), MESSAGE_COLUMNS, output, f"{queue} is empty")
+    rows = list(admin.list(f"/queues/{encode_name(queue)}/messages", limit, state=state))
+    listed = MESSAGE_COLUMNS
+    if state == "scheduled":
+        listed = (*listed[:3], Column("deliver_at", "READY (UTC)"), *listed[3:])
+        if output_format(output) == "table":
+            rows = [row | {"deliver_at": format_utc(row["deliver_at"])} for row in rows]
+    write_rows(
+        rows, listed, output, f"{queue} has no {state} messages" if state else f"{queue} is empty"
+    )
 
 
 @message.command()
@@ -260,11 +278,12 @@ def show(admin: AdminClient, id: str, body: bool, output: str | None) -> None:
 
 
 _OPTIONS: Final = {
-    "ttl_s": _ttl,
-    "target": click.argument("target", metavar="QUEUE"),
-    "create": flag("--create", "Create QUEUE if it does not exist."),
-    "dispatched": flag("--dispatched", "Also delete messages that consumers hold."),
+    "ttl_s": (_ttl,),
+    "time": (delay_option, at_option),
+    "create": (flag("--create", "Create QUEUE if it does not exist."),),
+    "dispatched": (flag("--dispatched", "Also delete messages that consumers hold."),),
 }
+_target: Final = click.argument("target", metavar="QUEUE")
 
 
 def _add_command(action: Action, definition: ActionDefinition) -> None:
@@ -273,8 +292,8 @@ def _add_command(action: Action, definition: ActionDefinition) -> None:
         act_on_messages(admin, action, ids, **options)
 
     run.__doc__ = definition.cli
-    options = [_OPTIONS[name] for name in definition.options if name != "target"]
-    target = [_OPTIONS["target"]] if "target" in definition.options else []
+    options = [added for name in definition.options for added in _OPTIONS.get(name, ())]
+    target = [_target] if "target" in definition.options else []
     command = add_options(bulk_options(run), *reversed([*target, _ids, *options]))
     message.command(str(action))(command)
 
@@ -288,7 +307,7 @@ for _action, _definition in ACTIONS.items():
 @click.argument("token")
 @admin_client_options
 def undo(admin: AdminClient, token: str) -> None:
-    """Undo an action; TOKEN is the field `undo` that the action printed."""
+    """Undo an action by the TOKEN that it printed as `undo`."""
     _finish_job(admin, admin.post(f"/undo/{quote(token, safe='')}"))
 
 
@@ -346,6 +365,8 @@ def list_dead_letters(admin: AdminClient, by_cause: bool, output: str | None) ->
 @click.argument("queue")
 @option(("--to", "target"), "Redrive to this queue, not the origin.", metavar="QUEUE")
 @option(("--ttl", "ttl_s"), "New time to live.  [default: the target queue's default]", duration)
+@delay_option
+@at_option
 @number_option(("-n", "--limit"), "Redrive only the N oldest.")
 @option("--rate", "Maximum rate, such as 20/s.", messages_per_second, metavar="N/s")
 @option(("--query", "q"), "Only matching dead letters.", default="", metavar="QUERY")
@@ -356,6 +377,8 @@ def redrive(
     queue: str,
     target: str | None,
     ttl_s: int | None,
+    delay_s: int | None,
+    deliver_at: int | None,
     limit: int | None,
     rate: float | None,
     q: str,
@@ -370,6 +393,7 @@ def redrive(
     body = {"target": target, "ttl_s": ttl_s, "limit": limit, "rate": rate}
     if rate is not None and rate.is_integer():
         body["rate"] = int(rate)
+    body |= {"delay_s": delay_s, "deliver_at": deliver_at}
     body |= {"q": q or None, "dry_run": dry_run or None}
     answer = admin.post(path, {key: value for key, value in body.items() if value is not None})
     if answer.get("plan") is not None:

@@ -145,6 +145,27 @@ def time_ms(value: str) -> int:
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) * 1_000
 
 
+def date(value: str) -> int:
+    """Return a date with a UTC offset, such as ``2027-01-01T08:00+01:00``, in Unix ms."""
+    from phpmq_lite.frame_options import read_date
+
+    try:
+        at_ms = read_date(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if at_ms is None:
+        raise click.BadParameter("the date is empty")
+    return at_ms
+
+
+delay_option: Final = option(
+    ("--delay", "delay_s"), "Let it become ready after this time, such as 30s or 15m.", duration
+)
+at_option: Final = option(
+    ("--at", "deliver_at"), "Let it become ready at this date.", date, metavar="2027-01-01T08:00Z"
+)
+
+
 def messages_per_second(value: str) -> float:
     """Parse a rate such as ``20/s`` or ``20`` into messages per second."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(?:/s)?", value.strip())

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import click
 
 from phpmq_lite.cli.admin_client import ClientFactory, client_options
 from phpmq_lite.cli.errors import TIMED_OUT, CommandError
 from phpmq_lite.cli.output import escape_content, format_message_count, is_terminal, print_message
-from phpmq_lite.cli.parameters import choice, duration, flag, number_option, option
+from phpmq_lite.cli.parameters import choice, date, duration, flag, number_option, option
 from phpmq_lite.cli.progress import progress_bar
 from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.client.blocking_client import STOP_S, BlockingClient
-from phpmq_lite.client.session import Delivery
+from phpmq_lite.client.delivery import Delivery
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.queue_settings import publish_target, retry_warning
+from phpmq_lite.frame_options import PublishOptions
 
 _READ_BYTES: Final = 1 << 20
 _LINE_BYTES: Final = 512 << 20  # maximum line length; no broker accepts a body longer than this
@@ -41,12 +41,12 @@ _GROUP: Final = 1_000  # number of copies per step of the progress bar
     duration,
     "0",
 )
-@option(
-    ("--delay", "delay_s"),
-    "Time in QUEUE.retry before the message moves to QUEUE, such as 30s or 15m.",
-    duration,
-    "0",
-)
+@option(("--delay", "delay_s"), "Deliver after this time, such as 30s or 15m.", duration)
+@option(("--at", "deliver_at"), "Deliver at this date.", date, metavar="2027-01-01T08:00+01:00")
+@option("--priority", "0 is delivered first, 255 last.  [default: 128]", click.IntRange(0, 255))
+@option("--group", "Group, of which one message at a time is delivered.")
+@option(("--unique", "unique_key"), "Store nothing if a live message of QUEUE has this key.")
+@flag(("--replace", "replaces"), "Replace the live message with the key of --unique.")
 @number_option("--count", "Publish the content N times.")
 @flag("--lines", "Publish each line, without its line feed, as a message.")
 @client_options
@@ -56,9 +56,10 @@ def publish(
     source: str | None,
     body: str | None,
     ttl_s: int,
-    delay_s: int,
     count: int | None,
     lines: bool,
+    replaces: bool,
+    **options: Any,
 ) -> None:
     """Publish messages and wait until they are stored.
 
@@ -68,12 +69,16 @@ def publish(
         raise click.UsageError("--body cannot be combined with a file")
     if lines and count is not None:
         raise click.UsageError("--lines and --count cannot be combined")
+    if options["delay_s"] and options["deliver_at"]:
+        raise click.UsageError("--delay and --at cannot be combined")
+    if replaces and options["unique_key"] is None:
+        raise click.UsageError("--replace needs --unique")
+    fields = {name: value for name, value in options.items() if value is not None}
+    fields |= {"if_exists": "replace"} if replaces else {}
     try:
-        target, ttl = publish_target(queue, ttl_s or None, delay_s)
+        PublishOptions.of(fields)
     except RefusedError as error:
         raise click.UsageError(str(error)) from None
-    if warning := retry_warning(target, ttl):
-        print_message(f"warning: {warning}")
     with closing(_open_source(source, body)) as file, client() as broker:
         content = b"" if lines else file.read()
         if not (lines or content) and source in (None, "-") and body is None:
@@ -85,11 +90,10 @@ def publish(
         stored = 0
         with progress_bar("publishing", None if lines else count or 1) as advance:
             for bodies in groups:  # publish each group immediately, in case a pipe is slow
-                stored += broker.publish_many(target, bodies, ttl or 0)
+                stored += broker.publish_many(queue, bodies, ttl_s, **fields)
                 advance(len(bodies))
-    destination = target if target == queue else f"{target}, for {queue} after {ttl} s,"
     print_message(
-        f"{format_message_count(stored)} stored in {destination} by the broker on {broker.target}"
+        f"{format_message_count(stored)} stored in {queue} by the broker on {broker.target}"
     )
 
 

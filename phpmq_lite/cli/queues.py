@@ -1,8 +1,10 @@
 """The ``queue`` command group, including the live table of ``queue top``."""
 
 import json
+import re
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from difflib import get_close_matches
 from textwrap import fill
@@ -33,17 +35,18 @@ from phpmq_lite.cli.output import (
     write_rows,
     yes_option,
 )
-from phpmq_lite.cli.parameters import choice, flag, number_option, option
+from phpmq_lite.cli.parameters import at_option, choice, delay_option, flag, number_option, option
 from phpmq_lite.queue_settings import DEFINITIONS
 
 QUEUE_COLUMNS: Final = (
     Column("name", "QUEUE"),
     *number_columns("ready", "dispatched", "dead"),
-    *number_columns("bytes", oldest_age_s="OLDEST (s)", fit=SPARE),
+    *number_columns("scheduled", "bytes", oldest_age_s="OLDEST (s)", fit=SPARE),
     *number_columns(published_per_s="IN/s", acked_per_s="OUT/s", fit=SPARE),
     *number_columns("consumers"),
 )
 
+_RATE: Final = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
 _DIGITS: Final = 20  # maximum number of digits in a number; SQLite integers have at most 19
 
 _name = click.argument("name", metavar="QUEUE")
@@ -127,7 +130,39 @@ def _parse_value(name: str, text: str) -> Any:
         if len(text) > _DIGITS:  # Python refuses to parse more than 4,300 digits
             raise click.UsageError(f"{name}: the number exceeds the limit of {_DIGITS} digits")
         return int(text)
+    if definition is not None and definition.type is float and re.fullmatch(_RATE, text):
+        return float(text)
     return text
+
+
+_key = click.argument("key", metavar="KEY")
+
+
+def _act_on_key(admin: AdminClient, name: str, action: str, **fields: Any) -> None:
+    body = {key: value for key, value in fields.items() if value is not None}
+    result = admin.post(queue_path(name, action), body)
+    write_record(result, None)
+    print_message(f"to undo it: phpmq-lite message undo {result['undo']}")
+
+
+@queue.command()
+@_name
+@_key
+@admin_client_options
+def cancel(admin: AdminClient, name: str, key: str) -> None:
+    """Delete the message with a unique key, if no consumer holds it."""
+    _act_on_key(admin, name, "cancel", unique_key=key)
+
+
+@queue.command()
+@_name
+@_key
+@delay_option
+@at_option
+@admin_client_options
+def reschedule(admin: AdminClient, name: str, key: str, **time: Any) -> None:
+    """Set when the message with a unique key becomes ready."""
+    _act_on_key(admin, name, "reschedule", unique_key=key, **time)
 
 
 @queue.command()
@@ -141,9 +176,9 @@ def purge(admin: AdminClient, name: str, dispatched: bool, limit: int | None, ye
 
     The messages remain in the history, marked as deleted, until their retention time ends.
     """
-    kind = "ready and dispatched" if dispatched else "ready"
-    row = admin.get(queue_path(name)) if is_terminal() and not yes else {"ready": 0}
-    count = row["ready"] + (row.get("dispatched", 0) if dispatched else 0)
+    kind = "live" if dispatched else "ready and scheduled"
+    row = Counter(admin.get(queue_path(name)) if is_terminal() and not yes else {})
+    count = row["ready"] + row["scheduled"] + (row["dispatched"] if dispatched else 0)
     count = min(count, limit or count)
     confirm(f"Delete {format_message_count(count)} ({kind}) in {name}?", is_yes=yes)
     body = {"dispatched": dispatched} | ({"limit": limit} if limit else {})
@@ -257,7 +292,8 @@ def _top_table(admin: AdminClient) -> Any:
     stats = admin.get("/stats")
     rows = list(admin.list("/queues", _BUSIEST, sort="-in"))
     title = (
-        f"{stats['ready']:,} ready · {stats['dispatched']:,} dispatched · {stats['dead']:,} dead"
-        f" · in {stats['published_per_s']:,.0f}/s · out {stats['acked_per_s']:,.0f}/s"
+        f"{stats['ready']:,} ready · {stats.get('scheduled', 0):,} scheduled · "
+        f"{stats['dispatched']:,} dispatched · {stats['dead']:,} dead · "
+        f"in {stats['published_per_s']:,.0f}/s · out {stats['acked_per_s']:,.0f}/s"
     )
     return make_table(rows, QUEUE_COLUMNS, title)

@@ -61,8 +61,8 @@ def status(admin: AdminClient, output: str | None) -> None:
                 "running for": formats.format_duration(up_ms),
                 "listeners": ", ".join(stats["listeners"]),
                 "queues": f"{stats['queues']:,}",
-                "messages": f"{stats['ready']:,} ready, {stats['dispatched']:,} dispatched, "
-                f"{stats['dead']:,} dead letters",
+                "messages": f"{stats['ready']:,} ready, {stats.get('scheduled', 0):,} scheduled, "
+                f"{stats['dispatched']:,} dispatched, {stats['dead']:,} dead letters",
                 "clients": f"{stats['clients']:,} connected, {stats['consumers']:,} consumers",
                 "rates": f"{stats['published_per_s']:,.1f} published/s, "
                 f"{stats['acked_per_s']:,.1f} acknowledged/s",

@@ -18,6 +18,7 @@ from phpmq_lite.cli.errors import CommandError
 from phpmq_lite.cli.output import format_message_count, print_message
 from phpmq_lite.cli.parameters import choice, flag, option
 from phpmq_lite.cli.progress import progress_bar
+from phpmq_lite.frame_options import PUBLISH
 from phpmq_lite.text_files import has_mark
 
 _BATCH: Final = 500  # maximum number of messages per request
@@ -63,11 +64,12 @@ def export(admin: AdminClient, query: str, style: str) -> None:
 def import_(admin: AdminClient, file: Any, queue: str | None, settled: bool, dry_run: bool) -> None:
     """Publish the messages in a file.
 
-    FILE is an export, or has a line {"queue", "content", "encoding", "ttl_s"} for each message.
-    All lines are checked before the first message is stored. Export lines of settled messages
-    (acked, expired, dead or deleted) and lines without content are skipped. If the broker rejects a
-    message, because it is too large or its queue is full, the import stops and prints how many
-    messages are stored and the line to continue with.
+    FILE is an export, or has a line {"queue", "content", "encoding", "ttl_s", "delay_s",
+    "deliver_at", "priority", "group", "unique_key"} for each message; only the first two are
+    required. All lines are checked before the first message is stored. Export lines of settled
+    messages (acked, expired, dead or deleted) and lines without content are skipped. If the broker
+    rejects a message, because it is too large or its queue is full, the import stops and prints how
+    many messages are stored and the line to continue with.
     """
     with ExitStack() as stack:
         source = _rereadable(file, stack)
@@ -233,7 +235,7 @@ def _read_messages(
         target = queue or row.get("queue")
         if not isinstance(row.get("content"), str) or not isinstance(target, str):
             raise CommandError(f"{name}: line {number} needs the strings content and queue")
-        message = {key: row[key] for key in ("content", "encoding", "ttl_s") if key in row}
+        message = {key: row[key] for key in ("content", "encoding", *PUBLISH) if key in row}
         message |= {"queue": target}
         if problem := problem_with(message):
             raise CommandError(f"{name}: line {number}: {problem}")

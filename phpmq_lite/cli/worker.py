@@ -97,6 +97,12 @@ def _memory_size(value: str) -> int:
     click.FloatRange(min=0),
     metavar="SECONDS",
 )
+@option(
+    "--time-limit",
+    "Time that a job may take, such as 90s or 2h, before its handler is ended and the job is "
+    "retried; 0 means no limit.  [default: the app's, or 1h]",
+    duration,
+)
 @number_option("--credit", "Maximum messages held, including the one being handled.", default=1)
 @number_option("--processes", "Number of worker processes.", default=1, type=click.IntRange(1, 256))
 @click.option("--parent", type=int, default=0, hidden=True)
@@ -260,6 +266,8 @@ def _apply_options(app: "BabelQueue", options: Mapping[str, Any]) -> None:
     ):
         if options[name] is not None:
             setattr(app, attribute, options[name])
+    if options["time_limit"] is not None:
+        transport.time_limit_s = options["time_limit"]
     if options["backoff"] is not None:
         try:
             transport.delays = parse_delays(options["backoff"])

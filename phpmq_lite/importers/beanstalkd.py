@@ -8,18 +8,19 @@ per id. Finding the newest id, however, requires a command with a temporary effe
 import hashlib
 import socket
 from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import BinaryIO, Final, NamedTuple
 
 from phpmq_lite.client.core import BrokerAddress
-from phpmq_lite.client.publishes import KeyedMessage
+from phpmq_lite.client.publishes import KeyedMessage, PublishFields, check_fields
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record
 from phpmq_lite.errors import PhpmqError, os_reason
-from phpmq_lite.queue_settings import dead_letter_name, retry_name
+from phpmq_lite.frame_options import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
+from phpmq_lite.queue_settings import dead_letter_name
 
 DEFAULT_PORT: Final = 11_300
 STATES: Final = ("ready", "delayed", "buried", "reserved")  # the order in which jobs move
@@ -207,7 +208,37 @@ def _all_ids(newest: int | None) -> Iterator[range]:
     )
 
 
-def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> KeyedMessage | None:
+def rank_priorities(counts: Mapping[int, int]) -> dict[int, int]:
+    """Return the priority of a message for each priority of jobs, given how many jobs have it.
+
+    The most frequent one is the default.  Beyond 256 of them, jobs share the last ones, which keeps
+    their order as well, because they are published in it.
+    """
+    ranked = sorted(counts)
+    usual = ranked.index(max(ranked, key=counts.__getitem__))
+    return {
+        priority: max(HIGHEST_PRIORITY, min(DEFAULT_PRIORITY + rank - usual, LOWEST_PRIORITY))
+        for rank, priority in enumerate(ranked)
+    }
+
+
+def rank_jobs(
+    groups: "Mapping[JobGroup, array[int]]", queue_of: Callable[[str], str]
+) -> dict[tuple[str, int], int]:
+    """Return the priority of a message by its queue and the priority of the job."""
+    counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for group, job_ids in groups.items():
+        counts[queue_of(group.tube)][group.priority] += len(job_ids)
+    return {
+        (queue, priority): rank
+        for queue, by_priority in counts.items()
+        for priority, rank in rank_priorities(by_priority).items()
+    }
+
+
+def plan_job(
+    job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int, priority: int = DEFAULT_PRIORITY
+) -> KeyedMessage | None:
     """Return the message to publish for a job, or None if a worker has reserved it.
 
     The key depends only on values that never change, so a second run stores nothing twice, unless
@@ -219,8 +250,6 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
     key = hashlib.sha256(identity.encode()).hexdigest().encode()
     if job.state == RESERVED:
         return None
-    if job.state == "delayed":
-        return KeyedMessage(retry_name(queue), job.body, max(1, job.delay_s), key)
     if job.state == "buried":
         block = DeadLetterBlock(
             reason="failed",
@@ -231,7 +260,12 @@ def plan_job(job: BeanstalkdJob, queue: str, *, instance: str, now_ms: int) -> K
             detail="buried",
         )
         return KeyedMessage(dead_letter_name(queue), build_record(job.body, block), 0, key)
-    return KeyedMessage(queue, job.body, 0, key)
+    fields: PublishFields = {}
+    if job.state == "delayed":
+        fields["delay_s"] = job.delay_s
+    if priority != DEFAULT_PRIORITY:
+        fields["priority"] = priority
+    return KeyedMessage(queue, job.body, 0, key, check_fields(0, fields))
 
 
 def _job_from(stats: BeanstalkdReply, content: BeanstalkdReply) -> BeanstalkdJob | None:

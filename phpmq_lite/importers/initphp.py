@@ -8,9 +8,7 @@ Their columns, as created by ``PdoTransport::createSchema``::
 ``payload`` is the complete envelope, with ``attempts`` and, after a failure, a ``dead_letter``
 block; the other columns repeat parts of the envelope. The payload is published byte for byte:
 
-- A job is published to its queue or, if it has been released, to ``<queue>.retry`` with the rest
-  of its delay, but at least one second. This depends only on the row, not on the current time, so
-  a second run publishes the job to the same queue with the same key.
+- A job is published to its queue, with the rest of its delay if it has one.
 - A failed job is published to ``<queue>.dlq``, with a block built from the columns if it has none.
 
 Times are in the PHP process's local time, without a time zone. The database is not changed.
@@ -24,17 +22,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from typing import Any, Final, Literal
 
-from phpmq_lite.client.publishes import KeyedMessage
+from phpmq_lite.client.publishes import KeyedMessage, check_fields
 from phpmq_lite.envelopes.dead_letter_record import DeadLetterBlock, build_record, read_block
 from phpmq_lite.envelopes.validation import validate
 from phpmq_lite.errors import PhpmqError
-from phpmq_lite.queue_settings import dead_letter_name, retry_name
+from phpmq_lite.queue_settings import dead_letter_name
 
 Kind = Literal["jobs", "failed"]
 
 REQUIRED: Final = ("id", "queue", "payload")
 OPTIONAL: Final[dict[Kind, tuple[str, ...]]] = {
-    "jobs": ("available_at", "reserved_at", "created_at"),
+    "jobs": ("available_at", "reserved_at"),
     "failed": ("reason", "failed_at", "attempts"),
 }
 RESERVED_S: Final = 90  # the same as InitPHP's retryAfter; older reservations count as abandoned
@@ -73,7 +71,6 @@ class InitphpRow:
     payload: bytes
     available_ms: int | None = None  # Unix time in milliseconds
     reserved_ms: int | None = None
-    created_ms: int | None = None
     reason: str | None = None
     failed_ms: int | None = None
     attempts: int | None = None
@@ -155,7 +152,6 @@ def _row(kind: Kind, values: dict[str, Any], zone: tzinfo) -> InitphpRow:
         values["payload"] or b"",
         available_ms=time_of("available_at"),
         reserved_ms=time_of("reserved_at"),
-        created_ms=time_of("created_at"),
         reason=None if reason is None else str(reason),
         failed_ms=time_of("failed_at"),
         attempts=attempts if isinstance(attempts, int) else None,
@@ -186,14 +182,10 @@ def plan_row(
     if row.kind == "failed":
         record = KeyedMessage(dead_letter_name(row.queue), _record(row), 0, key)
         return PlannedMessage(row, record, problem)
-    # A new job is available from its creation time, a released one later.
-    start_ms = row.created_ms if row.created_ms is not None else min(row.available_ms or 0, now_ms)
-    if row.available_ms is None or row.available_ms == start_ms:
-        return PlannedMessage(row, KeyedMessage(row.queue, row.payload, 0, key), problem)
     left_ms = max(0, (row.available_ms or 0) - now_ms)
-    delay_s = max(1, -(-left_ms // 1_000))
-    delayed = KeyedMessage(retry_name(row.queue), row.payload, delay_s, key)
-    return PlannedMessage(row, delayed, problem)
+    options = check_fields(0, {"delay_s": left_ms / 1_000})
+    message = KeyedMessage(row.queue, row.payload, 0, key, options)
+    return PlannedMessage(row, message, problem)
 
 
 def _key(row: InitphpRow, identity: str) -> bytes:

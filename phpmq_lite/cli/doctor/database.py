@@ -60,7 +60,8 @@ def check_database(settings: Settings, pid: str | None) -> Iterator[Finding]:
 
 def running_finding(stats: dict[str, Any], pid: str, settings: Settings) -> Finding:
     name, limit = "broker", settings.storage.wal_bytes
-    messages = count_of(stats["ready"] + stats["dispatched"], "message", "messages")
+    live = stats["ready"] + stats.get("scheduled", 0) + stats["dispatched"]
+    messages = count_of(live, "message", "messages")
     text = f"pid {pid}, {messages} in {count_of(stats['queues'], 'queue', 'queues')}"
     if reason := stats["storing_stopped"] or stats["publishing_stopped"]:
         return bad(name, f"{text}; it rejects messages: {reason}", "see the System page")
