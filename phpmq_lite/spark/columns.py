@@ -1,6 +1,6 @@
 """Spark schemas for the history, the queues and the archive, with related functions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sf
@@ -10,52 +10,31 @@ from pyspark.sql.types import StructField, StructType
 from phpmq_lite.errors import OptionError
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.source_options import suggestion
+from phpmq_lite.storage import arrow
+from phpmq_lite.storage.arrow import ArrowColumn
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
 
-def _columns(*columns: tuple[str, types.DataType]) -> StructType:
-    return StructType([StructField(name, kind, nullable=True) for name, kind in columns])
+_TYPES: Final = {
+    "int32": types.IntegerType(),
+    "int64": types.LongType(),
+    "string": types.StringType(),
+    "binary": types.BinaryType(),
+    "timestamp": types.TimestampType(),
+}
+
+
+def _columns(columns: Sequence[ArrowColumn]) -> StructType:
+    return StructType([StructField(c.name, _TYPES[c.type], nullable=True) for c in columns])
 
 
 # Columns of settled messages, in offset order. Times are UTC, with millisecond precision.
-HISTORY_COLUMNS: Final = _columns(
-    ("offset", types.LongType()),
-    ("seq", types.LongType()),
-    ("message_id", types.StringType()),
-    ("queue", types.StringType()),
-    ("position", types.LongType()),
-    ("outcome", types.StringType()),  # one of acked, expired, dead, deleted
-    ("reason", types.StringType()),
-    ("published_at", types.TimestampType()),
-    ("first_dispatched_at", types.TimestampType()),
-    ("last_dispatched_at", types.TimestampType()),
-    ("settled_at", types.TimestampType()),
-    ("deadline", types.TimestampType()),
-    ("ttl_s", types.LongType()),
-    ("deliveries", types.IntegerType()),
-    ("size", types.LongType()),
-    ("publisher", types.LongType()),
-    ("consumer", types.LongType()),
-    ("urn", types.StringType()),
-    ("trace_id", types.StringType()),
-    ("meta_id", types.StringType()),
-    ("attempts", types.LongType()),
-)
+HISTORY_COLUMNS: Final = _columns(arrow.COLUMNS)
 # Columns of messages claimed by a subscription, in the order of their claims.
-QUEUE_COLUMNS: Final = _columns(
-    ("claim", types.LongType()),
-    ("message_id", types.StringType()),
-    ("queue", types.StringType()),
-    ("body", types.BinaryType()),
-    ("published_at", types.TimestampType()),
-    ("deliveries", types.IntegerType()),
-    ("urn", types.StringType()),
-    ("trace_id", types.StringType()),
-    ("meta_id", types.StringType()),
-)
+QUEUE_COLUMNS: Final = _columns(arrow.CLAIM_COLUMNS)
 
 
 def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> StructType:

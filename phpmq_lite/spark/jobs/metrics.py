@@ -159,7 +159,7 @@ COUNTS: Final = (
     "expired_never",
 )
 SPANS: Final = (
-    "wait",  # time from publish to first dispatch, counted at that dispatch
+    "wait",  # time from ready to first dispatch, or after a later delay to last; counted there
     "hold",  # time from last dispatch to settlement as acked or dead, counted at settlement
 )
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -212,14 +212,22 @@ def _events(rows: "DataFrame") -> "DataFrame":
         for time in ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
     )
     is_redelivered = sf.col("deliveries") > 1
+    ready = sf.coalesce(sf.unix_millis("ready_at"), published)  # null in archives of version 0.1.0
+    # For example, by a retry; after the clock was set back, the first dispatch can come before the
+    # publish.
+    was_delayed_later = is_redelivered & (ready > first) & (ready > published)
     is_expired = sf.col("outcome") == "expired"
     is_held = sf.col("outcome").isin("acked", "dead")
     outcomes = {outcome: _flag(sf.col("outcome") == outcome) for outcome in OUTCOMES}
     was_dispatched = sf.col("deliveries") > 0
     events = sf.array(
         _event(published, published=once, bytes=sf.col("size")),
-        _event(first, dispatched=once, wait=_span(published, first)),
-        _event(sf.when(is_redelivered, last), redelivered=sf.col("deliveries") - 1),
+        _event(first, dispatched=once, wait=sf.when(~was_delayed_later, _span(ready, first))),
+        _event(
+            sf.when(is_redelivered, last),
+            redelivered=sf.col("deliveries") - 1,
+            wait=sf.when(was_delayed_later, _span(ready, last)),
+        ),
         _event(
             settled,
             **outcomes,
@@ -361,7 +369,7 @@ TABLES: Final[dict[str, Callable[["DataFrame"], "DataFrame"]]] = {
     "paths": trace_paths,
 }
 
-VERSION: Final = 1  # table version; after a change, all dates are recomputed
+VERSION: Final = 2  # table version; after a change, all dates are recomputed
 
 _EPOCH: Final = date(1970, 1, 1)
 _MAX_RANGES: Final = 50  # maximum number of date ranges in a condition; more are merged into one
