@@ -1,21 +1,22 @@
 """The wire cases: bytes and what they mean, whole, by bytes, and at random cuts.
 
 ``wire_cases.json`` holds the facts; names that begin with ``own-`` go beyond the published
-examples (keys, receipts, names, line framing with 36-byte headers).
+examples (keys, receipts, names, options, line framing with 36-byte headers).
 """
 
 import json
 import random
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, Frame, ReceiptFrame, Revision, WireLimits
+from phpmq_lite.protocol.frames import BrokerFrame, Frame, Revision, WireLimits
 from tests.fuzz import grammar
+from tests.support.frame_bytes import append_broker_frame
 
 Case = dict[str, Any]
 
@@ -37,24 +38,39 @@ def raw(text: str | list[Any]) -> bytes:
 
 def frame_of(fact: dict[str, Any]) -> Frame:
     """Build the frame that a fact of the file describes."""
-    queue = raw(fact["queue"]).decode()
+    queue = raw(fact.get("queue", "")).decode()
     identity = raw(fact.get("id", fact.get("key", "")))
     content = raw(fact.get("content", ""))
+    options = raw(fact.get("options", ""))
     match fact["type"]:
         case "publish":
             return frames.Publish(queue, content, fact.get("ttl"), identity or None)
         case "consume":
             return frames.Consume(queue, fact["count"])
         case "dispatch":
-            return Dispatch(queue, content, identity, fact.get("ttl"))
+            return frames.Dispatch(queue, content, identity, fact.get("ttl"))
         case "acknowledge":
             return frames.Acknowledge(queue, identity)
         case "requeue":
             return frames.Requeue(queue, identity, fact["ttl"])
         case "dead-letter":
             return frames.DeadLetter(queue, identity)
+        case "publish-with-options":
+            return frames.PublishWithOptions(queue, content, options, identity or None)
+        case "settle":
+            new = content if "content" in fact else None
+            return frames.Settle(queue, identity, options, new)
+        case "consume-with-options":
+            return frames.ConsumeWithOptions(queue, fact["count"], options)
+        case "dispatch-with-info":
+            info = raw(fact["info"])
+            return frames.DispatchWithInfo(queue, content, identity, fact["ttl"], info)
+        case "hello":
+            return frames.Hello(identity, options)
+        case "welcome":
+            return frames.Welcome(identity, options)
         case _:
-            return ReceiptFrame(queue, identity, fact.get("reason"))
+            return frames.ReceiptFrame(queue, identity, fact.get("reason"))
 
 
 def cuts_of(data: bytes, name: str) -> list[list[bytes]]:
@@ -140,12 +156,7 @@ def test_server_side_writes_case_byte_by_byte(case: Case) -> None:
     side = server_side_like(case)
     parts: list[bytes] = []
     for frame in map(frame_of, case["frames"]):
-        if isinstance(frame, Dispatch):
-            side.append_dispatch(
-                parts, frame.queue, frame.content, frame.message_id, frame.ttl_s or 0
-            )
-        elif isinstance(frame, ReceiptFrame):
-            side.append_receipts(parts, frame.queue, (frame.key,), frame.reason)
+        append_broker_frame(side, parts, cast("BrokerFrame", frame))
     assert b"".join(parts) == raw(case["bytes"])
 
 

@@ -1,28 +1,22 @@
-"""A broker whose wall clock is set while it runs, while it is stopped, and after a kill.
+"""Times to live while the wall clock is set, live, while the broker is stopped, and after a kill.
 
-``python -m tests.faults.clock --rounds 5`` prints the figures and ends with 1 if a message expired
-early or got stuck.  The monotonic clock of this process is the true time.
+``python -m tests.faults.clock`` prints the figures and ends with 1 if a message expired early or
+got stuck; ``--failover`` uses two brokers of a PostgreSQL database.  The monotonic clock of this
+process is the true time.
 """
 
-import argparse
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
-from tests.faults.shim import Shim
-from tests.faults.shimmed_broker import shimmed_broker
-from tests.support.fork_server import BrokerProcess
-from tests.support.socket_client import AdminApi, SocketClient
+from tests.faults.sites import Site, Trial, main
+from tests.support.socket_client import SocketClient
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-JUMPS_MS: Final = (HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS)
-WAYS: Final = ("live", "stop", "kill")
+CASES: Final = (*product(("live", "stop", "kill"), (HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS)),)
 OFTEN: Final = 20  # messages of each kind
 LONG_S: Final = 1_800  # would expire if an hour passed
 SHORT_S: Final = 8  # would get stuck if the clock went back an hour
@@ -39,53 +33,46 @@ class Lot:
     published_at: tuple[float, float]  # monotonic: first and last
 
 
-@dataclass
-class Trial:
-    """A broker under the shim, its messages, and its errors."""
+class TimesToLive(Trial):
+    """Messages with a TTL, and keys, of brokers whose clock is set."""
 
-    broker: BrokerProcess
-    shim: Shim
-    lots: list[Lot] = field(default_factory=list)
-    jumps: Counter[str] = field(default_factory=Counter)  # by way
-    early: int = 0
-    stuck: int = 0
-    again: int = 0  # stored twice under one key
-    wrong_ttl: int = 0  # dispatched with a TTL other than the remaining time
-    checked: int = 0
+    rounds = len(CASES)
+    short = rounds
 
-    @classmethod
-    def of(cls, folder: Path, mutant: str = "") -> "Trial":
-        """Use an empty folder; ``mutant`` names a broker with a defect."""
-        shim = Shim(folder)
-        return cls(shimmed_broker(shim, "--admin", "127.0.0.1:0", mutant=mutant), shim)
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.cases = CASES
+        self.lots: list[Lot] = []
+        self.early = 0
+        self.stuck = 0
+        self.again = 0  # stored twice under one key
+        self.wrong_ttl = 0  # dispatched with a TTL other than the remaining time
+        self.checked = 0
 
-    def run(self, jumps_ms: tuple[int, ...] = JUMPS_MS, ways: tuple[str, ...] = WAYS) -> None:
+    def run(self, rounds: int) -> None:
         """Set the clock in each way by each of the jumps; check after each, and at the end."""
-        with self.broker:
-            for way in ways:
-                for jump_ms in jumps_ms:
-                    self.jump(way, jump_ms)
-            self.end()
+        for number, (way, jump_ms) in enumerate(self.cases[:rounds]):
+            self.jump(f"{way}-{number}", way, jump_ms)
+        self.end()
+        for name in ("early", "stuck", "again", "wrong_ttl"):
+            if count := getattr(self, name):
+                self.wrong.append(f"{name}: {count} messages")
 
-    def jump(self, way: str, jump_ms: int) -> None:
+    def jump(self, name: str, way: str, jump_ms: int) -> None:
         """Publish, set the clock, and check; publish again under the same keys, and check again.
 
         A message that expired at the jump is missing at the first check only: its repetition may
         take its place.
         """
-        name = f"{way}-{self.jumps.total()}"
-        with SocketClient(self.broker.port) as peer:
+        with self.site.connect() as peer:
             self.publish(peer, f"{name}-long", LONG_S)
             self.publish(peer, f"{name}-short", SHORT_S)
-        if way == "stop":
-            self.broker.terminate()
-        elif way == "kill":
-            self.broker.kill()
-        self.shim.clock_offset_ms += jump_ms
-        if way != "live":
-            self.broker.start()
-        self.jumps[way] += 1
-        with SocketClient(self.broker.port) as peer:
+        self.site.ways[f"clock {jump_ms // HOUR_MS:+} h"] += 1
+        if way == "live":
+            self.site.set_clock(jump_ms)
+        else:
+            self.site.replace(way, lambda: self.site.set_clock(jump_ms))
+        with self.site.connect() as peer:
             self.publish(peer, f"{name}-after", SHORT_S)
             self.check()
             self.publish(peer, f"{name}-long", LONG_S, is_new=False)
@@ -102,7 +89,7 @@ class Trial:
 
     def check(self) -> None:
         """Count messages that expired early, exist twice, or are stuck."""
-        admin = AdminApi(self.broker.admin[0])
+        admin = self.site.api
         for lot in self.lots:
             asked_at = time.monotonic()
             ready = admin.queue(lot.queue)["ready"]
@@ -115,7 +102,7 @@ class Trial:
 
     def end(self) -> None:
         """Wait until all short messages should have expired; consume all long ones."""
-        admin = AdminApi(self.broker.admin[0])
+        admin = self.site.api
         short = [lot for lot in self.lots if lot.ttl_s == SHORT_S]
         until = time.monotonic() + SHORT_S + EXPIRY_S
         while any(admin.queue(lot.queue)["ready"] for lot in short) and time.monotonic() < until:
@@ -128,7 +115,7 @@ class Trial:
     def take(self, lot: Lot, ready: int) -> None:
         """Consume a lot, and check the TTLs of its messages."""
         self.early += max(0, OFTEN - ready)
-        with SocketClient(self.broker.port) as peer:
+        with self.site.connect() as peer:
             peer.consume(lot.queue, OFTEN)
             for dispatch in peer.dispatches(min(ready, OFTEN)):
                 passed_s = time.monotonic() - lot.published_at[0]
@@ -136,39 +123,13 @@ class Trial:
                 self.wrong_ttl += not lot.ttl_s - passed_s - MARGIN_S <= left_s <= lot.ttl_s
                 peer.ack(dispatch)
 
-    @property
-    def faults(self) -> int:
-        return self.early + self.stuck + self.again + self.wrong_ttl
-
-    def figures(self, seconds: float) -> Iterator[str]:
-        """Return the report in lines."""
-        sizes = ", ".join(f"{jump_ms / HOUR_MS:+g} h" for jump_ms in dict.fromkeys(JUMPS_MS))
-        ways = ", ".join(f"{count} {way}" for way, count in self.jumps.items())
-        yield (
-            f"clock set {self.jumps.total()} times ({sizes}; {ways}): "
+    def result(self) -> str:
+        return (
             f"{len(self.lots) * OFTEN} messages, {self.early} expired early, {self.stuck} stuck, "
             f"{self.again} stored twice under a key, {self.wrong_ttl} dispatched with a wrong TTL; "
-            f"{self.checked} checks in {seconds:.0f} s"
+            f"{self.checked} checks"
         )
 
 
-def main() -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.clock", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--mutant", default="")
-    given = parser.parse_args()
-    faults = 0
-    for _ in range(given.rounds):
-        with TemporaryDirectory() as folder:
-            began = time.monotonic()
-            trial = Trial.of(Path(folder), given.mutant)
-            trial.run()
-            for line in trial.figures(time.monotonic() - began):
-                print(line, flush=True)
-            faults += trial.faults
-    return int(faults > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(TimesToLive))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.protocol.frames import Dispatch
+from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
 from phpmq_lite.storage.data_folder import DATABASE
 
 QUEUES: Final = ("orders", "mails")
@@ -193,7 +193,7 @@ class Client(asyncio.Protocol):
         for frame in self.side.receive(data):
             if isinstance(frame, Dispatch):
                 self.take(frame)
-            else:
+            elif isinstance(frame, ReceiptFrame):
                 self.answered(frame.key, frame.reason)
                 self.crowd.count_down()
         if self.side.error is not None:

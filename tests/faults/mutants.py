@@ -19,10 +19,12 @@ from typing import Any, Final, TypeVar, cast
 import aiosqlite
 import pytest
 
-from phpmq_lite.broker import broker, transitions
+from phpmq_lite import schedules
+from phpmq_lite.broker import broker, transitions, unique_keys
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import PublishKeys
 from phpmq_lite.broker.queue import AckTimeouts, Connection, Queue
+from phpmq_lite.broker.unique_keys import KeyState
 from phpmq_lite.cli.main import main
 from phpmq_lite.clock import Clock
 from phpmq_lite.installation import build_kind
@@ -182,6 +184,24 @@ def _charge_all() -> None:
     setattr(transitions, "return_message", charge)  # noqa: B010 - a function is not assigned to
 
 
+def _make_dates_delays() -> None:
+    """Convert a date to a delay when it is given, and forget it."""
+    set_due = Broker.set_due
+
+    def delay(
+        core: Broker, message: Message, queue: Queue, due_ms: int, _deliver_at: int | None
+    ) -> None:
+        set_due(core, message, queue, due_ms, None)
+
+    setattr(Broker, "set_due", delay)  # noqa: B010 - a method is not assigned to
+
+
+def _forget_ticks() -> None:
+    """Run a tick again when the clock has been set back."""
+    due_ticks = schedules.due_ticks
+    setattr(schedules, "due_ticks", lambda one, now_ms, _ran: due_ticks(one, now_ms))  # noqa: B010
+
+
 # -- defects that only disk faults reveal
 
 
@@ -315,6 +335,10 @@ _OF_SOURCES: Final[dict[str, Callable[[], None]]] = {
     "DispatchesBeforeCommit": _set(active, "Engine", DispatchesBeforeCommit),
     "SettlesLate": _set(active, "Engine", SettlesLate),
     "StoresNoKeys": _set(active, "Engine", StoresNoKeys),
+    # over clock changes, see test_sites.py
+    "MakesDatesDelays": _make_dates_delays,
+    "ForgetsTicks": _forget_ticks,
+    "LooksUpNoUniqueKeys": _set(unique_keys, "look_up", lambda *_given: KeyState.FREE),
 }
 _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     "CountsGapsTwice": _set(starting, "Clock", CountsGapsTwice),
@@ -326,7 +350,7 @@ _IN_BROKER: Final[dict[str, Callable[[], None]]] = {
     # on a disk, see test_power.py and test_writer_process.py
     "KeepsItsSeals": _keep_seals,
     "WritesAtOnce": _write_at_once,
-    # with another clock, see test_clock.py
+    # with another clock, see test_sites.py
     "LiveWallClock": _set(starting, "Clock", LiveWallClock),
     "BelievesAtTheStart": _set(starting, "Clock", BelievesAtTheStart),
     # with damaged files, see test_damage.py

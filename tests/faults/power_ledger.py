@@ -20,6 +20,7 @@ from phpmq_lite.protocol.frames import (
     DeadLetter,
     Dispatch,
     Publish,
+    ReceiptFrame,
     WireLimits,
 )
 from tests.faults.ledger import KEY_BYTES, contradictions, seq_of, stored_keys
@@ -100,6 +101,8 @@ class PowerLedger:
         if isinstance(frame, Dispatch):
             self.dispatched.add(frame.message_id)
             self._keys[frame.message_id] = frame.content[:KEY_BYTES]
+        elif not isinstance(frame, ReceiptFrame):
+            raise AssertionError(frame)
         elif frame.reason is not None:
             self.refused += 1
         else:

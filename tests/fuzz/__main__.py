@@ -1,9 +1,9 @@
 """``python -m tests.fuzz parser --inputs 1000000 --seed 1``: many inputs, and what became of them.
 
-Targets are ``parser``, ``answers``, ``envelopes``, ``searches`` and ``uploads``.  ``--processes``
-shares the inputs out.  An input that is not caught is written into the corpus as ``crash-…``,
-shortened, and the program ends with 1; it stays there under the name of its outcome once it is
-mended.
+Targets are ``parser``, ``answers``, ``options``, ``envelopes``, ``searches`` and ``uploads``.
+``--processes`` shares the inputs out.  An input that is not caught is written into the corpus as
+``crash-…``, shortened, and the program ends with 1; it stays there under the name of its outcome
+once it is mended.
 
 ``--grow`` keeps one short input for each outcome that the corpus does not have.
 """
@@ -16,13 +16,16 @@ from zlib import crc32
 import click
 
 from tests.fuzz.bodies import BODIES
+from tests.fuzz.options import OPTIONS
 from tests.fuzz.run import Found, fuzz, shortened
 from tests.fuzz.searches import SEARCHES
 from tests.fuzz.streams import ANSWERS, PARSER
 from tests.fuzz.target import CRASH, Target
 from tests.fuzz.uploads import UPLOADS
 
-TARGETS: dict[str, Target] = {one.name: one for one in (PARSER, ANSWERS, BODIES, SEARCHES, UPLOADS)}
+TARGETS: dict[str, Target] = {
+    one.name: one for one in (PARSER, ANSWERS, OPTIONS, BODIES, SEARCHES, UPLOADS)
+}
 
 
 @click.command(help=__doc__)

@@ -11,12 +11,18 @@ from typing import Any, Final, Literal
 from phpmq_lite.protocol.frames import (
     Acknowledge,
     Consume,
+    ConsumeWithOptions,
     DeadLetter,
     Dispatch,
+    DispatchWithInfo,
     Frame,
+    Hello,
     Publish,
+    PublishWithOptions,
     ReceiptFrame,
     Requeue,
+    Settle,
+    Welcome,
     WireLimits,
     decode_queue,
 )
@@ -38,6 +44,24 @@ FROM_CLIENT: Final[dict[bytes, tuple[set[bytes], _Made]]] = {
     b"00402": ({b"01", b"03"}, lambda v: Acknowledge(v[b"01"], v[b"03"])),
     b"00503": ({b"01", b"03", b"05"}, lambda v: Requeue(v[b"01"], v[b"03"], v[b"05"])),
     b"00602": ({b"01", b"03"}, lambda v: DeadLetter(v[b"01"], v[b"03"])),
+    b"01003": (
+        {b"01", b"02", b"06"},
+        lambda v: PublishWithOptions(v[b"01"], v[b"02"], v[b"06"], None),
+    ),
+    b"01004": (
+        {b"01", b"02", b"06", b"03"},
+        lambda v: PublishWithOptions(v[b"01"], v[b"02"], v[b"06"], v[b"03"]),
+    ),
+    b"01103": ({b"01", b"03", b"06"}, lambda v: Settle(v[b"01"], v[b"03"], v[b"06"], None)),
+    b"01104": (
+        {b"01", b"03", b"06", b"02"},
+        lambda v: Settle(v[b"01"], v[b"03"], v[b"06"], v[b"02"]),
+    ),
+    b"01203": (
+        {b"01", b"04", b"06"},
+        lambda v: ConsumeWithOptions(v[b"01"], v[b"04"], v[b"06"]),
+    ),
+    b"01402": ({b"03", b"06"}, lambda v: Hello(v[b"03"], v[b"06"])),
 }
 FROM_BROKER: Final[dict[bytes, tuple[set[bytes], _Made]]] = {
     b"00303": ({b"01", b"02", b"03"}, lambda v: Dispatch(v[b"01"], v[b"02"], v[b"03"], None)),
@@ -50,6 +74,11 @@ FROM_BROKER: Final[dict[bytes, tuple[set[bytes], _Made]]] = {
         {b"01", b"03", b"02"},
         lambda v: ReceiptFrame(v[b"01"], v[b"03"], v[b"02"].decode(errors="replace")),
     ),
+    b"01305": (
+        {b"01", b"02", b"03", b"05", b"06"},
+        lambda v: DispatchWithInfo(v[b"01"], v[b"02"], v[b"03"], v[b"05"], v[b"06"]),
+    ),
+    b"01502": ({b"03", b"06"}, lambda v: Welcome(v[b"03"], v[b"06"])),
 }
 _TOKENS: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]*"
 _REQUEST: Final = re.compile(_TOKENS + rb" [!-~]+ HTTP/1\.")
@@ -90,7 +119,7 @@ class _Reader:
             self.line_break()
             kind, content = self.packet(packets - values.keys())
             values[kind] = content
-        if not values[b"01"] or values.get(b"03") == b"":
+        if values.get(b"01") == "" or values.get(b"03") == b"":
             raise _WrongError
         return made(values)
 

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from math import isfinite
+from typing import Any, Final, cast
 
 import pytest
 
+from phpmq_lite import frame_options
 from phpmq_lite.envelopes import strict_json, validation
 from phpmq_lite.protocol import connection, fast_path, frames, parser
 from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.storage.search import language
 from tests.fuzz.bodies import BODIES
+from tests.fuzz.options import OPTIONS
 from tests.fuzz.searches import SEARCHES
 from tests.fuzz.streams import ANSWERS, PARSER
 from tests.support.builds import NEEDS_SOURCES
@@ -129,6 +132,30 @@ def forgets_quotes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("phpmq_lite.storage.search.language._QUOTED", re.compile(r'^"|^$'))
 
 
+def drops_the_key(patch: pytest.MonkeyPatch) -> None:
+    """Publishes with options without the receipt that was asked for."""
+    patch.setitem(
+        parser._MAKE,
+        frames.PUBLISH_WITH_OPTIONS,
+        lambda v: frames.PublishWithOptions(v[1], v[2], v[6], None),
+    )
+
+
+def counts_with_floats(patch: pytest.MonkeyPatch) -> None:
+    """Asks whether a number is finite, which a whole number of 400 digits cannot answer."""
+    read = frame_options._number
+
+    def number(value: Any, field: frame_options.Field) -> Any:
+        return read(value if not isinstance(value, int) or isfinite(value) else 0, field)
+
+    patch.setitem(cast("dict[str, Any]", frame_options._READ), "seconds", number)
+
+
+def keeps_half_characters(patch: pytest.MonkeyPatch) -> None:
+    """Keeps lone surrogates, which no log, receipt or database accepts."""
+    patch.setattr(frame_options, "_printable", lambda text: text)
+
+
 MUTANTS: Final = (
     pytest.param(PARSER, resynchronises, marks=NEEDS_SOURCES),
     pytest.param(PARSER, lets_an_error_out, marks=NEEDS_SOURCES),
@@ -137,7 +164,10 @@ MUTANTS: Final = (
     pytest.param(PARSER, keeps_what_is_too_long, marks=NEEDS_SOURCES),
     (PARSER, forgets_at_a_cut),
     pytest.param(PARSER, lets_browsers_in, marks=NEEDS_SOURCES),
+    (PARSER, drops_the_key),
     (ANSWERS, reads_reasons_strictly),
+    (OPTIONS, counts_with_floats),
+    (OPTIONS, keeps_half_characters),
     (BODIES, goes_too_deep),
     (BODIES, is_too_quick),
     (BODIES, takes_characters_for_bytes),

@@ -30,10 +30,17 @@ from phpmq_lite.protocol.frames import (
     WireLimits,
 )
 from tests.fuzz import grammar
+from tests.fuzz.options import OPTIONS
 from tests.fuzz.target import Target
-from tests.support.frame_bytes import encode_frame, forever, packets_of, split_at
+from tests.support.frame_bytes import (
+    append_broker_frame,
+    encode_frame,
+    forever,
+    packets_of,
+    split_at,
+)
 
-LIMITS: Final = WireLimits(max_content=300, max_queue=40)
+LIMITS: Final = WireLimits(max_content=300, max_queue=40, max_options=100)
 MOST_KEPT: Final = 10 + 4 * 40 + sum(LIMITS.by_packet().values())  # bytes of one whole frame
 LATE: Final = ClientSide().publish("late", b"late")
 LATE_ANSWER: Final = b"H0100702P01%029dlateP03%029dkey" % (4, 3)
@@ -141,11 +148,7 @@ def check_answers(data: bytes) -> str:
         ]
         parts: list[bytes] = []
         for frame in frames:
-            if isinstance(frame, Dispatch):
-                ttl_s = frame.ttl_s or 0
-                server.append_dispatch(parts, frame.queue, frame.content, frame.message_id, ttl_s)
-            else:
-                server.append_receipts(parts, frame.queue, (frame.key,), frame.reason)
+            append_broker_frame(server, parts, frame)
         again = ClientSide()
         assert again.receive(b"".join(parts)) == frames, "frames do not survive"
     return _outcome(whole)
@@ -162,7 +165,7 @@ def _outcome(whole: Reading) -> str:
 
 def _packet(dice: Random, kind: int) -> tuple[int, bytes]:
     """Draw a packet, usually a valid one of its kind."""
-    match kind if dice.random() < 0.98 else dice.randrange(7):
+    match kind if dice.random() < 0.98 else dice.randrange(8):
         case 1:
             return kind, dice.choice((b"a", b"orders", b"\xc3\xa4", b"", b"x" * 40, b"x" * 41))
         case 2:
@@ -170,6 +173,9 @@ def _packet(dice: Random, kind: int) -> tuple[int, bytes]:
             return kind, dice.choice((dice.randbytes(size), b"x" * size, LATE))
         case 3:
             return kind, dice.choice((b"k", b"0" * 32, b"0" * 32, b"k" * 64, b"k" * 65, b""))
+        case 6:
+            plain = dice.choice((b"{}", b'{"info":true}', b"", b"x" * 100, b"x" * 101, LATE))
+            return kind, OPTIONS.fresh(dice) if dice.random() < 0.5 else plain
         case _:
             return kind, dice.choice((b"0", b"1", b"60", b"9" * 19, b"9" * 20, b"", b"1.0"))
 
@@ -199,7 +205,8 @@ def _seeds(side: str) -> list[bytes]:
 
 _PARTS: Final = re.compile(rb"H[0-9]{7}[\r\n]*|P[0-9]{2}[0-9]{29,33}[\r\n]*|[^HP]+|.", re.DOTALL)
 _WORDS: Final = b"""
-H P H01 H0100103 H0100104 H0100202 H0100402 H0100304 H0100702 P01 P02 P03 P04 P05 P06 0 9 0000
+H P H01 H0100103 H0100104 H0100202 H0100402 H0100304 H0100702 H0101003 H0101104 H0101203 H0101305
+H0101402 H0101502 P01 P02 P03 P04 P05 P06 P07 0 9 0000
 """
 _TOKENS: Final = (
     *_WORDS.split(),

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, MessageAction
+from phpmq_lite.broker.operator.publishing import NewMessage, Published
+from phpmq_lite.broker.transitions import MessagePlace
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import State
+from phpmq_lite.frame_options import DeliveryTime, PublishOptions
+from phpmq_lite.model import State, number_of, priority_of
 from phpmq_lite.operator_actions import Action
-from tests.properties.broker_model import Copy, Model
+from tests.properties.broker_copies import Copy
+from tests.properties.broker_model import Model
 from tests.support.core_and_store import Cycle, OperatorCommand
 
 SETTLED = (Action.RESTORE, Action.ERASE, Action.TAKE_BACK)
@@ -39,13 +43,15 @@ class Acts:
     erased: set[int] = field(default_factory=set)
     made: dict[int, int] = field(default_factory=dict)  # by redrives, by record
     touched: set[int] = field(default_factory=set)  # at the beginning of this turn
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # all that were left
+    places: dict[int, MessagePlace] = field(default_factory=dict)  # all that were left
+    waiting: list[OperatorCommand] = field(default_factory=list)  # publishes that look keys up
     accepted: list[OperatorCommand] = field(default_factory=list)  # since the start
     audited_before: int = 0  # rows
 
     def restart(self) -> None:
         """Forget running actions after a restart; their audit rows show it."""
         self.under_way.clear()
+        self.waiting.clear()
         self.accepted.clear()
         rows = self.model.rows("SELECT result, count(*) FROM audit GROUP BY result")
         results = dict(rows)
@@ -59,14 +65,16 @@ class Acts:
         if isinstance(question.answer, RefusedError):
             self._check_refusal(question, question.answer)
             return False
+        if question.verb == "publish" and isinstance(question.arguments[1][0], NewMessage):
+            self.waiting.append(question)
+            self.follow_publishes(turn)
+            return False
         self.accepted.append(question)
         match question.verb:
             case "act_on_messages":
-                found = [r.on_rows.__self__ for r in turn.batch.rows  # type: ignore[attr-defined]
-                         if isinstance(getattr(r.on_rows, "__self__", None), MessageAction)
-                ]  # fmt: skip
-                for act in found:
-                    if act.entry is question.entry:
+                found = (getattr(r.on_rows, "__self__", None) for r in turn.batch.rows)
+                for act in dict.fromkeys(found):  # each once: a take back has two requests
+                    if isinstance(act, MessageAction) and act.entry is question.entry:
                         self.under_way.append(UnderWay(question, act, list(act._requested)))
             case "publish":
                 self._publish(question)
@@ -97,6 +105,10 @@ class Acts:
                 assert any(queue in credits_of for credits_of in model.credit.values())
             case "paused":
                 assert model.settings(queue).publishing_paused
+            case "unique_key_held":
+                keys = [m.options.unique_key for m in question.arguments[1] if m.options.replaces]
+                others = [model.with_key(model.home(queue, question.arguments[1]), k) for k in keys]
+                assert any(m and m.holder for m in others)
             case "queue_full":
                 count = len(model.of_queue(queue)) + len(question.arguments[1])
                 assert 0 < model.settings(queue).max_messages < count
@@ -113,23 +125,67 @@ class Acts:
                 is_same = [body for body, _ in messages] == model.keyed[queue, key]
                 ids = model.ids.get((queue, key))
                 question.options["expected"] = ids if is_same else "key_conflict"
+                if not is_same and model.may_be_rewritten(queue, key):
+                    question.options["expected"] = None  # perhaps
                 return
             model.keys[queue, key] = model.now_ms
             model.keyed[queue, key] = [body for body, _ in messages]
         ids = []
         for n, (body, ttl_s) in enumerate(messages):
-            seq = question.number + n
-            [(token, publisher)] = model.rows(
-                "SELECT token, publisher FROM message WHERE seq = ?1 UNION "
-                "SELECT token, publisher FROM history WHERE seq = ?1", seq,
-            )  # fmt: skip
-            publishers = model.rows("SELECT kind, address FROM client WHERE client = ?", publisher)
-            assert publishers == [("ui", "anna (10.0.0.5)")]
-            deadline_ms = model._deadline(queue, ttl_s)
-            model.alive[seq] = Copy(seq, token, queue, seq, body, deadline_ms, publisher)
-            ids.append(model.alive[seq].message_id.decode())
+            m = self._store(question.number + n, queue, body, PublishOptions(ttl_s))
+            ids.append(m.message_id.decode())
         question.options["expected"] = ids
         model.ids[queue, key] = ids
+        if key is not None:
+            model.seqs[queue, key] = question.number
+
+    def _store(self, seq: int, queue: str, body: bytes, options: PublishOptions) -> Copy:
+        model = self.model
+        [(publisher,)] = model.rows(
+            "SELECT publisher FROM message WHERE seq = ?1 UNION "
+            "SELECT publisher FROM history WHERE seq = ?1", seq,
+        )  # fmt: skip
+        publishers = model.rows("SELECT kind, address FROM client WHERE client = ?", publisher)
+        assert publishers == [("ui", "anna (10.0.0.5)")]
+        return model.store(seq, queue, body, options, publisher)
+
+    def follow_publishes(self, turn: Cycle) -> None:
+        """Follow publishes with options that are answered in this turn."""
+        for question in list(self.waiting):
+            for reply, value in turn.batch.replies:
+                if reply is question.reply:
+                    self.waiting.remove(question)
+                    if isinstance(value, RefusedError):
+                        self._check_refusal(question, value)
+                    else:
+                        self.accepted.append(question)
+                        self._follow_publish(question, value)
+
+    def _follow_publish(self, question: OperatorCommand, published: Published) -> None:
+        """Each message is stored, or there is another one with its unique key."""
+        model = self.model
+        queue, messages = question.arguments
+        home = model.home(queue, messages)
+        stored = set()
+        question.options["expected"] = None
+        for message_id, (body, _, options) in zip(published.ids, messages, strict=True):
+            old = model.with_key(home, options.unique_key)
+            seq = int(message_id[:16], 16)
+            if message_id in published.existing or message_id in stored:
+                assert not options.replaces
+                known = model.alive.get(seq) or self.settled[seq]
+                assert known.unique_key == options.unique_key
+                assert old is known or seq in self.touched  # by an action, after this
+                continue
+            assert old is None or options.replaces
+            if old is not None:
+                assert old.holder is None
+                assert old.dying is None
+                model._settle(old, State.DELETED, "replaced")
+            stored.add(message_id)
+            m = self._store(seq, queue, body, options)
+            assert m.message_id.decode() == message_id
+        assert stored == set(published.stored)
 
     # -- results
 
@@ -196,6 +252,10 @@ class Acts:
         match action:
             case Action.RELEASE:
                 return (None if is_held else "not dispatched"), True
+            case Action.DELIVER:
+                return (None if m.is_scheduled else "not scheduled"), True
+            case Action.RESCHEDULE:
+                return ("dispatched" if is_held else None), True
             case Action.DELETE:
                 return ("dispatched" if is_held and not options.with_dispatched else None), True
             case Action.MOVE if is_held:
@@ -203,17 +263,17 @@ class Acts:
             case Action.MOVE:
                 return self._reason_of_goal(m, options.target or "", can_make=options.create)
             case Action.PLACE:
-                return self._reason_of_place(m, options), True
+                return self._reason_of_place(m, options), m.key_place is None
             case Action.REDRIVE:
-                if m.source is None:
-                    return "not a record", True
+                target = options.target or (m.source and m.source[1].removesuffix(".retry"))
+                if target is None or (m.source is None and not m.queue.endswith(".dlq")):
+                    is_in_dlq = m.queue.endswith(".dlq")  # looks like a client's, but it names none
+                    return "not a record", not (is_in_dlq and (is_held or m.is_damaged))
                 if is_held:
                     return "dispatched", True
                 if m.is_damaged:  # perhaps only since its row was loaded
                     return "damaged", False
-                return self._reason_of_goal(
-                    m, options.target or m.source[1].removesuffix(".retry"), can_make=False
-                )
+                return self._reason_of_goal(m, target, can_make=False)
         return None, True
 
     def _reason_of_goal(self, m: Copy, goal: str, *, can_make: bool) -> tuple[str | None, bool]:
@@ -222,6 +282,8 @@ class Acts:
             return "queue gone", False  # perhaps only in the turn that is stored by now
         if goal == m.queue:
             return "there already", True
+        if m.unique_key is not None:  # perhaps taken, or free since
+            return None, False
         settings = model.settings(goal)
         if settings.publishing_paused:
             return "paused", goal not in model.ever_removed
@@ -233,7 +295,7 @@ class Acts:
         place = options.places.get(m.seq)
         if place is None:
             return "no place"
-        if place == (self.model.queue_id(m.queue), m.position):
+        if place == (self.model.queue_id(m.queue), m.position, m.due_ms, place.deliver_at):
             return "there already"
         if options.queues is not None and place[0] not in options.queues:
             return "foreign queue"
@@ -265,11 +327,16 @@ class Acts:
             return "not deleted", True
         if old.is_damaged or seq in self.erased:
             return "body gone", not old.is_damaged
-        is_bounded = bool(model.settings(old.queue).max_messages)
-        is_late = old.deadline_ms is not None and old.deadline_ms <= model.now_ms
+        is_bounded = bool(model.settings(old.queue).max_messages) or old.unique_key is not None
+        is_late = self._is_late(old)
         if is_late and options.ttl_s is None:
             return "deadline passed", not is_bounded
         return None, not is_bounded
+
+    def _is_late(self, old: Copy) -> bool:
+        """Return whether a message is past its deadline, which a scheduled one cannot be."""
+        is_due = old.deadline_ms is not None and old.deadline_ms <= self.model.now_ms
+        return is_due and not old.is_scheduled
 
     def _do(
         self, action: Action, seq: int, options: ActionOptions, outcome: ActionOutcome, turn: Cycle
@@ -279,10 +346,10 @@ class Acts:
             getattr(self, f"_{action}")(seq, options, outcome)
             return
         m = model.alive[seq]
-        place = (model.queue_id(m.queue), m.position)
+        place = MessagePlace(model.queue_id(m.queue), m.position, m.due_ms, m.deliver_at)
         for sweep in model.sweeps:
             sweep.is_untouched.discard(m)
-        m.holder = None
+        model.let_go(m)
         match action:
             case Action.DELETE:
                 model._settle(m, State.DELETED, "delete")
@@ -290,28 +357,69 @@ class Acts:
             case Action.REDRIVE:
                 self._redrive(m, options, outcome)
                 return
-            case Action.REQUEUE if options.ttl_s is not None:
-                model._set_ttl(m, options.ttl_s)
-            case Action.MOVE:
-                m.queue = options.target or ""
             case Action.PLACE:
-                queue_id, m.position = options.places[seq]
-                m.queue = model.queue_names[queue_id]
-        model.events[str(action)] += 1
-        m.is_placed |= action in (Action.REQUEUE, Action.MOVE, Action.PLACE)
-        if action in (Action.REQUEUE, Action.MOVE):
+                self._put_back(m, options.places[seq])
+                model.events["place"] += 1
+                return
+            case Action.MOVE:
+                assert model.with_key(options.target or "", m.key_place and m.unique_key) is None
+                model.change_queue(m, options.target or "")
+        is_scheduling = action in (Action.DELIVER, Action.RESCHEDULE)
+        model.events["schedule" if is_scheduling else str(action)] += 1
+        if action is Action.RELEASE and options.time == DeliveryTime():
+            m.moved_at = model.turns
+            return
+        if action is not Action.RELEASE:
             assert outcome.places[seq] == place
-            m.position = turn.begun.moved[seq][1]
-            assert m.position >= model.number
+        position = turn.begun.moved[seq][1]
+        assert number_of(position) >= model.number
+        assert priority_of(position) == m.priority
+        model._move(m, position)
+        m.is_placed = True
+        if action is not Action.MOVE:
+            time = DeliveryTime() if action is Action.DELIVER else options.time
+            if not model._schedule_if_future(m, *time) and m.is_scheduled:
+                model._end_schedule(m)
+        if action is Action.REQUEUE and options.ttl_s is not None:
+            model._set_ttl(m, options.ttl_s)
+            if m.due_ms is not None and m.deadline_ms is not None:
+                m.deadline_ms += m.due_ms - model.now_ms  # it begins when the message is ready
+
+    def _put_back(self, m: Copy, place: MessagePlace) -> None:
+        model = self.model
+        queue = model.queue_names[place.queue_id]
+        if queue != m.queue:
+            assert model.with_key(queue, m.key_place and m.unique_key) is None
+            model.change_queue(m, queue)
+        model._move(m, place.position)
+        m.is_placed = True
+        due_ms = place.due_ms
+        if due_ms is not None and place.deliver_at is not None:
+            due_ms = model.now_ms + place.deliver_at - model.now.wall_ms
+        if due_ms is not None and model.is_future(due_ms, place.deliver_at):
+            model.schedule(m, due_ms, place.deliver_at)
+        elif m.is_scheduled:
+            model._end_schedule(m)
 
     def _redrive(self, m: Copy, options: ActionOptions, outcome: ActionOutcome) -> None:
         model = self.model
-        assert m.source is not None
-        again = model._learn(int(outcome.new_ids[m.seq][:16], 16))
+        target = options.target or (m.source and m.source[1].removesuffix(".retry")) or ""
+        assert model.with_key(target, m.unique_key) is None
+        again = model._learn(int(outcome.new_ids[m.seq][:16], 16), priority=m.kept_priority)
         model.events["redrive"] += 2
-        assert (again.body, again.source) == (m.body, None)
-        assert again.queue == (options.target or m.source[1].removesuffix(".retry"))
-        assert again.deadline_ms == model._deadline(again.queue, options.ttl_s)
+        model.check_redriven(m, again)
+        assert (again.body, again.source) == (model.redriven_body(m), None)
+        assert again.queue == target
+        due_ms, deliver_at = again.due_ms, again.deliver_at
+        again.due_ms = again.deliver_at = None
+        expected = (model._deadline(again.queue, options.ttl_s), again.deadline_ms)
+        again.deadline_ms = expected[0]
+        model._schedule_if_future(again, *options.time)
+        assert (again.due_ms, again.deliver_at, again.deadline_ms) == (
+            due_ms,
+            deliver_at,
+            expected[1],
+        )
         model._settle(m, State.DELETED, "redriven")
         self.made[m.seq] = again.seq
 
@@ -322,9 +430,25 @@ class Acts:
         assert (again.queue, again.position, again.body, again.publisher, again.source) == (
             old.queue, old.position, old.body, old.publisher, old.source,
         )  # fmt: skip
-        is_late = old.deadline_ms is not None and old.deadline_ms <= model.now_ms
-        deadline_ms = model._deadline(old.queue, options.ttl_s) if is_late else old.deadline_ms
-        assert again.deadline_ms == deadline_ms
+        deadline_ms = old.deadline_ms
+        if self._is_late(old):
+            deadline_ms = model._deadline(old.queue, options.ttl_s)
+        ready_at, due_ms = old.ready_at, old.due_ms
+        date_ms = old.deliver_at
+        is_waiting = old.is_scheduled and model.is_future(
+            (due_ms or 0) if date_ms is None else model.now_ms + date_ms - model.now.wall_ms,
+            date_ms,
+        )
+        if old.is_scheduled and not is_waiting:
+            if deadline_ms is not None:
+                deadline_ms += model.now_ms - (due_ms or 0)
+            ready_at, due_ms, date_ms = model.now.wall_ms, None, None
+        group = old.group if old.source else model.group_in(old.queue, old.body, old.group)
+        times = (ready_at, due_ms, date_ms)
+        assert (again.ready_at, again.due_ms, again.deliver_at) == times
+        assert (again.deadline_ms, again.group) == (deadline_ms, group)
+        kept = (again.unique_key, again.kept_priority)
+        assert kept == (old.unique_key, old.kept_priority)
         self.restored.add(seq)
         model.events["restore"] += 2
 
@@ -359,5 +483,5 @@ class Acts:
             elif question.verb in ("purge", "redrive"):
                 assert entry.count == answer
             elif question.verb == "publish" and question.options["expected"] is not None:
-                given = answer.code if isinstance(answer, RefusedError) else answer
+                given = answer.code if isinstance(answer, RefusedError) else answer.ids
                 assert given == question.options["expected"]

@@ -1,7 +1,8 @@
 """Claims and staged rows on a real SQLite file against a naive model, at rest and after a kill.
 
-One queue, one consumer, two subscriptions.  Pages and windows are tiny, so that each command takes
-several batches, and a kill falls in between.
+One queue, one consumer, two subscriptions.  Each run has its limits of the queue; claims follow
+priorities and groups, and take fewer messages rather than exceed a limit.  Pages and windows are
+tiny, so that each command takes several batches, and a kill falls in between.
 """
 
 import os
@@ -33,11 +34,17 @@ IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 LIMITS = Limits(window=3, window_bytes=60, bodies_bytes=100)
 CREDIT = 2
 ALIVE = """
-SELECT content, state, seq, name, claim FROM message JOIN body USING (seq)
+SELECT content, state = 1, seq, name, claim, head_since FROM message JOIN body USING (seq)
 LEFT JOIN claim USING (seq) LEFT JOIN subscription USING (subscription_id) ORDER BY position"""
 
 names = st.sampled_from(["s", "t"])
 counts = st.integers(1, 6)
+limits_of_a_queue: st.SearchStrategy[dict[str, Any]] = st.sampled_from([
+    {}, {"max_in_flight": 3}, {"max_rate": 2.0, "max_burst": 3}, {"group_by": "group"},
+    {"group_by": "group", "max_in_flight": 2}, {"group_by": "group", "max_rate": 1.0},
+])  # fmt: skip
+priorities = st.sampled_from([128, 128, 0, 255])
+groups = st.sampled_from([None, "a", "b"])
 picks = st.integers(0, 1_000)
 turns = st.sampled_from([None, None, 0, 1, 2, 3])  # then it is killed; None: it is not
 
@@ -46,7 +53,10 @@ turns = st.sampled_from([None, None, 0, 1, 2, 3])  # then it is killed; None: it
 class Copy:
     body: bytes
     deadline_ms: int | None
+    priority: int = 128
+    group: str | None = None
     place: tuple[str, int] | str = "ready"  # (subscription, claim), "ready" or "worker"
+    is_head: bool = False  # of its group: it was dispatched
 
 
 class ClaimsAgainstModel(RuleBasedStateMachine):
@@ -61,7 +71,9 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         ]
         for each in self.patches:
             each.start()
-        self.driver = Driver(Path(self.folder.name), LIMITS, QueueSettings(ack_timeout_s=0))
+        self.driver = Driver(
+            Path(self.folder.name), LIMITS, QueueSettings(max_deliveries=0, ack_timeout_s=0)
+        )
         self.alive: list[Copy] = []
         self.hi = {"s": 0, "t": 0}
         self.done = {"s": 0, "t": 0}  # acknowledged or released up to
@@ -79,23 +91,59 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         self.folder.cleanup()
         assert not any(problems.values()), problems
 
-    @initialize()
-    def make_queue(self) -> None:
+    @initialize(limits=limits_of_a_queue)
+    def make_queue(self, limits: dict[str, Any]) -> None:
+        self.limits = limits
         self.driver.ask("create_queue", "orders")
+        self.driver.ask("configure", "orders", limits)
         self.driver.step()
+        self.empty_bucket()
 
     # -- the model
 
     def ready(self) -> list[Copy]:
         return [m for m in self.alive if m.place == "ready"]
 
+    def empty_bucket(self) -> None:
+        self.tokens, self.filled_ms = 0.0, self.driver.clock.steady_ms
+
+    def room(self) -> int:
+        """Return how many messages the limits allow to be dispatched."""
+        room = 1_000
+        if most := self.limits.get("max_in_flight"):
+            room = most - sum(m.place != "ready" for m in self.alive)
+        if rate := self.limits.get("max_rate"):
+            now_ms = self.driver.clock.steady_ms
+            gained = (now_ms - self.filled_ms) * rate / 1_000
+            burst = self.limits.get("max_burst", max(1, int(rate)))
+            self.tokens, self.filled_ms = min(burst, self.tokens + gained), now_ms
+            room = min(room, int(self.tokens))
+        return room
+
+    def is_first(self, m: Copy) -> bool:
+        """Return whether no other message of its group keeps a ready one from being dispatched."""
+        if m.group is None or "group_by" not in self.limits:
+            return True
+        group = [other for other in self.alive if other.group == m.group]
+        head = next((other for other in group if other.is_head), None)
+        first = next(other for other in group if other.place == "ready")
+        return m is (first if head is None else head)
+
+    def dispatch(self, m: Copy, place: tuple[str, int] | str) -> None:
+        m.place, m.is_head = place, m.group is not None and "group_by" in self.limits
+        self.tokens -= 1
+
+    def add(self, messages: list[Copy]) -> None:
+        self.alive += messages
+        self.alive.sort(key=lambda m: m.priority)
+
     def claimed(self, name: str) -> dict[int, Copy]:
         return {m.place[1]: m for m in self.alive
                 if isinstance(m.place, tuple) and m.place[0] == name}  # fmt: skip
 
-    def copies(self, count: int, ttl_s: int = 0) -> list[Copy]:
+    def copies(self, count: int, ttl_s: int = 0, *options: Any) -> list[Copy]:
         deadline_ms = self.driver.clock.steady_ms + ttl_s * 1_000 if ttl_s else None
-        made = [Copy(b"%d" % (self.bodies + n), deadline_ms) for n in range(count)]
+        made = [Copy(b"%d" % (self.bodies + n), deadline_ms, *options) for n in range(count)]
         self.bodies += count
         return made
 
@@ -112,10 +160,11 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         by_body = {m.body: m for m in self.alive}
         for delivery in self.worker.take():
             assert by_body[delivery.body].place == "ready"
-            by_body[delivery.body].place = "worker"
+            assert self.room() > 0
+            self.dispatch(by_body[delivery.body], "worker")
         held = [m for m in self.alive if m.place == "worker"]
         assert len(held) <= CREDIT
-        assert len(held) == CREDIT or not self.ready()
+        assert len(held) == CREDIT or not self.first(1)
 
     def ask(self, verb: str, *arguments: Any, **options: Any) -> Any:
         question = self.driver.ask(verb, *arguments, **options)
@@ -126,6 +175,19 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
     def rows(self) -> dict[bytes, tuple[int, str | None, int | None]]:
         """Return state, subscription and claim on disk, in the order of the queue."""
         return {row[0]: (row[1], row[3], row[4]) for row in self.driver.rows(ALIVE)}
+
+    def heads(self) -> set[bytes]:
+        return {row[0] for row in self.driver.rows(ALIVE) if row[5] is not None}
+
+    def learn_limits(self) -> None:
+        """Take over the heads on disk and the bucket, after commands whose order is not known."""
+        heads = self.heads()
+        for m in self.alive:
+            m.is_head = m.body in heads
+        rate = self.driver.core.queues["orders"].rate
+        if rate is not None:
+            self.tokens = rate.available(self.driver.clock.steady_ms) + rate._tokens % 1
+            self.filled_ms = self.driver.clock.steady_ms
 
     def seq(self, copy: Copy) -> int:
         return next(int(row[2]) for row in self.driver.rows(ALIVE) if row[0] == copy.body)
@@ -145,6 +207,11 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         if queue is None:
             return
         assert (queue.row.live_count, queue.dispatched) == (len(rows), held)
+        assert held <= self.limits.get("max_in_flight", held)
+        heads = [m.group for m in self.alive if m.is_head]
+        assert len(heads) == len(set(heads))
+        stored = self.heads()
+        assert heads == [m.group for m in self.alive if m.body in stored]
         assert queue.held_bytes == sum(len(m.body) for m in self.alive if m.place == "worker")
         assert self.driver.core.held == sum(m.place == "worker" for m in self.alive)
         [(behind,)] = self.driver.rows(
@@ -171,11 +238,18 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
 
     # -- messages come and go
 
-    @rule(count=counts, ttl_s=st.sampled_from([0, 0, 0, 5]))
-    def publish(self, count: int, ttl_s: int) -> None:
-        made = self.copies(count, ttl_s)
-        self.driver.publish(*(m.body for m in made), ttl_s=ttl_s)
-        self.alive += made
+    @rule(
+        count=counts,
+        ttl_s=st.sampled_from([0, 0, 0, 5]),
+        priority=priorities,
+        group=groups,
+    )
+    def publish(self, count: int, ttl_s: int, priority: int, group: str | None) -> None:
+        made, client = self.copies(count, ttl_s, priority, group), self.driver.connect()
+        for m in made:
+            client.publish_with("orders", m.body, ttl_s=ttl_s, priority=priority, group=group)
+        self.driver.step()
+        self.add(made)
         self.born.update(m.body for m in made)
         self.absorb()
 
@@ -235,7 +309,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         if action is not Action.DELETE:
             m.place = "ready"
         if action is Action.REQUEUE:
-            self.alive.append(m)
+            self.add([m])
         self.absorb()
 
     @rule(with_dispatched=st.booleans())
@@ -250,8 +324,12 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
     def expected_claim(self, name: str, count: int, size: int, after: int | None) -> list[Copy]:
         if after is not None and self.hi[name] > max(after, self.done[name]):
             return []
+        return self.first(count, size)
+
+    def first(self, count: int, size: int = 1_000) -> list[Copy]:
+        """Return the messages that may be dispatched next, at most of this size."""
         taken: list[Copy] = []
-        for m in self.ready()[:count]:
+        for m in [m for m in self.ready() if self.is_first(m)][: min(count, self.room())]:
             if taken and sum(len(t.body) for t in [*taken, m]) > size:
                 break
             taken.append(m)
@@ -260,7 +338,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
     def note_claims(self, name: str, taken: list[Copy]) -> None:
         for m in taken:
             self.hi[name] += 1
-            m.place = (name, self.hi[name])
+            self.dispatch(m, (name, self.hi[name]))
 
     @rule(name=names, count=counts, size=st.sampled_from([3, 100]), back=st.integers(-1, 3))
     def claim(self, name: str, count: int, size: int, back: int) -> None:
@@ -270,6 +348,21 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         answer = self.ask("claim", name, "orders", count, size, after=after)
         self.note_claims(name, taken)
         assert answer == self.hi[name]
+
+    @rule(
+        name=names,
+        items=st.lists(st.tuples(priorities, groups), min_size=2, max_size=5),
+        count=counts,
+        is_waiting=st.booleans(),
+    )
+    def publish_and_claim(
+        self, name: str, items: list[tuple[int, str | None]], count: int, is_waiting: bool
+    ) -> None:
+        for priority, group in items:
+            self.publish(1, 0, priority, group)
+        if is_waiting:
+            self.pass_time(1)
+        self.claim(name, count, 100, -1)
 
     @rule(name=names, back=st.integers(0, 4))
     def acknowledge_claims(self, name: str, back: int) -> None:
@@ -315,6 +408,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
             new = [m for m in expected if m.body in rows and rows[m.body][1] == name]
             assert new == expected[: len(new)]
             self.note_claims(name, new)
+            self.empty_bucket()
         else:
             ended = before[: len(before) - len(held)]
             assert held == before[len(ended) :]
@@ -353,6 +447,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         self.driver.step()
         assert all(question.is_answered for question in questions)
         self.learn()
+        self.learn_limits()
 
     def give(self, verb: str, name: str, pick: int) -> OperatorCommand:
         match verb:
@@ -396,6 +491,10 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
     def kill(self) -> None:
         self.driver.kill_and_restart()
         self.worker = None
+        self.empty_bucket()
+        heads = self.heads()
+        for m in self.alive:
+            m.is_head = m.body in heads
 
     @rule()
     def restart(self) -> None:
@@ -454,7 +553,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
             self.lose_worker()
         if version > self.version:
             self.version = version
-            self.alive += rows
+            self.add(rows)
             self.born.update(m.body for m in rows)
         for token in given:
             self.staged.pop(token, None)

@@ -8,20 +8,33 @@ from hypothesis import strategies as st
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
 from phpmq_lite.protocol.frames import (
     Acknowledge,
+    BrokerFrame,
     ClientFrame,
     Consume,
+    ConsumeWithOptions,
     DeadLetter,
     Dispatch,
+    DispatchWithInfo,
+    Hello,
     Publish,
+    PublishWithOptions,
     ReceiptFrame,
     Requeue,
     Revision,
+    Settle,
+    Welcome,
     WireLimits,
     decode_queue,
 )
-from tests.support.frame_bytes import encode_frame, forever, packets_of, split_at
+from tests.support.frame_bytes import (
+    append_broker_frame,
+    encode_frame,
+    forever,
+    packets_of,
+    split_at,
+)
 
-LIMITS: Final = WireLimits(max_content=4_096)
+LIMITS: Final = WireLimits(max_content=4_096, max_options=400)
 
 queues = st.text(min_size=1, max_size=40).filter(
     lambda name: decode_queue(name.encode(errors="surrogatepass")) == name
@@ -29,6 +42,7 @@ queues = st.text(min_size=1, max_size=40).filter(
 contents = st.binary(max_size=200) | st.sampled_from([b"\r\n", b"H0100102P01", b"0" * 40])
 ids = st.binary(min_size=1, max_size=64) | st.binary(min_size=32, max_size=32)
 numbers = st.integers(0, 10**19 - 1)
+options = st.sampled_from([b"{}", b'{"info":true}']) | contents
 client_frames = st.one_of(
     st.builds(Publish, queues, contents, numbers, st.none() | ids),
     st.builds(Publish, queues, contents, st.none(), st.none()),
@@ -36,6 +50,16 @@ client_frames = st.one_of(
     st.builds(Acknowledge, queues, ids),
     st.builds(Requeue, queues, ids, numbers),
     st.builds(DeadLetter, queues, ids),
+    st.builds(PublishWithOptions, queues, contents, options, st.none() | ids),
+    st.builds(Settle, queues, ids, options, st.none() | contents),
+    st.builds(ConsumeWithOptions, queues, numbers, options),
+    st.builds(Hello, ids, options),
+)
+broker_frames = st.one_of(
+    st.builds(Dispatch, queues, contents, ids, numbers),
+    st.builds(ReceiptFrame, queues, ids, st.none() | st.text(max_size=40)),
+    st.builds(DispatchWithInfo, queues, contents, ids, numbers, options),
+    st.builds(Welcome, ids, options),
 )
 # Line breaks in the order they are used; none is compact.
 breaks = st.just([b""]) | st.lists(st.sampled_from([b"\n", b"\r\n"]), min_size=1, max_size=7)
@@ -105,18 +129,14 @@ def test_server_side_gives_the_same_for_broken_streams_at_any_cut(
 
 
 @given(
-    sent=st.lists(
-        st.builds(Dispatch, queues, contents, ids, numbers)
-        | st.builds(ReceiptFrame, queues, ids, st.none() | st.text(max_size=40)),
-        max_size=6,
-    ),
+    sent=st.lists(broker_frames, max_size=6),
     width=widths,
     line_break=st.sampled_from([b"", b"\n", b"\r\n"]),
     revision=st.sampled_from(["ttl", "legacy"]),
     places=st.lists(st.integers(0, 1 << 16), max_size=8),
 )
 def test_client_side_reads_what_server_side_writes(
-    sent: list[Dispatch | ReceiptFrame],
+    sent: list[BrokerFrame],
     width: int,
     line_break: bytes,
     revision: Revision,
@@ -126,13 +146,9 @@ def test_client_side_reads_what_server_side_writes(
     server.receive(encode_frame(2, [(1, b"orders"), (4, b"5")], width, forever([line_break])))
     parts: list[bytes] = []
     for frame in sent:
-        if isinstance(frame, Dispatch):
-            assert frame.ttl_s is not None
-            args = (frame.queue, frame.content, frame.message_id, frame.ttl_s)
-            server.append_dispatch(parts, *args)
-            frame.ttl_s = None if revision == "legacy" else frame.ttl_s
-        else:
-            server.append_receipts(parts, frame.queue, (frame.key,), frame.reason)
+        append_broker_frame(server, parts, frame)
+        if isinstance(frame, Dispatch) and revision == "legacy":
+            frame.ttl_s = None
     client = ClientSide(LIMITS)
     pieces = split_at(b"".join(parts), places)
     assert [frame for piece in pieces for frame in client.receive(piece)] == sent
@@ -157,4 +173,12 @@ def test_server_side_reads_what_client_side_writes(sent: list[ClientFrame]) -> N
                 stream += client.requeue(queue, identity, ttl_s)
             case DeadLetter(queue, identity):
                 stream += client.dead_letter(queue, identity)
+            case PublishWithOptions(queue, content, options, key):
+                stream += client.publish_with_options(queue, content, options, key)
+            case Settle(queue, identity, options, new):
+                stream += client.settle(queue, identity, options, new)
+            case ConsumeWithOptions(queue, count, options):
+                stream += client.consume_with_options(queue, count, options)
+            case Hello(key, options):
+                stream += client.hello(key, options)
     assert read(ServerSide(LIMITS), [stream]) == (sent, None)

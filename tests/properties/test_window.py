@@ -33,7 +33,7 @@ class WindowAgainstQueue(RuleBasedStateMachine):
         made = message(self.next, size, has_body=has_body)
         self.next += 1
         self.ready[made.position] = made
-        if not self.window.append(made):
+        if not self.window.insert(made):
             made.body = None
 
     @precondition(lambda self: self.window.needs_page)

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Final
 
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.protocol.frames import Dispatch
+from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
 from tests.faults.ledger import KEY_BYTES, seq_of
 from tests.soak.ledger import LONG_TTL_S, SoakLedger, key_of
 
@@ -70,7 +70,7 @@ class Client:
             for frame in self.side.receive(data):
                 if isinstance(frame, Dispatch):
                     self.take(frame)
-                else:
+                elif isinstance(frame, ReceiptFrame):
                     self.handle_receipt(int(frame.key), frame.reason)
             if self.side.error is not None:
                 self.ledger.add_problem(f"the broker sent invalid frames: {self.side.error}")

@@ -15,8 +15,10 @@ from phpmq_lite.broker import batches, commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.retries import RetryRequest
 from phpmq_lite.clock import Clock
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.frame_options import PUBLISH, SETTLE, PublishOptions, check_options
 from phpmq_lite.model import (
     AuditEntry,
     Batch,
@@ -33,6 +35,7 @@ from phpmq_lite.protocol.frames import ReceiptFrame
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.batch_sql import batch_statements
 from tests.support.core_rig import operation
+from tests.support.killed_writer import store_and_kill
 from tests.support.stores import new_database, read_tables, rows_of
 
 START_MS = 1_700_000_000_000  # steady
@@ -48,9 +51,14 @@ class FakeClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self.steady_ms = START_MS
+        self.step_ms = CLOCK_STEP_MS
 
     def now(self) -> ClockReading:
-        return ClockReading(self.steady_ms + CLOCK_STEP_MS, self.steady_ms)
+        return ClockReading(self.steady_ms + self.step_ms, self.steady_ms)
+
+    def set_wall(self, seconds: float) -> None:
+        """Set the wall clock forward, or back."""
+        self.step_ms += round(seconds * 1_000)
 
     def advance(self, seconds: float) -> None:
         self.steady_ms += round(seconds * 1_000)
@@ -100,8 +108,45 @@ class Client:
 
         return self._give("publish", queue, body, ttl_s, key, action=publish)
 
+    def publish_with(
+        self, queue: str, body: bytes, key: bytes | None = None, **options: Any
+    ) -> "Command":
+        """Publish as a 010 does."""
+        valid = PublishOptions.of(check_options(options, PUBLISH))
+
+        def publish(core: Broker, me: Connection) -> CommandResult:
+            return commands.publish(core, me, queue, body, valid.ttl_s, key, None, valid)
+
+        return self._give("publish_with", queue, body, key, valid, action=publish)
+
     def consume(self, queue: str, count: int) -> "Command":
         return self._give("consume", queue, count)
+
+    def consume_with(self, queue: str, count: int, *, keep: bool = False) -> "Command":
+        """Set a credit as a 012 does."""
+
+        def consume(core: Broker, me: Connection) -> CommandResult:
+            return commands.consume(core, me, queue, count, keeps_held=keep)
+
+        return self._give("consume_with", queue, count, keep, action=consume)
+
+    def retry(
+        self, queue: str, message_id: bytes, content: bytes | None = None, **options: Any
+    ) -> "Command":
+        """Retry as a 011 does."""
+        valid = RetryRequest.of(check_options(options, SETTLE["retry"]), content)
+        return self._give("retry", queue, message_id, valid)
+
+    def extend(self, queue: str, message_id: bytes, hold_s: float) -> "Command":
+        return self._give("extend", queue, message_id, hold_s)
+
+    def settle_invalidly(self, queue: str, message_id: bytes) -> "Command":
+        """Send a 011 whose options are invalid."""
+
+        def give(core: Broker, me: Connection) -> CommandResult:
+            return commands.return_invalid(core, me, queue, message_id, "delay_s: not a number")
+
+        return self._give("settle_invalidly", queue, message_id, action=give)
 
     def acknowledge(self, queue: str, message_id: bytes) -> "Command":
         return self._give("acknowledge", queue, message_id)
@@ -195,6 +240,7 @@ class OperatorCommand:
     entry: AuditEntry
     answer: Any = None
     number: int = 0  # the next message number when it was executed
+    reply: Callable[[Any], None] | None = None  # called with the answer
 
     @property
     def is_answered(self) -> bool:
@@ -206,14 +252,17 @@ class BatchSnapshot:
     settled: dict[int, tuple[State, str | None]]  # by seq
     moved: dict[int, tuple[int, int]]  # queue_id and position of those changed, by seq
     dying: frozenset[int]  # seqs
+    ready: frozenset[int]  # seqs of those moved that are not scheduled
 
     @classmethod
     def at(cls, core: Broker) -> "BatchSnapshot":
         batch = core.batch
+        changed = batch.changed | batch.came_due
         return cls(
             {seq: (State(o), why) for (o, why), seqs in batch.settled.items() for seq in seqs},
-            {seq: (m.queue_id, m.position) for seq, m in batch.changed.items()},
+            {seq: (m.queue_id, m.position) for seq, m in changed.items()},
             frozenset(core.pending),
+            frozenset(seq for seq, m in changed.items() if m.state != State.SCHEDULED),
         )
 
 
@@ -293,9 +342,8 @@ class Driver:
     def record(self) -> Cycle:
         """Run a cycle up to the commit, without sending the results."""
         turn = self.decide()
-        if turn.batch.stores:  # any batch can be encoded for the writer process
-            steps = cast(Any, batch_statements(turn.batch))
-            self.store.begin(marshal.loads(marshal.dumps(steps)))
+        if turn.batch.stores:
+            self.store.begin(marshal.loads(_encoded(turn.batch)))
         self._loaded = self.store.end(turn.batch)
         self.on_turn(turn)
         return turn
@@ -311,14 +359,16 @@ class Driver:
     @property
     def is_busy(self) -> bool:
         """Return whether the loop of the engine would start another batch immediately."""
-        wake_ms = self.core.next_wake_ms
+        wake_ms, date_ms = self.core.next_wake_ms, self.core.next_date_ms
+        now = self.clock.now()
         return (
             self._loaded is not None
             or bool(self._late)
             or bool(self._aside)
             or bool(self._opening)
             or bool(self.core.batch_limited)
-            or (wake_ms is not None and wake_ms <= self.clock.steady_ms)
+            or (wake_ms is not None and wake_ms <= now.steady_ms)
+            or (date_ms is not None and date_ms <= now.wall_ms)
             or any(isinstance(c, OperatorCommand) or not c.client.is_parked for c in self.inbox)
         )
 
@@ -386,7 +436,7 @@ class Driver:
             assert not question.is_answered, "answered twice"
             question.answer = value
 
-        question.number = core.next_number
+        question.number, question.reply = core.next_number, answer
         try:
             question.ask(core, answer)
         except RefusedError as error:
@@ -430,6 +480,16 @@ class Driver:
         self.store = self.database.open_store()
         self._recover()
 
+    def record_and_kill(self, delay_s: float) -> None:
+        """Let a process store the next batch, kill it after a delay, and start again."""
+        turn, before = self.decide(), self.tables()
+        self.store.connection.close()
+        store_and_kill(self.database, _encoded(turn.batch), delay_s)
+        self.store = self.database.open_store()
+        if self.tables() != before:
+            self.on_turn(turn)
+        self.kill_and_restart()
+
     def close(self) -> None:
         self.store.connection.close()
         self.database.close()
@@ -458,6 +518,11 @@ class Driver:
         """Return the stored count and bytes of the live messages of a queue."""
         [row] = self.rows("SELECT live_count, live_bytes FROM queue WHERE name = ?", queue)
         return row
+
+
+def _encoded(batch: Batch) -> bytes:
+    """Encode the statements of a batch as for the writer process."""
+    return marshal.dumps(cast(Any, batch_statements(batch) if batch.stores else []))
 
 
 MakeDriver = Callable[..., Driver]

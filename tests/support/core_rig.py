@@ -10,7 +10,12 @@ from typing import Any
 from phpmq_lite.broker import batches, commands
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.commands import CommandResult
-from phpmq_lite.broker.operator import message_actions, publishing, queue_operations
+from phpmq_lite.broker.operator import (
+    message_actions,
+    publishing,
+    queue_operations,
+    schedule_operations,
+)
 from phpmq_lite.broker.pipeline import claims, readers, staging
 from phpmq_lite.broker.queue import Connection, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
@@ -37,6 +42,8 @@ STEADY_MS = 1_600_000_000_000  # another scale than the wall clock's
 def operation(name: str) -> Any:
     """Return an operation of an operator or of the pipeline."""
     modules = (queue_operations, message_actions, publishing, claims, readers, staging)
+    if name.startswith("schedule."):
+        return vars(schedule_operations)[name.removeprefix("schedule.")]
     return next(vars(module)[name] for module in modules if name in vars(module))
 
 

@@ -14,9 +14,17 @@ import pytest
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.publish_keys import expand_run
 from phpmq_lite.errors import OutcomeUnknownError
+from phpmq_lite.frame_options import write_options
 from phpmq_lite.model import Batch, ClockReading, Limits, LoadedRows, Message
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
+from phpmq_lite.protocol.frames import (
+    BrokerFrame,
+    Dispatch,
+    DispatchWithInfo,
+    ReceiptFrame,
+    Welcome,
+    WireLimits,
+)
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import engine
 from phpmq_lite.server import engine as engines
@@ -30,6 +38,7 @@ from phpmq_lite.storage.batch_sql import batch_statements
 from tests.support.core_and_store import FakeClock
 from tests.support.stores import DrivenStore, new_database
 
+AnyDispatch = Dispatch | DispatchWithInfo
 _TURNS = 200  # of the loop; more are an endless loop
 
 
@@ -122,8 +131,9 @@ class EngineClient:
 
     def __init__(self, driver: "EngineDriver") -> None:
         self.driver = driver
-        self.got: list[Dispatch] = []
+        self.got: list[AnyDispatch] = []
         self.receipts: list[ReceiptFrame] = []
+        self.welcomes: list[Welcome] = []
         self.keys: list[bytes] = []  # of its confirmed publishes, in order
         self.first_seqs: dict[str, int] = {}  # by queue: of the last first delivery
         self.transport = FakeTransport(self._take)
@@ -143,14 +153,27 @@ class EngineClient:
             self.keys += [key] * len(bodies)
         self.session.data_received(b"".join(frames))
 
+    def publish_with(self, queue: str, *bodies: bytes, **options: Any) -> None:
+        packet = write_options(options)
+        frames = [self._wire.publish_with_options(queue, body, packet) for body in bodies]
+        self.session.data_received(b"".join(frames))
+
     def consume(self, queue: str, count: int) -> None:
         self.session.data_received(self._wire.consume(queue, count))
 
-    def acknowledge(self, *got: Dispatch) -> None:
+    def consume_with(self, queue: str, count: int, **options: Any) -> None:
+        packet = write_options(options)
+        self.session.data_received(self._wire.consume_with_options(queue, count, packet))
+
+    def settle(self, got: AnyDispatch, action: str, **options: Any) -> None:
+        packet = write_options({"action": action, **options})
+        self.session.data_received(self._wire.settle(got.queue, got.message_id, packet, None))
+
+    def acknowledge(self, *got: AnyDispatch) -> None:
         frames = [self._wire.acknowledge(each.queue, each.message_id) for each in got]
         self.session.data_received(b"".join(frames))
 
-    def requeue(self, got: Dispatch, ttl_s: int = 0) -> None:
+    def requeue(self, got: AnyDispatch, ttl_s: int = 0) -> None:
         self.session.data_received(self._wire.requeue(got.queue, got.message_id, ttl_s))
 
     def half_close(self) -> None:
@@ -166,8 +189,11 @@ class EngineClient:
 
     # -- received frames
 
-    def _take(self, frame: Dispatch | ReceiptFrame) -> None:
+    def _take(self, frame: BrokerFrame) -> None:
         assert not self.transport.is_closed
+        if isinstance(frame, Welcome):
+            self.welcomes.append(frame)
+            return
         if isinstance(frame, ReceiptFrame):
             self.receipts.append(frame)
             assert frame.key == self.keys[len(self.receipts) - 1], "receipts out of order"
@@ -206,7 +232,7 @@ class EngineDriver:
             ConnectionCounters(),
             SessionLimits(),
         )
-        self.got: list[Dispatch] = []  # by all clients
+        self.got: list[AnyDispatch] = []  # by all clients
         self.running: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -38,6 +38,9 @@ class FakeInspector:
             reason = json.loads(content).get("bad")
         return EnvelopeInspection(indexed, reason, "because" if reason else "")
 
+    def with_attempt_added(self, content: bytes) -> bytes | None:
+        return None
+
     def read_only_reason(self, content: bytes) -> str | None:
         reason: str | None = json.loads(content).get("unread")
         return reason

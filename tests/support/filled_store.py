@@ -96,7 +96,10 @@ TEXTS: Final = (
 )  # fmt: skip
 _NUMBERS_USED: Final = (0, 1, -1, 2**63 - 1, -(2**63), 7)
 # CHECKs, and what is summed up or raised
-_FIXED: Final = {"role": "admin", "state": 1, "outcome": 4, "size": 5, "position": 9, "value": 3}
+_FIXED: Final[dict[str, dict[str, Any]]] = {
+    "INTEGER": {"state": 1, "outcome": 4, "size": 5, "position": 9, "value": 3},
+    "TEXT": {"role": "admin", "encoding": "base64", "missed": "once", "outcome": "failed"},
+}
 
 
 def add_rows_of_all_kinds(database: Path, *, count: int = 40, seed: int = 1) -> None:
@@ -118,9 +121,9 @@ def add_rows_of_all_kinds(database: Path, *, count: int = 40, seed: int = 1) -> 
 
 
 def _value(chance: random.Random, table: Table, name: str, number: int, *, is_needed: bool) -> Any:
-    if name in _FIXED and table.columns[name] == ("TEXT" if name == "role" else "INTEGER"):
-        return _FIXED[name]
     kind = table.columns[name]
+    if name in (fixed := _FIXED.get(kind, {})):
+        return fixed[name]
     is_unique = name in (*table.key, "name", "sha256", "token", "seq")
     if not is_needed and name not in table.key and chance.random() < 0.3:
         return None

@@ -107,6 +107,8 @@ async def _fill(filled: FullBroker) -> None:
     used, kept = [
         (await filled.ok("POST", "/selections", {"q": "queue:mail"}))["token"] for _ in range(2)
     ]
+    schedule = {"name": NAME, "cron": "0 0 1 1 *", "queue": "orders", "content": "{}"}
+    await filled.ok("POST", "/schedules", schedule)
     job = await filled.ok("POST", "/bulk", {"token": used, "action": "requeue"})
     filled.places |= {
         "id": filled.message_ids[0],

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 CLIENT = ROOT / "clients" / "php"
 EXAMPLES = ROOT / "examples" / "php"
+RELEASE_BEFORE = Path(__file__).parent / "php_release_0_1"  # the package and its worker, unchanged
 DRIVER = Path(__file__).parent / "php_driver.php"
 STRICT = ("-d", "error_reporting=-1", "-d", "display_errors=stderr", "-d", "zend.assertions=1")
 needs_php = pytest.mark.skipif(shutil.which("php") is None, reason="php (php-cli) is missing")
@@ -38,10 +39,10 @@ class Reserved:
 class PhpClient:
     """One PHP process with one transport; use it in a ``with``."""
 
-    def __init__(self, address: str, **options: Any) -> None:
+    def __init__(self, address: str, package: Path = CLIENT, **options: Any) -> None:
         arguments = json.dumps({"address": address, **options})
         self.process = subprocess.Popen(
-            ["php", *STRICT, str(DRIVER), str(CLIENT), arguments],
+            ["php", *STRICT, str(DRIVER), str(package), arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 

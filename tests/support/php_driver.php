@@ -44,8 +44,30 @@ $odd = function (string $kind): mixed {
     };
 };
 $calls = [
-    'publish' => fn (string $body, ?string $queue, int $ttl = 0, int $delay = 0) =>
+    'publish' => fn (string $body, ?string $queue, int|float $ttl = 0, int|float $delay = 0) =>
         $transport->publish(base64_decode($body), $queue, ttl: $ttl, delay: $delay),
+    'publishWith' => function (string $body, string $queue, array $named) use ($client, $transport): mixed {
+        if (isset($named['deliverAt'])) {
+            $named['deliverAt'] = new DateTimeImmutable($named['deliverAt']);
+        }
+        $to = isset($named['isEnvelope']) ? $transport : $client();
+        return $to->publish(base64_decode($body), $queue, ...array_diff_key($named, ['isEnvelope' => 0]));
+    },
+    'admin' => function (string $url, ?string $token, string $call, string $queue, string $key, array $time): bool {
+        if (isset($time['deliverAt'])) {
+            $time['deliverAt'] = new DateTimeImmutable($time['deliverAt']);
+        }
+        return (new Phpmq\Admin($url, $token, timeout: 5.0))->$call($queue, $key, ...$time);
+    },
+    'retry' => fn (int $handle, int|float $delay, ?string $error, ?int $limit) =>
+        $transport->retry($messages[$handle], $delay, $error === null ? null : new Exception($error), $limit),
+    'retryBytes' => fn (int $handle, int|float $delay, ?string $error, ?int $limit) =>
+        $client()->retry($messages[$handle], $delay, $error === null ? null : new Exception($error), $limit),
+    'extend' => fn (int $handle, int|float $seconds) => $transport->extend($messages[$handle], $seconds),
+    'info' => function (int $handle) use ($messages): array {
+        $info = get_object_vars($messages[$handle]->receipt());
+        return array_intersect_key($info, array_flip(['attempt', 'deliveries', 'hold', 'priority', 'group', 'age']));
+    },
     'reserve' => function (string $queue, float $timeout) use ($transport, $messages): ?array {
         $message = $transport->reserve($queue, $timeout);
         if ($message === null) {
@@ -61,7 +83,7 @@ $calls = [
         ];
     },
     'ack' => fn (int $handle) => $transport->ack($messages[$handle]),
-    'release' => fn (int $handle, string $body, int $delay) =>
+    'release' => fn (int $handle, string $body, int|float $delay) =>
         $transport->release($messages[$handle], base64_decode($body), $delay),
     'deadLetter' => fn (int $handle, string $body) =>
         $transport->deadLetter($messages[$handle], base64_decode($body)),
@@ -79,8 +101,9 @@ $calls = [
         ];
     },
     'ackBytes' => fn (int $handle) => $client()->ack($messages[$handle]),
-    'requeueBytes' => fn (int $handle, int $delay) => $client()->requeue($messages[$handle], $delay),
-    'deadLetterBytes' => fn (int $handle) => $client()->deadLetter($messages[$handle]),
+    'requeueBytes' => fn (int $handle, int|float $delay) => $client()->requeue($messages[$handle], $delay),
+    'deadLetterBytes' => fn (int $handle, ?string $reason = null) =>
+        $client()->deadLetter($messages[$handle], $reason),
     'problem' => fn (string $body) => Envelope::problem(base64_decode($body)),
     'make' => fn (mixed ...$arguments) => base64_encode(Envelope::make(...$arguments)),
     'makeWith' => function (string $kind) use ($odd): string { // what JSON cannot carry to PHP

@@ -9,7 +9,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,6 +42,7 @@ class PostgresServer:
 
     folder: Path
     port: int
+    env: Mapping[str, str] = field(default_factory=dict)  # of its processes, besides ours
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
@@ -107,16 +108,17 @@ class PostgresServer:
         log = self.folder / "log"
         given = ["pg_ctl", *words, "-w", "-s", "-D", str(self.data), "-l", str(log)]
         try:
-            run_as_postgres([str(PROGRAMS / given[0]), *given[1:]])
+            run_as_postgres([str(PROGRAMS / given[0]), *given[1:]], self.env)
         except subprocess.CalledProcessError as error:
             raise RuntimeError(f"pg_ctl {words[0]}: {log.read_text()[-2_000:]}") from error
 
 
-def run_as_postgres(words: list[str]) -> None:
+def run_as_postgres(words: list[str], env: Mapping[str, str] | None = None) -> None:
     """Run a program as the user postgres if we are root, because PostgreSQL refuses root."""
     subprocess.run(
-        words, check=True, timeout=60, cwd="/", stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **_account(),
+        words, check=True, timeout=60, cwd="/", env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        **_account(),
     )  # fmt: skip
 
 
@@ -128,8 +130,11 @@ def _account() -> dict[str, Any]:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Run a server whose template database is migrated; skip the test if there is none."""
+def postgres_server(env: Mapping[str, str] | None = None) -> Iterator[PostgresServer]:
+    """Run a server whose template database is migrated; skip the test if there is none.
+
+    ``env`` is added to the environment of its processes.
+    """
     if PROGRAMS is None:
         pytest.skip("PostgreSQL 15 or newer is not installed in /usr/lib/postgresql")
     # Not in pytest's folder, which other users cannot enter; the path of a socket is short.
@@ -137,7 +142,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres", "postgres")
     (port,) = free_ports(1)
-    server = PostgresServer(folder, port)
+    server = PostgresServer(folder, port, env or {})
     try:
         run_as_postgres(
             [str(PROGRAMS / "initdb"), "-D", str(server.data), "-U", "postgres", "-A", "trust",

@@ -10,7 +10,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any, Final
 
-from phpmq_lite.model import State
+from phpmq_lite.model import ALIVE, State, position_of
 from phpmq_lite.storage.read.messages import MessageRow, wire_id
 from phpmq_lite.storage.read.read_pool import Page
 from phpmq_lite.storage.search.language import SearchQuery, SearchTerm
@@ -72,8 +72,10 @@ def fill(database: Database, count: int = 240, *, seed: int = 7) -> None:
             columns["source_reason"] = made.choice(("client", "poison"))
         queue_id = made.choice(list(QUEUES))
         if made.random() < 0.5:
-            columns["position"] = made.choice((at + 1, at + 5_001))  # requeued
-            database.message(queue_id, body, state=made.randrange(2), **columns)
+            number = made.choice((at + 1, at + 5_001))  # requeued
+            columns["position"] = position_of(number, made.choice((128, 128, 128, 0, 127, 255)))
+            columns["ready_at"] = made.choice((None, NOW_MS - made.randrange(7_200_000)))
+            database.message(queue_id, body, state=made.choice(sorted(ALIVE)), **columns)
         else:
             columns |= {
                 "outcome": made.randrange(2, 6),
@@ -102,7 +104,7 @@ class ReferenceRow:
 
     @property
     def is_alive(self) -> bool:
-        return bool(self.state < 2)
+        return self.state in ALIVE
 
 
 def content_of(path: Path) -> bytes:
@@ -216,7 +218,7 @@ def term_matches(term: SearchTerm, row: ReferenceRow) -> bool:
         case "deliveries" | "size":
             return OPERATORS[term.sign](row.columns[term.kind], term.number)
         case "age":
-            return OPERATORS[term.sign](NOW_MS - row.published_at, term.number)
+            return OPERATORS[term.sign](NOW_MS - (row.ready_at or row.published_at), term.number)
         case "ttl":
             if term.value == "never" or row.deadline_ms is None:
                 return (term.value == "never") == (row.deadline_ms is None) and not term.sign

@@ -2,13 +2,21 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar, cast
 
+from phpmq_lite.frame_options import write_options
 from phpmq_lite.protocol.connection import ServerSide
-from phpmq_lite.protocol.frames import ClientFrame, Publish, WireLimits
+from phpmq_lite.protocol.frames import (
+    DEFAULT_MAX_CONTENT,
+    ClientFrame,
+    Hello,
+    Publish,
+    PublishWithOptions,
+    WireLimits,
+)
 
 FrameType = TypeVar("FrameType", bound=ClientFrame)
 
@@ -33,6 +41,9 @@ class ScriptedPeer(asyncio.Protocol):
         for frame in self.side.receive(data):
             if self.transport.is_closing():
                 return
+            if isinstance(frame, Hello):
+                self._welcome(frame)
+                continue
             self._broker.frames.put_nowait((self, frame))
             self._broker.script(self, frame)
         assert self.side.error is None
@@ -45,12 +56,32 @@ class ScriptedPeer(asyncio.Protocol):
         self.error = exc
         self.ended.set()
 
-    def dispatch(self, queue: str, body: bytes, message_id: bytes, ttl_s: int = 0) -> None:
+    def _welcome(self, hello: Hello) -> None:
+        self._broker.hellos.append(hello)
+        known = self._broker.known_frames
+        if known is None:
+            self.transport.close()
+            return
+        most = self._broker.max_content
+        facts = {"version": "1", "max_content": most, "max_hold_s": 86_400}
         parts: list[bytes] = []
-        self.side.append_dispatch(parts, queue, body, message_id, ttl_s)
+        self.side.append_welcome(parts, hello.key, write_options(facts | {"frames": list(known)}))
         self.transport.write(b"".join(parts))
 
-    def answer(self, frame: Publish, reason: str | None = None) -> None:
+    def dispatch(
+        self, queue: str, body: bytes, message_id: bytes, ttl_s: int = 0, **info: object
+    ) -> None:
+        """Send a 003, or a 013 if there is any ``info``."""
+        parts: list[bytes] = []
+        if info:
+            self.side.append_dispatch_with_info(
+                parts, queue, body, message_id, ttl_s, write_options(info)
+            )
+        else:
+            self.side.append_dispatch(parts, queue, body, message_id, ttl_s)
+        self.transport.write(b"".join(parts))
+
+    def answer(self, frame: Publish | PublishWithOptions, reason: str | None = None) -> None:
         assert frame.key is not None
         parts: list[bytes] = []
         self.side.append_receipts(parts, frame.queue, (frame.key,), reason)
@@ -75,7 +106,7 @@ class ScriptedPeer(asyncio.Protocol):
 class ScriptedBroker:
     """Stores publishes by key and sends receipts; a test may replace ``script``.
 
-    ``frames`` queues every received frame with its connection.
+    ``frames`` queues every received frame with its connection, except hellos.
     """
 
     def __init__(self, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -85,6 +116,10 @@ class ScriptedBroker:
         self.stored: dict[bytes, bytes] = {}  # key -> body
         self.script: Callable[[ScriptedPeer, ClientFrame], None] = self.store
         self.on_connect: Callable[[ScriptedPeer], None] = lambda _peer: None
+        self.hellos: list[Hello] = []
+        # That a welcome names; None for a broker of the release before, which closes on a hello.
+        self.known_frames: Sequence[int] | None = ()
+        self.max_content = DEFAULT_MAX_CONTENT
         self.keeps_open = False  # when a client has closed its side
         self._path = path
         self._tls = tls
@@ -92,7 +127,7 @@ class ScriptedBroker:
 
     def store(self, peer: ScriptedPeer, frame: ClientFrame) -> None:
         """Store a confirmed publish once and receipt it; ignore everything else."""
-        if isinstance(frame, Publish) and frame.key is not None:
+        if isinstance(frame, Publish | PublishWithOptions) and frame.key is not None:
             self.stored.setdefault(frame.key, frame.content)
             peer.answer(frame)
 

@@ -36,6 +36,15 @@ SELECT i, i + 10, i * 7919, 1 + i % 3, i + 20, 2 + i % 4,
   CASE WHEN i > 5 AND i % 3 THEN 'm-' || i END, CASE WHEN i > 5 AND i % 3 THEN 0 END
 FROM n
 """
+_OPTIONS = """
+UPDATE history SET
+  retries = "offset" % 6, group_name = 'g' || "offset", unique_key = 'k' || "offset",
+  ready_at = published_at + 5 * ("offset" % 6),
+  due_ms = CASE WHEN "offset" % 6 = 5 THEN :now END,
+  deliver_at = CASE WHEN "offset" % 6 = 4 THEN :now + 9 END,
+  position = position + (CASE "offset" % 6 WHEN 2 THEN 127 WHEN 3 THEN -125 ELSE 0 END << 48)
+WHERE "offset" % 6 > 0
+"""
 _BODIES = """
 INSERT INTO body SELECT seq, CASE WHEN size THEN CAST(printf('%0*d', size, seq) AS BLOB)
   ELSE x'' END FROM history WHERE "offset" BETWEEN :first AND :last
@@ -67,6 +76,7 @@ def _fill(connection: sqlite3.Connection, rows: int, size: int) -> None:
     if rows:
         execute(_FILL, given)
         execute(_BODIES, given)
+        execute(_OPTIONS, {"now": NOW_MS})
     execute(
         "INSERT OR REPLACE INTO counter VALUES ('next_number', ?), ('placed_upto', ?),"
         " ('clock_step_ms', ?)",

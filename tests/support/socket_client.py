@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import struct
+import time
 import urllib.request
 from collections import deque
 from collections.abc import Callable
@@ -19,10 +20,11 @@ from urllib.parse import quote
 
 from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.protocol.connection import ClientSide
-from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame
+from phpmq_lite.protocol.frames import Dispatch, DispatchWithInfo, ReceiptFrame, Welcome
 
 WAIT_S = 60.0  # for expected frames; only a defect makes a test wait this long
 _keys = count(1)
+AnyDispatch = Dispatch | DispatchWithInfo
 
 
 def connect(address: int | str | Path, context: ssl.SSLContext | None = None) -> socket.socket:
@@ -54,6 +56,8 @@ class SocketClient:
         self.side = ClientSide()
         self.got: deque[Dispatch] = deque()  # not yet returned, in order
         self.receipts: deque[ReceiptFrame] = deque()
+        self.informed: deque[DispatchWithInfo] = deque()
+        self.welcomes: deque[Welcome] = deque()
 
     def __enter__(self) -> "SocketClient":
         return self
@@ -74,17 +78,34 @@ class SocketClient:
         """Send a 002."""
         self.send(self.side.consume(queue, credit))
 
-    def ack(self, *dispatches: Dispatch) -> None:
+    def ack(self, *dispatches: AnyDispatch) -> None:
         """Send a 004 for each."""
         self.send(b"".join(self.side.acknowledge(d.queue, d.message_id) for d in dispatches))
 
-    def requeue(self, dispatch: Dispatch, ttl_s: int = 0) -> None:
+    def requeue(self, dispatch: AnyDispatch, ttl_s: int = 0) -> None:
         """Send a 005."""
         self.send(self.side.requeue(dispatch.queue, dispatch.message_id, ttl_s))
 
-    def dead_letter(self, dispatch: Dispatch) -> None:
+    def dead_letter(self, dispatch: AnyDispatch) -> None:
         """Send a 006."""
         self.send(self.side.dead_letter(dispatch.queue, dispatch.message_id))
+
+    def publish_with(
+        self, queue: str, content: bytes, key: bytes | None = None, **options: Any
+    ) -> None:
+        """Send a 010."""
+        self.send(self.side.publish_with_options(queue, content, to_json(options), key))
+
+    def settle(
+        self, dispatch: AnyDispatch, action: str, content: bytes | None = None, **options: Any
+    ) -> None:
+        """Send a 011."""
+        named = to_json({"action": action, **options})
+        self.send(self.side.settle(dispatch.queue, dispatch.message_id, named, content))
+
+    def consume_with(self, queue: str, credit: int, **options: Any) -> None:
+        """Send a 012."""
+        self.send(self.side.consume_with_options(queue, credit, to_json(options)))
 
     # -- receiving
 
@@ -92,10 +113,15 @@ class SocketClient:
         """Read once; return False at the end of the connection."""
         data = self.socket.recv(1 << 18)
         for frame in self.side.receive(data):
-            if isinstance(frame, Dispatch):
-                self.got.append(frame)
-            else:
-                self.receipts.append(frame)
+            match frame:
+                case Dispatch():
+                    self.got.append(frame)
+                case DispatchWithInfo():
+                    self.informed.append(frame)
+                case ReceiptFrame():
+                    self.receipts.append(frame)
+                case Welcome():
+                    self.welcomes.append(frame)
         assert self.side.error is None, self.side.error
         return bool(data)
 
@@ -106,6 +132,18 @@ class SocketClient:
     def dispatches(self, number: int) -> list[Dispatch]:
         self._wait(lambda: len(self.got) >= number)
         return [self.got.popleft() for _ in range(number)]
+
+    def dispatch_with_info(self) -> tuple[DispatchWithInfo, dict[str, Any]]:
+        """Wait for a 013; return it with its packet 06."""
+        self._wait(lambda: bool(self.informed))
+        frame = self.informed.popleft()
+        return frame, json.loads(frame.info)
+
+    def welcome(self) -> tuple[bytes, dict[str, Any]]:
+        """Wait for a 015; return its key and its packet 06."""
+        self._wait(lambda: bool(self.welcomes))
+        frame = self.welcomes.popleft()
+        return frame.key, json.loads(frame.options)
 
     def read_nothing(self) -> None:
         """Limit the receive buffer, which would otherwise grow."""
@@ -177,6 +215,10 @@ class SocketClient:
         self.socket.close()
 
 
+def to_json(options: dict[str, Any]) -> bytes:
+    return json.dumps(options).encode()
+
+
 def new_key() -> bytes:
     """Return a key that no other publish of this process has."""
     return b"key-%d" % next(_keys)
@@ -206,11 +248,17 @@ class AdminApi:
         with urllib.request.urlopen(self.url + path, timeout=WAIT_S) as answer:
             return json.load(answer)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
+    def html(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=WAIT_S) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
         request = urllib.request.Request(
             self.url + path,
             json.dumps(body).encode(),
             {"Content-Type": "application/json", "Origin": self.url},
+            method=method,
         )
         with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
             return json.load(answer)
@@ -249,6 +297,20 @@ def take_all(broker: BrokerProcess, queue: str) -> list[Dispatch]:
             peer.ack(taken[-1])
         peer.barrier()
     return taken
+
+
+def scheduled(broker: BrokerProcess, queue: str) -> list[tuple[bytes, float, int]]:
+    """Return content, seconds until it is ready, and priority of a queue's scheduled messages."""
+    api, now_s = AdminApi(broker.admin[0]), time.time()
+    path = f"/api/v1/queues/{quote(queue, safe='')}/messages?state=scheduled"
+    return [
+        (
+            api.get(f"/api/v1/messages/{row['id']}/body")["content"].encode(),
+            row["deliver_at"] / 1_000 - now_s,
+            row["priority"],
+        )
+        for row in api.get(path)["items"]
+    ]
 
 
 def take_contents(broker: BrokerProcess, queue: str) -> list[bytes]:

@@ -1,5 +1,6 @@
 """The database of a broker, read and changed by a test on a connection of its own."""
 
+import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +21,12 @@ def stored_tables(data: Path, excluded: Collection[str] = ()) -> dict[str, Rows]
     with _connected(data) as read:
         tables = read_tables(read)
     return {name: rows for name, rows in tables.items() if name not in excluded}
+
+
+def unseal(data: Path) -> None:
+    """Let a stopped broker's database be changed."""
+    if (meta := data / "meta.json").exists():
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"seal": None}))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from phpmq_lite.model import Batch, ClockReading, LoadedRows
 from phpmq_lite.settings import Settings
 from phpmq_lite.storage.batch_sql import Step, batch_statements
 from phpmq_lite.storage.database_check import DatabaseCheck, check_bodies, check_tables
+from phpmq_lite.storage.migrations import read_migrations
 from phpmq_lite.storage.retention import RetentionBounds
 from phpmq_lite.storage.sqlite.backend import WriterMaintenance
 from phpmq_lite.storage.sqlite.integrity.database_check import check_all
@@ -64,6 +65,11 @@ END
 $$"""
 
 
+_OTHERS: Final = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+
+
 class DrivenStore(Protocol):
     connection: Any
     execute: Any
@@ -78,6 +84,13 @@ class DrivenStore(Protocol):
 
 class Database(Protocol):
     """A migrated, empty database, and what belongs to it."""
+
+    @property
+    def place(self) -> Path | str:
+        """Where ``open_place`` opens it from another process: a path, or a libpq address."""
+
+    def wait_for_killed(self) -> None:
+        """Wait until nothing of the connections of a killed process is executed any more."""
 
     def open_store(self) -> Any:
         """Return a new connection that writes, as the store of the engine."""
@@ -150,8 +163,11 @@ class SqliteDatabase:
     """A file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = self.place = path
         self._readers: list[sqlite3.Connection] = []
+
+    def wait_for_killed(self) -> None:
+        """Its locks have ended with it."""
 
     def open_store(self) -> SqliteStore:
         return open_store(self._path)
@@ -181,8 +197,14 @@ class PostgresDatabase:
 
     def __init__(self) -> None:
         self.name = take_database()
-        self.conninfo = shared_server().conninfo(self.name)
+        self.conninfo = self.place = shared_server().conninfo(self.name)
         self._readers: list[PostgresStore] = []
+
+    def wait_for_killed(self) -> None:
+        store = plain_store(self.conninfo)
+        while rows_of(store.execute(_OTHERS)) != [(0,)]:
+            time.sleep(0.001)
+        store.connection.close()
 
     def open_store(self) -> "PostgresStore":
         return _driven_store(self.conninfo)
@@ -199,8 +221,9 @@ class PostgresDatabase:
 
     def problems(self, store: "PostgresStore") -> dict[str, list[str]]:
         checks = [DatabaseCheck("bodies"), DatabaseCheck("tables")]
-        for check, find in zip(checks, (check_bodies, check_tables), strict=True):
-            find(store.execute, store.sql("database_check"), check)
+        execute, sql = store.execute, store.sql("database_check")
+        check_bodies(execute, sql, checks[0])
+        check_tables(execute, sql, checks[1], version=len(read_migrations(migrations_folder())))
         return {check.name: check.problems for check in checks}
 
     def close(self) -> None:
@@ -218,6 +241,11 @@ def new_database(path: Path) -> Any:
         return PostgresDatabase()
     path.write_bytes(empty_database())
     return SqliteDatabase(path)
+
+
+def open_place(place: Path | str) -> Any:
+    """Open the store of a ``Database.place``."""
+    return open_store(place) if isinstance(place, Path) else _driven_store(place)
 
 
 _servers: Final = ExitStack()

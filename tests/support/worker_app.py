@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ worker.run_worker = partial(worker.run_worker, reserve_timeout_s=0.6)  # tests w
 app = connect(
     f"phpmq://127.0.0.1:{os.environ['TEST_PORT']}", queue=os.environ["TEST_QUEUE"],
     backoff=json.loads(os.environ.get("TEST_BACKOFF", "[1, 2, 3]")), max_attempts=4,
-    release_delay_s=60,
+    release_delay_s=3,
 )  # fmt: skip
 _RUNS = Path(os.environ["TEST_RUNS"])
 
@@ -40,8 +41,27 @@ def do(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> 
             sys.exit(3)
         case "sleep":
             time.sleep(data["seconds"])
+        case "slow fail":
+            time.sleep(data["seconds"])
+            raise ValueError("failed")
+        case "hang":
+            _hang()
         case "forward":
             app.publish("urn:test:hop", {"from": meta["id"]})
+
+
+@app.handler("urn:test:brief", time_limit_s=0.5)
+def brief(data: dict[str, Any], meta: dict[str, Any], envelope: dict[str, Any]) -> None:
+    """Hang, in a loop that a time limit interrupts."""
+    note(what=data.get("what"), attempts=envelope["attempts"], id=meta["id"])
+    _hang()
+
+
+def _hang() -> None:
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        with suppress(Exception):
+            time.sleep(60)
 
 
 @app.handler("urn:test:hop")
