@@ -128,6 +128,7 @@ async def fill(site: Site) -> None:
     await _settle(client)
     await _trace(client)
     await _hold(site)
+    await _delay(site)
     await _pipeline(site)
     await _back_up(site)
 
@@ -175,6 +176,24 @@ async def _hold(site: Site) -> None:
         first = await anext(deliveries)
         site.ids.setdefault(f"held in {name}", first.message_id)
         site.held.append(deliveries)
+
+
+async def _delay(site: Site) -> None:
+    """Store delayed, urgent, grouped and retried messages in a queue with limits."""
+    settings = {"group_by": "group", "max_in_flight": 5, "max_rate": 2.5}
+    async with aiohttp.ClientSession() as http:
+        url = site.url("/api/v1/queues/reminders")
+        (await http.put(url, json={})).raise_for_status()
+        (await http.patch(url, json=settings)).raise_for_status()
+    worker = await site.connect()
+    await worker.publish_confirmed("reminders", envelope(1), priority=5, group="customer <7>")
+    async with worker.consume("reminders", 1) as deliveries:
+        error = ValueError("the mail server said 554 <no thanks>")
+        (await anext(deliveries)).retry(3_600, exception=error, limit=5)
+    for number in (2, 3):
+        await worker.publish_confirmed("reminders", envelope(number), group="customer <7>")
+    await worker.publish_confirmed("reminders", envelope(4), delay_s=600, unique_key="order-4")
+    await worker.publish_confirmed("reminders", b"{}", 60, deliver_at="2099-01-01T08:00+01:00")
 
 
 async def _back_up(site: Site) -> None:

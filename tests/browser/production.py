@@ -1,4 +1,4 @@
-"""A broker as teams leave it after a month: 21 queues, 14,000 messages, 12 error groups, 3 roles.
+"""A broker as teams leave it after a month: 22 queues, 14,000 messages, 12 error groups, 3 roles.
 
 Names and errors have their maximum lengths, so that the pages are tested at their fullest.
 Everything is sent through a client and the HTTP API, in batches.
@@ -72,6 +72,7 @@ ORDER: Final = {
     "properties": {"order_id": {"type": "integer"}, "total": {"type": "string"}},
 }  # fmt: skip
 TRACE: Final = "7b3f1c2a-0000-4000-8000-000000000042"
+SCHEDULE: Final = "reminders-of-open-offers"
 PEOPLE: Final = {
     "admin": "ada",
     "operator": "oskar.operations@example.com",
@@ -183,6 +184,34 @@ async def _expire(site: Site, call: Any) -> None:
             await asyncio.sleep(0.05)
 
 
+async def _delay(site: Site, call: Any) -> None:
+    """Store delayed, urgent, grouped and retried messages in a queue with limits, and schedules."""
+    queue, client, worker = "calls", site.clients[0], site.clients[2]
+    limits = {"group_by": "group", "max_rate": 2.5, "max_burst": 4, "max_in_flight": 5}
+    await call("PUT", f"/queues/{queue}", {})
+    await call("PATCH", f"/queues/{queue}", limits)
+    bodies = [envelope(queue, "urn:calls:make", number) for number in range(12)]
+    await client.publish_confirmed(queue, bodies[0], priority=5, group="customer-7")
+    async with client.consume(queue, 1) as deliveries:
+        error = TimeoutError("no answer after 30 s")
+        (await anext(deliveries)).retry(3_600, exception=error, limit=5)
+    await client.publish_many(queue, bodies[1:4], group="customer-7")
+    await client.publish_confirmed(queue, bodies[4], group="customer-8")
+    site.held.append(worker.consume(queue, 1))
+    await anext(site.held[-1])
+    await client.publish_many(queue, bodies[5:7], 300, delay_s=7_200)
+    await client.publish_confirmed(queue, bodies[7], deliver_at="2099-01-01T08:00+01:00")
+    await client.publish_many(queue, bodies[8:], priority=200)
+    schedule = {
+        "name": SCHEDULE, "cron": "30 8 * * MON-FRI", "timezone": "Europe/Berlin", "queue": queue,
+        "content": '{"tick": "{{tick}}"}', "ttl_s": 5_400, "priority": 64, "group": "customer-7",
+        "missed": "all", "missed_max": 7,
+    }  # fmt: skip
+    await call("POST", "/schedules", schedule)
+    await call("POST", f"/schedules/{SCHEDULE}/run", {})
+    await call("POST", "/schedules", schedule | {"name": "paused", "is_enabled": False})
+
+
 async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[str, str]]:
     """Create a month of users, settings, claims and bulk jobs."""
 
@@ -199,6 +228,7 @@ async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[st
 
     note = "Owned by fulfilment; page the on-call before purging.\nRunbook: see the wiki."
     await _expire(site, call)
+    await _delay(site, call)
     kept = {"note": note, "owner": "team-order-management", "alert_messages": 1_000}
     await call("PATCH", "/queues/orders", kept)
     await call("POST", "/queues/payments.refunds/pause", {"side": "delivery"})
@@ -217,23 +247,28 @@ async def _operate(site: Site, http: aiohttp.ClientSession) -> dict[str, dict[st
     bounds = await call(
         "POST", "/pipeline/history/bounds", {"reader": "archive-to-s3", "position": 400}
     )
-    found = summary(time.time_ns() // 1_000_000, bounds["history_id"])
-    for death in found["deaths"]:
+    insights = summary(time.time_ns() // 1_000_000, bounds["history_id"])
+    for death in insights["deaths"]:
         death["queue"], death["urn"] = LONG, LONG_URN
-    await call("PUT", "/pipeline/insights", found)
+    await call("PUT", "/pipeline/insights", insights)
     client = str((await call("GET", "/clients?state=open"))["items"][-1]["client"])
     ready, dead = await ids("q=queue:orders+state:ready"), await ids("q=queue:orders.dlq")
     acked = await ids("outcome=acked", "history")
+    found = (await call("GET", "/messages?q=queue:calls"))["items"]  # the newest first
+    calls = {item["state"]: str(item["id"]) for item in found}.values()
     places = {
-        "q": ["orders", LONG, "orders.dlq"],
-        "messages.id": [*ready, site.ids["orders"], *dead, *acked],
+        "q": ["orders", LONG, "orders.dlq", "calls"],
+        "messages.id": [*ready, site.ids["orders"], *dead, *acked, *calls],
         "messages.id/": [*ready, *dead],
         "clients.id": [client],
         "client": [client],
         "n": [client],
         "name": [PEOPLE["viewer"]],
+        "schedules.name": [SCHEDULE],
         "trace": [TRACE],
         "token": ["gone"],
         "job": [job],
     }
-    return {role: filled_paths(places, role) for role in PEOPLE}
+    tabs = [f"/queues/calls?tab={tab}" for tab in ("scheduled", "held", "settings")]
+    more = {f"queue {path}": path for path in tabs}
+    return {role: filled_paths(places, role) | more for role in PEOPLE}

@@ -69,13 +69,16 @@ def write_day(database: Path) -> None:
 
 
 async def prepare(data: Path) -> None:
-    """Create queues, their backlogs, three dead letters, and a day of roll-ups."""
+    """Create queues, their backlogs, delays, three dead letters, and a day of roll-ups."""
     async with site_of(data, is_filled=False) as site:
         client = await site.connect()
         for name, count in IDLE.items():
             await client.publish_many(name, [envelope(number) for number in range(count)])
         for name in SHARES:
             await client.publish_many(name, [envelope(number) for number in range(40)])
+        await client.publish_many(
+            "orders", [envelope(number) for number in range(12)], delay_s=86_400
+        )
         async with client.consume("webhooks", 3) as deliveries:
             count = 0
             async for delivery in deliveries:

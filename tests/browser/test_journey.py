@@ -69,6 +69,38 @@ async def test_message_is_moved_and_moved_back(empty_site: Site, browse: Browse)
     assert await bodies(empty_site, "orders") == ['"first"']
 
 
+@pytest.mark.parametrize(("action", "target"), [("Move", "invoices"), ("Delete", "")])
+async def test_head_that_blocks_its_group_is_delivered_put_off_and_taken_away(
+    site: Site, browse: Browse, action: str, target: str
+) -> None:
+    page = await browse(site.url("/queues/reminders"))
+    head = page.locator("section[aria-labelledby=heads-title] tbody tr")
+    states = page.locator("section[aria-label=Messages] tbody .state")
+    dialog = page.locator("dialog[open]")
+    await expect(states).to_have_text(["blocked"] * 2)
+    await head.get_by_role("button", name="Deliver now").click()
+    await expect(states).to_have_text(["ready", "blocked", "blocked"])
+    await undo(page)
+    await expect(head).to_contain_text("ready in 59 min")
+    await head.locator("a.id").click()
+    await page.get_by_role("link", name="Change time…").click()
+    await dialog.get_by_label("Deliver after").fill("2")
+    await dialog.get_by_label("Unit").first.select_option("d")
+    await dialog.get_by_role("button", name="Change time of message").click()
+    await expect(page.get_by_text("in 1 d 23 h").first).to_be_visible()
+    await undo(page)
+    await expect(page.get_by_text("in 59 min").first).to_be_visible()
+    await page.goto(site.url("/queues/reminders"))
+    await head.get_by_role("link", name=f"{action}…").click()
+    if target:
+        await dialog.get_by_label("Queue").first.fill(target)
+    await dialog.get_by_role("button", name=re.compile(action)).click()
+    await expect(states).to_have_text(["ready", "blocked"])
+    await expect(head).to_have_count(0)
+    await undo(page)
+    await expect(page.get_by_role("link", name="Scheduled 3")).to_be_visible()
+
+
 async def test_matching_messages_are_deleted_without_later_arrivals_and_restored(
     empty_site: Site, browse: Browse
 ) -> None:

@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from phpmq_lite.installation import templates_folder
 from tests.browser.filled import Site, log_in
-from tests.browser.known_numbers import Known, Number, judge, now_ms, template_texts
+from tests.browser.known_numbers import judge, now_ms, template_texts
+from tests.browser.number_checks import Known, Number
 from tests.browser.production import ENOUGH_S, PEOPLE, production
 from tests.browser.tabs import Browse
 from tests.support.stores import ON_POSTGRES

@@ -24,8 +24,8 @@ EMPTY: Final = (  # pages of a broker without queues
 )  # fmt: skip
 TRACE: Final = "7b3f1c2a-0000-4000-8000-000000000042"
 MORE: Final = {
-    "queue": ("?tab=dead", "?tab=history", "?state=dispatched", "?tab=consumers", "?tab=charts",
-              "?tab=settings"),
+    "queue": ("?tab=dead", "?tab=history", "?tab=scheduled", "?tab=held", "?tab=consumers",
+              "?tab=charts", "?tab=settings"),
     "queues": ("?sort=-ready", "?q=zzz&has=dead", "?has=backlog"),
     "history": ("?outcome=dead", "?outcome=expired"),
     "insights": ("?span=30d&queue=orders", "?tab=queues", "?tab=urns", "?tab=dead",

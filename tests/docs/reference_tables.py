@@ -16,6 +16,7 @@ from phpmq_lite.broker.pipeline.staging import STAGED_PARTS, STAGED_ROWS, TOKENS
 from phpmq_lite.broker.pipeline.state import APP_IDS, SINGLE_USES, SUBSCRIPTIONS_MAX
 from phpmq_lite.broker.registry import REMOVED_QUEUES
 from phpmq_lite.installation import migrations_folder
+from phpmq_lite.schedules import SCHEDULES_MAX
 from phpmq_lite.server.rollups import QUEUES_MAX
 from phpmq_lite.storage.read.accounts import SAVED_MAX
 from phpmq_lite.storage.retention import JUMPS_KEPT
@@ -70,6 +71,9 @@ WORDS: Final[dict[str, str]] = {
     "migration.name": "of its file",
     "migration.number": "in their order",
     "migration.sha256": "of the text of its file, in hex",
+    "queue.scheduled_count": "live messages that are scheduled",
+    "receipt.queue_id": "of `queue`; negative: the publish was sent to its NAME.retry",
+    "stage_row.group_name": "group of the message; NULL: none",
 }
 EVENTS_MAX: Final = 16  # in 0001_initial.sql
 _MESSAGES: Final = "`storage.max_bytes` and `storage.free_bytes`; per queue its `max_messages`"
@@ -95,6 +99,8 @@ BOUNDS: Final[dict[str, str]] = {
     "receipt": "`receipts.limit`",
     "rollup": f"those of {QUEUES_MAX} queues and of the totals, for each span that is kept",
     "saved": f"{SAVED_MAX} of each kind",
+    "schedule": f"{SCHEDULES_MAX}",
+    "schedule_run": "those of 7 days, and the newest 100, of each schedule",
     "session": f"{SESSIONS_PER_USER} for each user",
     "stage": f"{TOKENS:,}, and a quarter for users with few",
     "stage_part": f"{STAGED_PARTS:,}, and a quarter for users with few",
@@ -142,7 +148,9 @@ def _table(database: sqlite3.Connection, name: str, sql: str) -> Iterator[str]:
         " ORDER BY name", (name,)
     ).fetchall()  # fmt: skip
     if indexes:
-        places = [index.partition(" ON ")[2].removeprefix(name).strip() for (index,) in indexes]
+        places = [
+            " ".join(index.partition(" ON ")[2].removeprefix(name).split()) for (index,) in indexes
+        ]
         yield f"Indexes: {', '.join(f'`{place}`' for place in places)}.\n"
 
 

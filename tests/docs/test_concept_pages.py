@@ -10,6 +10,7 @@ import pytest
 from phpmq_lite.broker import commands, transitions
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Connection
+from phpmq_lite.broker.retries import RetryRequest
 from phpmq_lite.model import Message
 from phpmq_lite.queue_settings import LONGEST_TTL_S
 from phpmq_lite.settings import SETTINGS, Settings, as_text
@@ -18,6 +19,7 @@ from tests.docs import pages
 from tests.support.core_rig import CoreRig
 
 TTL_S: Final = 60
+DELAY_S: Final = 5
 DEFAULT_S: Final = 7  # of the queue that is forwarded or moved to
 RETRY: Final = "docs/concepts/retry.md"
 TTL: Final = "docs/concepts/ttl.md"
@@ -53,6 +55,13 @@ class Scene:
             lambda: commands.requeue(self.core, self.consumer, "orders", message_id, 2 * TTL_S)
         )
 
+    def retry(self) -> None:
+        self.rig.advance(1)
+        message_id, request = self.first.message_id, RetryRequest.of({"delay_s": DELAY_S}, None)
+        self.rig.run(
+            lambda: commands.retry(self.core, self.consumer, "orders", message_id, request)
+        )
+
     def disconnect(self) -> None:
         self.rig.run(lambda: commands.disconnect(self.core, self.consumer, None, None, "closed"))
 
@@ -72,12 +81,12 @@ class Scene:
     def move(self) -> None:
         target = self.rig.queue("elsewhere")
         self.consume_again()
-        self.rig.run(lambda: transitions.move(self.core, self.first, target))
+        self.rig.run(lambda: transitions.move(self.core, self.first, target, None))
 
     def forward(self) -> None:
         target = self.rig.queue("elsewhere")
         self.consume_again()
-        self.rig.run(lambda: transitions.forward(self.core, self.first, target))
+        self.rig.run(lambda: transitions.forward(self.core, self.first, target, None))
 
 
 def place_after(happens: Callable[[Scene], None]) -> tuple[str, str]:
@@ -93,6 +102,7 @@ def place_after(happens: Callable[[Scene], None]) -> tuple[str, str]:
     ("row", "happens", "expected"),
     [
         ("its consumer requeues it (005)", [Scene.requeue], "first"),
+        ("its consumer retries it (011)", [Scene.retry], "no"),
         ("the connection ends", [Scene.disconnect], "first"),
         (
             "its consumer does not settle it within `ack_timeout_s` (30 minutes)",
@@ -132,6 +142,7 @@ def test_start_returns_messages_without_a_charge() -> None:
         ("returned, released, moved", Scene.release, TTL_S),
         ("returned, released, moved", Scene.move, TTL_S),
         ("requeued by its consumer (005)", Scene.requeue, 2 * TTL_S + 1),
+        ("[retried](retry.md#a-workers-retry)", Scene.retry, TTL_S + DELAY_S),
         ("requeued by an operator", Scene.requeue_by_operator, TTL_S),
         ("forwarded", Scene.forward, DEFAULT_S),
     ],
@@ -175,12 +186,16 @@ def test_figures_of_the_pages_are_the_defaults() -> None:
 
 DESCRIBED: Final = {  # page -> its settings
     TTL: {"queues.on_expire", "queues.default_ttl_s"},
-    RETRY: {"queues.max_deliveries", "queues.ack_timeout_s"},
+    "docs/concepts/delay.md": {"queues.default_ttl_s"},
+    "docs/concepts/priority.md": set(),
+    "docs/concepts/limits.md": {"queues.max_rate", "queues.max_burst", "queues.max_in_flight"},
+    RETRY: {"queues.max_deliveries", "queues.ack_timeout_s", "limits.max_hold_s"},
     "docs/concepts/dead-letters.md": {
         "queues.max_deliveries", "queues.on_expire", "queues.payload_policy",
     },
     "docs/concepts/history.md": {name for name in SETTINGS if name.startswith("history.")},
     "docs/concepts/durability.md": {"receipts.window_s", "receipts.limit", "storage.free_bytes"},
+    "docs/concepts/schedules.md": set(),
 }  # fmt: skip
 
 
@@ -193,5 +208,5 @@ def test_every_concept_page_names_its_settings_with_their_defaults() -> None:
         assert set(rows) == names, page
         for name, shown in rows.items():
             assert shown.replace(",", "") == as_text(SETTINGS[name].default), (page, name)
-        assert "](../reference/settings.md)" in text
-        assert "`config.toml`" in text
+        assert not names or "](../reference/settings.md)" in text
+        assert not names or "`config.toml`" in text

@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,12 +16,10 @@ from typing import Final
 
 import pytest
 
-from phpmq_lite.client import connect_blocking
 from phpmq_lite.settings import SETTINGS
 from tests.docs.command_lines import assert_accepted
 from tests.docs.pages import Block, blocks
 from tests.support.cli_runner import invoke
-from tests.support.fork_server import broker_with_all_listeners
 from tests.support.programs import run_program
 
 PAGE: Final = "docs/guides/how-do-i.md"
@@ -166,16 +163,6 @@ def test_cron_runs_the_alert(checked: Path) -> None:
         command = command.replace(theirs, ours)
     run(checked, command)
     assert set(json.loads((checked / "phpmq_alert.json").read_text()).values()) == {0}
-
-
-@pytest.mark.acceptance
-def test_cron_publishes(tmp_path: Path) -> None:
-    command = as_cron_runs_it(block("publish reports").text)
-    command = command.replace("/usr/local/bin/phpmq-lite", f"{sys.executable} -m phpmq_lite")
-    with broker_with_all_listeners(tmp_path / "data") as broker:
-        run(tmp_path, command, PHPMQ_DATA=str(broker.data))
-        with connect_blocking(broker.phpmq[0]) as client, client.consume("reports") as deliveries:
-            assert json.loads(next(deliveries).body) == {"day": str(date.today())}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="missing: systemd-analyze")

@@ -1,5 +1,6 @@
 """docs/reference/protocol.md agrees with the code: frames, limits, codes and states."""
 
+import json
 import re
 from collections import Counter
 from functools import partial
@@ -8,18 +9,28 @@ from xml.etree import ElementTree
 
 import pytest
 
+from phpmq_lite import frame_options
+from phpmq_lite.broker import reasons
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.reasons import SHORTAGE_REFUSALS
 from phpmq_lite.broker.state_table import TRANSITIONS, StateEvent
 from phpmq_lite.errors import KEY_CONFLICT
+from phpmq_lite.frame_options import (
+    PublishOptions,
+    consume_problem,
+    facts_of,
+    read_options,
+    read_settlement,
+)
 from phpmq_lite.model import QueueRow, State
 from phpmq_lite.protocol import frames
 from phpmq_lite.protocol.connection import ClientSide, ServerSide
-from phpmq_lite.protocol.frames import Dispatch, ReceiptFrame, WireLimits
+from phpmq_lite.protocol.frames import Dispatch, WireLimits
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import admission, backpressure
 from tests.docs import pages
 from tests.docs.pages import ROOT
+from tests.support.frame_bytes import append_broker_frame
 
 NAME = "docs/reference/protocol.md"
 PAGE = pages.text_of(NAME)
@@ -33,6 +44,7 @@ PICTURE = ElementTree.fromstring(
     (ROOT / "docs" / "images" / "life.svg").read_text(encoding="utf-8")
 )
 SVG = "{http://www.w3.org/2000/svg}"
+FROM_BROKER = {f"{header[3:6].decode()}" for header in frames.FROM_BROKER}
 NEAR = 4.0  # maximum distance between an arrow and its box
 
 
@@ -50,7 +62,7 @@ def quoted(cells: list[list[str]]) -> set[str]:
 @pytest.mark.parametrize("line_break", ["", "\n", "\r\n"], ids=["compact", "LF", "CR LF"])
 def test_example_is_one_whole_frame_in_both_framings(example: list[str], line_break: str) -> None:
     data = line_break.join(example).encode()
-    is_from_broker = example[0][:6] in {"H01003", "H01007"}
+    is_from_broker = example[0][3:6] in FROM_BROKER
     side = ClientSide() if is_from_broker else ServerSide(WireLimits())
     frames = list(side.receive(data))
     if isinstance(side, ServerSide):
@@ -66,19 +78,99 @@ def test_examples_have_every_frame_there_is() -> None:
 def test_broker_writes_the_bytes_of_the_examples() -> None:
     for example in EXAMPLES:
         data = "".join(example).encode()
-        for frame in ClientSide().receive(data) if example[0][3:6] in {"003", "007"} else ():
+        for frame in ClientSide().receive(data) if example[0][3:6] in FROM_BROKER else ():
+            is_legacy = isinstance(frame, Dispatch) and frame.ttl_s is None
+            parts: list[bytes] = []
+            side = ServerSide(WireLimits(), revision="legacy" if is_legacy else "ttl")
+            append_broker_frame(side, parts, frame)
+            assert b"".join(parts) == data
+
+
+def test_clients_write_the_bytes_of_the_examples() -> None:
+    for example in EXAMPLES:
+        data = "".join(example).encode()
+        if (
+            int(example[0][3:6]) >= frames.PUBLISH_WITH_OPTIONS
+            and example[0][3:6] not in FROM_BROKER
+        ):
+            [frame] = ServerSide(WireLimits(), http_guard=False).receive(data)
             assert written(frame) == data
 
 
-def written(frame: Dispatch | ReceiptFrame) -> bytes:
-    parts: list[bytes] = []
-    if isinstance(frame, ReceiptFrame):
-        side = ServerSide(WireLimits())
-        side.append_receipts(parts, frame.queue, (frame.key,), frame.reason)
-    else:
-        side = ServerSide(WireLimits(), revision="legacy" if frame.ttl_s is None else "ttl")
-        side.append_dispatch(parts, frame.queue, frame.content, frame.message_id, frame.ttl_s or 0)
-    return b"".join(parts)
+def written(frame: frames.ClientFrame) -> bytes:
+    client = ClientSide()
+    match frame:
+        case frames.PublishWithOptions(queue, content, options, key):
+            return client.publish_with_options(queue, content, options, key)
+        case frames.Settle(queue, message_id, options, new):
+            return client.settle(queue, message_id, options, new)
+        case frames.ConsumeWithOptions(queue, count, options):
+            return client.consume_with_options(queue, count, options)
+        case frames.Hello(key, options):
+            return client.hello(key, options)
+    raise AssertionError(frame)
+
+
+def test_options_of_the_examples_are_valid() -> None:
+    found = [
+        ServerSide(WireLimits(), http_guard=False).receive("".join(example).encode())
+        for example in EXAMPLES
+        if example[0][3:6] not in FROM_BROKER
+    ]
+    for (frame,) in found:
+        match frame:
+            case frames.PublishWithOptions():
+                PublishOptions.of(read_options(frame.options, frame_options.PUBLISH))
+            case frames.Settle():
+                has_content = frame.content is not None
+                assert not read_settlement(frame.options, has_content=has_content).problem
+            case frames.ConsumeWithOptions():
+                assert not consume_problem(frame.options)
+            case frames.Hello():
+                assert facts_of(frame.options).keys() == frame_options.HELLO.keys()
+
+
+@pytest.mark.parametrize(
+    ("head", "fields"),
+    [
+        ("| option of 010 |", frame_options.PUBLISH),
+        ("| option of 012 |", frame_options.CONSUME),
+        ("| option of 014 |", frame_options.HELLO),
+        *((f"| option of `{action}` |", fields) for action, fields in frame_options.SETTLE.items()),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_tables_of_options_have_every_option_with_its_bounds(
+    head: str, fields: frame_options.Fields
+) -> None:
+    """The table of each frame; those of an action are in the order of the code."""
+    cells = rows(head)
+    assert [row[0].strip("`") for row in cells] == list(fields)
+    for (name, value, _), field in zip(cells, fields.values(), strict=True):
+        match field.kind:
+            case "seconds":
+                expected = f"seconds from {field.lowest:.0f} to {field.highest:.0f}"
+            case "whole" if field.highest > 10**9:
+                expected = f"whole number from {field.lowest:.0f}"
+            case "whole":
+                expected = f"whole number from {field.lowest:.0f} to {field.highest:.0f}"
+            case "text" if field.is_cut:
+                expected = f"text, cut after {field.highest:.0f} bytes"
+            case "text":
+                expected = f"text of {field.lowest:.0f} to {field.highest:.0f} bytes"
+            case "choice":
+                expected = " or ".join(f"`{choice}`" for choice in field.choices)
+            case "date":
+                expected = "date up to 2100"
+            case _:
+                expected = "true or false"
+        assert value == expected, name
+
+
+def test_info_of_a_dispatch_is_described() -> None:
+    [example] = [example for example in EXAMPLES if example[0].startswith("H01013")]
+    names = [row[0].strip("`") for row in rows("| info |")]
+    assert [*json.loads(example[-1]), "group"] == names
 
 
 def test_table_of_frames_has_their_packets_in_order() -> None:
@@ -121,8 +213,15 @@ def test_refusals_are_those_of_a_queue_and_of_the_disk() -> None:
         refusals.add(None if refusal is None else refusal.reason)
     shut = {kind.reason for kind in SHORTAGE_REFUSALS}
     told = quoted(rows("| reason | what to do |"))
-    others = {"too many queues", "dead-letter queue …", KEY_CONFLICT}
+    others = {"too many queues", "dead-letter queue …", KEY_CONFLICT, reasons.UNIQUE_KEY_HELD}
+    others.add(f"{reasons.BAD_OPTION}: …")
     assert told == refusals | shut | others
+
+
+def test_reasons_of_ignored_commands_are_those_of_the_code() -> None:
+    source = (ROOT / "phpmq_lite" / "broker" / "commands.py").read_text(encoding="utf-8")
+    literals = set(re.findall(r'ignore\(core, "(\w+)"\)', source))
+    assert quoted(rows("| reason | the command named |")) == literals | {reasons.INVALID}
 
 
 # -- the life of a message
@@ -157,7 +256,8 @@ def test_picture_has_every_transition_and_no_other() -> None:
     ]
     told = [(state.name.lower(), event, to.name.lower()) for (state, event), to in
             TRANSITIONS.items()]  # fmt: skip
-    assert Counter(drawn) == Counter([(None, "publish", "ready"), *told])
+    new = [(None, "publish", state) for state in ("ready", "scheduled", "blocked")]
+    assert Counter(drawn) == Counter([*new, *told])
 
 
 def test_arrows_of_the_picture_lead_from_box_to_box() -> None:

@@ -4,8 +4,10 @@ import base64
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
 
 from phpmq_lite.admin.http import cursors
 from tests.support.http_site import HttpSite, running_site
@@ -83,53 +85,37 @@ async def test_publish_to_a_paused_queue_is_refused(site: HttpSite) -> None:
     assert await site.contents("orders") == ["a", "c"]
 
 
-async def test_delayed_message_waits_in_the_retry_queue_and_is_forwarded(site: HttpSite) -> None:
-    path = "/queues/orders/messages"
-    done = await site.ok(
-        "POST", path, [{"content": "a", "delay_s": 1}, {"content": "b", "delay_s": 600}]
-    )
-    assert done["warning"] == ""
+async def test_delayed_message_is_scheduled_in_its_queue(site: HttpSite) -> None:
+    path, late = "/queues/orders/messages", {"content": "b", "delay_s": 600, "ttl_s": 60}
+    done = await site.ok("POST", path, [{"content": "a", "delay_s": 0.2}, late])
     shown = await site.ok("GET", f"/messages/{done['ids'][1]}")
-    assert (shown["queue"], shown["ttl_s"]) == ("orders.retry", 600)
-    async with site.client() as client, client.consume("orders") as forwarded:
-        assert (await anext(forwarded)).body == b"a"
-    assert await site.contents("orders.retry") == ["b"]
+    assert (shown["queue"], shown["state"], shown["ready_at"]) == ("orders", "scheduled", None)
+    assert round((shown["deliver_at"] - shown["published_at"]) / 1_000) == 600
+    assert shown["deadline_at"] - shown["deliver_at"] == 60_000
+    async with site.client() as client, client.consume("orders") as ready:
+        assert (await anext(ready)).body == b"a"
+    assert (await site.ok("GET", "/queues/orders"))["scheduled"] == 1
 
 
-async def test_delay_that_cannot_be_is_refused_and_stores_nothing(site: HttpSite) -> None:
-    for queue, messages, why in (
-        ("orders", {"content": "a", "delay_s": 5, "ttl_s": 60}, "omit one of them"),
-        ("orders", {"content": "a", "delay_s": 5, "ttl_s": 0}, "omit one of them"),
-        ("orders.retry", {"content": "a", "delay_s": 5}, "publish to 'orders' with the delay"),
-        ("q" * 250, {"content": "a", "delay_s": 5}, "shorten it"),
-        ("orders", [{"content": "a", "delay_s": 5}, {"content": "b"}], "in two requests"),
-        ("orders", {"content": "a", "delay_s": -1}, "delay_s"),
-    ):
-        status, problem = await site.api("POST", f"/queues/{queue}/messages", messages)
-        assert status == 422, problem
-        assert why in problem["detail"]
+REFUSED_OPTIONS = [
+    ({"delay_s": 5, "deliver_at": 4_000_000_000_000}, "deliver_at"),
+    ({"delay_s": -1}, "delay_s"),
+    ({"deliver_at": "2027-01-01T08:00"}, "deliver_at"),  # without an offset
+    ({"priority": 256}, "priority"),
+    ({"unique_key": "k" * 65}, "unique_key"),
+    ({"if_exists": "replace"}, "if_exists"),
+    ({"group": "g" * 256}, "group"),
+]
+
+
+@pytest.mark.parametrize(("options", "field"), REFUSED_OPTIONS)
+async def test_option_that_cannot_be_is_refused(
+    site: HttpSite, options: dict[str, Any], field: str
+) -> None:
+    message = {"content": "a"} | options
+    status, problem = await site.api("POST", "/queues/orders/messages", message)
+    assert (status, problem["field"]) == (422, field)
     assert (await site.ok("GET", "/queues"))["items"] == []
-
-
-async def test_delay_is_refused_when_the_retry_queue_forwards_elsewhere(site: HttpSite) -> None:
-    await site.ok("PUT", "/queues/orders.retry")
-    await site.ok("PATCH", "/queues/orders.retry", {"on_expire": "history"})
-    status, problem = await site.api(
-        "POST", "/queues/orders/messages", {"content": "a", "delay_s": 5}
-    )
-    assert (status, problem["code"]) == (422, "bad_delay")
-    assert "set its on_expire to 'forward:orders'" in problem["detail"]
-    assert await site.ready("orders.retry") == 0
-
-
-async def test_message_that_is_never_forwarded_is_warned_about(site: HttpSite) -> None:
-    path = "/queues/orders.retry/messages"
-    done = await site.ok("POST", path, [{"content": "a", "ttl_s": 60}, {"content": "b"}])
-    assert "never move to 'orders'; publish to 'orders' with a delay" in done["warning"]
-    assert (await site.ok("POST", path, {"content": "a", "ttl_s": 60}))["warning"] == ""
-    await site.ok("PATCH", "/queues/orders.retry", {"default_ttl_s": 60})
-    assert (await site.ok("POST", path, {"content": "a"}))["warning"] == ""
-    assert "never" in (await site.ok("POST", path, {"content": "a", "ttl_s": 0}))["warning"]
 
 
 # -- one message
@@ -331,9 +317,13 @@ async def test_definitions_are_exported_and_imported(tmp_path: Path) -> None:
         await site.ok("PUT", "/queues/plain")
         await site.create_queue("orders", max_deliveries=5)
         saved = {"labels": {"10.0.0.7": "till"}, "views": {}, "templates": {"t": {"body": "x"}}}
-        await site.ok("PUT", "/definitions", saved)
+        nightly = {"cron": "0 3 * * *", "queue": "plain", "content": "{{tick}}", "priority": 7}
+        await site.ok("PUT", "/definitions", saved | {"schedules": {"nightly": nightly}})
         kept = await site.ok("GET", "/definitions")
+    schedule = kept.pop("schedules")["nightly"]
     assert kept == saved | {"queues": {"orders": {"max_deliveries": 5}, "plain": {}}}
+    assert schedule.items() >= nightly.items()
+    kept["schedules"] = {"nightly": schedule}
     async with running_site(tmp_path / "two") as site:
         await site.create_queue("orders", ack_timeout_s=5)
         assert await site.ok("PUT", "/definitions", kept) == kept

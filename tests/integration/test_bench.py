@@ -178,6 +178,16 @@ def test_benchmark_reports(
 
 
 @pytest.mark.slow
+def test_benchmark_of_delivery_options_checks_their_rules(tmp_path: Path) -> None:
+    """It fails if a message is early, two of a group are in flight, or a limit is exceeded."""
+    cases = ("due", "rate", "in_flight", "groups")
+    done = run_benchmark(tmp_path, "delivery_options.py", "--short", *cases)
+    assert done.returncode == 0, done.stderr
+    assert "at most 50 in flight" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 @needs_postgres
 @pytest.mark.parametrize(
     ("program", "expected"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.model import State
+from phpmq_lite.model import State, position_of
 from phpmq_lite.storage.read import dead_letter_groups, messages
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups, DeadLetterPage
 from phpmq_lite.storage.read.messages import MessageReader, MessageRow
@@ -61,6 +61,50 @@ async def test_reader_finds_the_oldest_ready_by_position(
     assert await reader.oldest_ready_at([1, 2, 3]) == {1: 20}
 
 
+async def test_oldest_ready_message_may_have_any_priority_and_be_blocked(
+    database: Database, reader: MessageReader
+) -> None:
+    """Ages count from when a message became ready, and urgent messages do not hide others."""
+    for priority, state, published_at, ready_at in (
+        (0, 0, 50, None), (128, 0, 10, 40), (128, 0, 41, None), (200, 0, 30, None), (255, 6, 1, 2),
+    ):  # fmt: skip
+        columns: dict[str, Any] = {
+            "state": state,
+            "published_at": published_at,
+            "ready_at": ready_at,
+        }
+        position = position_of(database._next, priority)
+        database.message(1, position=position, **columns)
+    assert await reader.oldest_ready_at([1]) == {1: 30}
+    database.message(1, state=7, published_at=20, group_name="a")
+    assert await reader.oldest_ready_at([1]) == {1: 20}
+
+
+async def test_heads_that_block_others_of_their_groups_are_found(
+    database: Database, reader: MessageReader
+) -> None:
+    for group, state, since in (
+        ("a", 6, 30), ("a", 7, None), ("b", 1, 20), ("c", 1, 10), ("c", 7, None), ("d", 0, None),
+    ):  # fmt: skip
+        database.message(1, state=state, group_name=group, head_since=since)
+    rows = await reader.blocking_heads(1)
+    assert [(row.group, row.head_since) for row in rows] == [("c", 10), ("a", 30)]
+    assert await reader.blocking_heads(2) == []
+
+
+async def test_pages_of_a_queue_with_priorities_go_both_ways(
+    database: Database, reader: MessageReader
+) -> None:
+    for at in range(9):
+        position = position_of(at + 1, (200, 128, 0)[at % 3])
+        database.message(1, position=position, state=(0, 1, 6, 7)[at % 4])
+    first = await reader.messages(1, limit=5)
+    second = await reader.messages(1, after=first[-1].position, limit=5)
+    assert seqs([*first, *second]) == [3, 6, 9, 2, 5, 8, 1, 4, 7]
+    assert await reader.messages(1, before=second[0].position, limit=5) == first
+    assert [row.priority for row in first] == [0, 0, 0, 128, 128]
+
+
 async def test_reader_pages_through_a_queue_in_both_directions(
     database: Database, reader: MessageReader
 ) -> None:
@@ -75,9 +119,9 @@ async def test_reader_pages_through_a_queue_in_both_directions(
 async def test_reader_filters_by_state(database: Database, reader: MessageReader) -> None:
     for at in range(6):
         database.message(1, state=at % 2)
-    assert seqs(await reader.messages(1, state=State.READY)) == [1, 3, 5]
-    assert seqs(await reader.messages(1, state=State.DISPATCHED)) == [2, 4, 6]
-    assert seqs(await reader.messages(1, state=State.DISPATCHED, before=6, limit=1)) == [4]
+    assert seqs(await reader.messages(1, states=(State.READY,))) == [1, 3, 5]
+    assert seqs(await reader.messages(1, states=(State.DISPATCHED,))) == [2, 4, 6]
+    assert seqs(await reader.messages(1, states=(State.DISPATCHED,), before=6, limit=1)) == [4]
 
 
 async def test_reader_never_returns_more_than_a_page(

@@ -4,10 +4,12 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -81,23 +83,63 @@ def test_publish_sets_a_time_to_live(run: Run, queue: str) -> None:
 
 
 def test_publish_delays(run: Run, queue: str) -> None:
-    published = run("publish", queue, "--body", "x", "--delay", "1s")
-    stored = f"1 message stored in {queue}.retry, for {queue} after 1 s, by the broker on "
-    assert published.stderr.startswith(stored)
+    published = run("publish", queue, "--body", "x", "--delay", "1s", "--ttl", "1m")
+    assert published.stderr.startswith(f"1 message stored in {queue} by the broker on ")
     assert run("consume", queue, "-n", "1").stdout == "x\n"
 
 
-def test_publish_refuses_a_delay_that_cannot_be(run: Run, queue: str) -> None:
-    both = run("publish", queue, "--body", "x", "--delay", "5s", "--ttl", "1m", code=2)
-    assert "the delay (5 s) excludes a time to live (60 s); omit one of them" in both.stderr
-    twice = run("publish", f"{queue}.retry", "--body", "x", "--delay", "5s", code=2)
-    assert f"publish to '{queue}' with the delay" in twice.stderr
+def test_publish_takes_delivery_options(run: Run, queue: str) -> None:
+    for body, *options in (
+        ("late", "--priority", "200"),
+        ("first", "--priority", "0", "--group", "g"),
+        ("at", "--at", "2099-01-01T08:00+01:00", "--unique", "k"),
+        ("again", "--unique", "k"),  # is not stored
+        ("other", "--unique", "k", "--replace", "--delay", "1d"),
+    ):
+        run("publish", queue, "--body", body, *options)
+    rows = run("message", "list", queue, "-o", "jsonl").stdout.splitlines()
+    assert [
+        (row["preview"], row["state"], row["priority"], row["group"], row["unique_key"])
+        for row in map(json.loads, rows)
+    ] == [
+        ("first", "ready", 0, "g", None),
+        ("other", "scheduled", 128, None, "k"),
+        ("late", "ready", 200, None, None),
+    ]
+    due = datetime.fromtimestamp(json.loads(rows[1])["deliver_at"] / 1_000, UTC)
+    table = run("message", "list", queue, "--state", "scheduled", "-o", "table").stdout
+    assert re.search(rf"READY \(UTC\).*\n.* {due:%Y-%m-%d %H:%M:%S} ", table)
+    nothing = run("message", "list", queue, "--state", "blocked", "-o", "table").stderr
+    assert nothing == f"{queue} has no blocked messages\n"
 
 
-def test_publish_warns_about_a_message_that_stays_in_a_retry_queue(run: Run, queue: str) -> None:
-    stays = run("publish", f"{queue}.retry", "--body", "x").stderr
-    assert stays.startswith(f"warning: without a time to live, messages in '{queue}.retry' never")
-    assert "warning" not in run("publish", f"{queue}.retry", "--body", "x", "--ttl", "1h").stderr
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--delay", "5s", "--at", "2099-01-01T08:00Z"), "--delay and --at cannot be combined"),
+        (("--at", "2099-01-01T08:00"), "must be a date"),
+        (("--priority", "256"), "256 is not in the range"),
+        (("--replace",), "--replace needs --unique"),
+    ],
+)
+def test_publish_refuses_options_that_cannot_be(
+    run: Run, queue: str, options: tuple[str, ...], problem: str
+) -> None:
+    assert problem in run("publish", queue, "--body", "x", *options, code=2).stderr
+
+
+def test_scheduled_message_is_put_off_delivered_and_cancelled(run: Run, queue: str) -> None:
+    run("publish", queue, "--body", "x", "--delay", "1h", "--unique", "k")
+    run("queue", "reschedule", queue, "k", "--delay", "2h")
+    assert json.loads(run("queue", "show", queue, "-o", "json").stdout)["scheduled"] == 1
+    row = json.loads(run("message", "list", queue, "-o", "jsonl").stdout)
+    run("message", "reschedule", row["id"], "--at", "2099-01-01T08:00Z")
+    run("message", "deliver", row["id"])
+    assert counts(run, queue) == (1, 0, 0)
+    undo = run("queue", "cancel", queue, "k").stderr
+    assert counts(run, queue) == (0, 0, 0)
+    run("message", "undo", undo.split()[-1])
+    assert counts(run, queue) == (1, 0, 0)
 
 
 def test_publish_reports_why_it_was_refused(run: Run, queue: str) -> None:
@@ -116,14 +158,13 @@ def test_publish_refuses_content_above_the_limit(run: Run, queue: str, tmp_path:
     assert refused.stderr == "Error: content is 4 bytes; the limit is 3 (limits.max_content)\n"
 
 
-def test_publish_names_the_limit_that_ends_its_connections(tmp_path: Path) -> None:
-    """The address of a listener does not tell the limit."""
+def test_publish_names_the_limit_of_the_broker(tmp_path: Path) -> None:
+    """The address of a listener does not tell the limit, but the welcome does."""
     with broker_process(tmp_path / "data", "--set", "limits.max_content=100000") as broker:
         where = ["publish", "orders", "-", "--url", f"phpmq://{broker.phpmq[0]}"]
         done = CliRunner().invoke(root_command, where, input=b"x" * 200_000)
     assert done.exit_code == 1
-    assert "3 connections ended before the broker answered" in done.stderr
-    assert "of 200000 bytes; if that is above the broker's limits.max_content" in done.stderr
+    assert "content is 200000 bytes; the limit is 100000 (limits.max_content)" in done.stderr
 
 
 def test_publish_reports_a_broker_that_does_not_answer(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_token_file_must_be_private_text(
     assert f"{path} {message}" in invoke("queue", "list", *where, code=code).stderr
 
 
+@pytest.mark.usefixtures("log_stream")  # workers configure logging
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -139,6 +140,7 @@ def test_command_that_speaks_phpmq_goes_to_the_broker_of_the_context(
         assert given.pop() == expected
 
 
+@pytest.mark.usefixtures("log_stream")
 def test_app_of_a_worker_that_has_an_address_needs_none_of_a_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

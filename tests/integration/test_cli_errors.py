@@ -29,6 +29,12 @@ VALUES = {
     "settings": "max_deliveries=3",
     "id": "0" * 32,
 }
+NEEDED: dict[
+    tuple[str, ...], tuple[str, ...]
+] = {  # options without which a command does not ask the broker
+    ("schedule", "create"): ("--queue", "x"),
+    ("schedule", "set"): ("--priority", "1"),
+}
 
 
 def leaves(
@@ -87,7 +93,7 @@ def test_unknown_option_is_named_by_every_command(path: tuple[str, ...]) -> None
 
 @pytest.mark.parametrize("path", ASKING, ids=" ".join)
 def test_broker_that_is_down_is_named_with_a_remedy(path: tuple[str, ...]) -> None:
-    result = ask(*whole(path), "--url", "http://127.0.0.1:9")
+    result = ask(*whole(path), *NEEDED.get(path, ()), "--url", "http://127.0.0.1:9")
     if path == ("user", "set-password"):  # a terminal is required otherwise
         assert "--password-file is required" in result.stderr
     elif path == ("message", "import"):  # of no lines

@@ -455,9 +455,9 @@ def test_purge_asks_with_the_number_of_messages(
     for module in (output, queues):
         monkeypatch.setattr(module, "is_terminal", lambda: True)
     asked = run("queue", "purge", queue, input="n\n", code=1)
-    assert f"Delete 3 messages (ready) in {queue}? [y/N]" in asked.stderr
+    assert f"Delete 3 messages (ready and scheduled) in {queue}? [y/N]" in asked.stderr
     asked = run("queue", "purge", queue, "-n", "1", input="y\n")
-    assert f"Delete 1 message (ready) in {queue}?" in asked.stderr
+    assert f"Delete 1 message (ready and scheduled) in {queue}?" in asked.stderr
     assert len(rows(run("message", "list", queue))) == 2
     assert "2 messages deleted" in run("queue", "purge", queue, "--yes").stderr
 

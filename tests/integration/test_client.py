@@ -52,8 +52,8 @@ class Threaded:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(asyncio.to_thread, getattr(self.client, name))
 
-    def consume(self, queue: str, credit: int = 1) -> "ThreadedConsumer":
-        return ThreadedConsumer(self.client.consume(queue, credit=credit))
+    def consume(self, queue: str, credit: int = 1, *, info: bool = False) -> "ThreadedConsumer":
+        return ThreadedConsumer(self.client.consume(queue, credit=credit, info=info))
 
 
 class ThreadedConsumer:
@@ -67,6 +67,9 @@ class ThreadedConsumer:
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.consumer.__exit__, *error)
+
+    def set_credit(self, credit: int) -> None:
+        self.consumer.set_credit(credit)
 
     async def __anext__(self) -> Delivery:
         delivery: Delivery | None = await asyncio.to_thread(next, self.consumer, None)

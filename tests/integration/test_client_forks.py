@@ -19,7 +19,7 @@ from phpmq_lite.envelopes.idempotency import IdempotencyDecision, SqliteIdempote
 from phpmq_lite.envelopes.outbox import Outbox, SqliteOutboxStore, create_tables
 from phpmq_lite.envelopes.producer import Producer
 from phpmq_lite.envelopes.sqlite_file import open_file
-from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
+from phpmq_lite.envelopes.worker_connection import WorkerConnection
 from tests.support.fork_server import BrokerProcess
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -282,17 +282,17 @@ def test_worker_settles_its_message_when_a_child_leaves_its_code(broker: BrokerP
     assert held is not None
 
     def leave() -> None:
-        link.settle(held, Settlement.DEAD_LETTER)
+        held.dead_letter()
         link.return_messages("worker")
         link.close()
 
     assert in_child(leave) == "None"
     assert in_child(lambda: link.publish("worker", b"2")) == "None"  # over its own connection
-    link.settle(held, Settlement.ACK)
+    held.ack()
     second = link.receive("worker", 10.0)
     assert second is not None
     assert second.body == b"2"
-    link.settle(second, Settlement.ACK)
+    second.ack()
     link.close()
     assert stored_in("worker", broker) == 0
     assert stored_in("worker.dlq", broker) == 0

@@ -12,7 +12,7 @@ from phpmq_lite.client import BlockingClient, Delivery, connect, connect_blockin
 from phpmq_lite.client.blocking_client import client_from_url
 from phpmq_lite.client.core import Backoff
 from phpmq_lite.envelopes.producer import Producer
-from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
+from phpmq_lite.envelopes.worker_connection import WorkerConnection
 from phpmq_lite.errors import ClientError, ConnectionLostError
 from phpmq_lite.protocol.frames import ClientFrame, Publish
 from tests.support.fork_server import BrokerProcess
@@ -205,7 +205,7 @@ def test_threads_publish_over_the_connection_of_a_waiting_worker(broker: BrokerP
             delivery = link.receive("worker", LIMIT_S)
             assert delivery is not None
             bodies.append(delivery.body)
-            link.settle(delivery, Settlement.ACK)
+            delivery.ack()
 
     def publish(thread: int) -> None:
         for number in range(20):

@@ -1,8 +1,8 @@
 """A clock that is far ahead at a start, and history that was settled by a wrong clock."""
 
 import asyncio
-import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -22,7 +22,7 @@ from phpmq_lite.storage.store import note_clock
 from tests.support.core_and_store import Driver
 from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
 from tests.support.http_users import BrokerFixture, HttpUser, broker_fixture, wait_until
-from tests.support.stored_rows import stored_rows
+from tests.support.stored_rows import stored_rows, unseal
 from tests.support.stores import ON_POSTGRES
 
 DAY_MS = 86_400_000
@@ -36,8 +36,7 @@ def age(data: Path, days: int = AWAY_DAYS) -> None:
     last_seen = "UPDATE counter SET value = value - ? WHERE name = 'last_seen_ms'"
     stored_rows(data, last_seen, days * DAY_MS)
     stored_rows(data, "UPDATE counter SET value = 1 WHERE name = 'clock_boot'")
-    if (meta := data / "meta.json").exists():
-        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"seal": None}))
+    unseal(data)
 
 
 @asynccontextmanager
@@ -105,6 +104,29 @@ async def test_operator_lets_the_time_count(tmp_path: Path) -> None:
         now_ms = home.broker.service.handle.summary().clock_steady_ms
     days = [round((deadline_ms - now_ms) / DAY_MS) for (deadline_ms,) in rows]
     assert days == [10, 1]
+
+
+@pytest.mark.parametrize("decision", ["keep", "expire"])
+async def test_date_waits_for_the_decision_and_a_delay_does_not(
+    tmp_path: Path, decision: str
+) -> None:
+    data = tmp_path / "data"
+    async with broker_fixture(data) as home:
+        soon = int(time.time() * 1_000) + 60_000
+        await home.control("POST", "/queues/orders/messages", {"content": "d", "deliver_at": soon})
+        await home.control("POST", "/queues/orders/messages", {"content": "s", "delay_s": 0.05})
+    age(data)
+    stored_rows(data, "UPDATE message SET deliver_at = deliver_at - ?", AWAY_DAYS * DAY_MS)
+    stored_rows(data, "UPDATE message SET due_ms = due_ms - ?", AWAY_DAYS * DAY_MS)
+    async with broker_fixture(data) as home:
+        async with asyncio.timeout(20):
+            while await ready(home) != ["s"]:  # noqa: ASYNC110 - nothing waits for this
+                await asyncio.sleep(0.01)
+        assert home.rows("SELECT count(*) FROM message WHERE state = 6") == [(1,)]
+        await home.control("POST", "/clock", {"decision": decision})
+        async with asyncio.timeout(20):
+            while len(await ready(home)) != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_message_returned_right_after_the_decision_is_counted_once(

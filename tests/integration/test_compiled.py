@@ -27,7 +27,7 @@ unit/broker unit/protocol unit/server integration/test_broker_on_disk.py integra
 integration/test_operations_on_disk.py integration/test_pipeline_kill.py
 integration/test_service.py properties conformance acceptance/test_hostile.py
 acceptance/test_limits.py acceptance/test_order_and_ttl.py acceptance/test_session.py
-acceptance/test_worker.py faults/test_bulk_kill.py faults/test_clock.py faults/test_dead_brokers.py
+acceptance/test_worker.py faults/test_bulk_kill.py faults/test_sites.py faults/test_dead_brokers.py
 faults/test_hostile_peers.py faults/test_kill.py faults/test_poison.py faults/test_power.py
 faults/test_slow_disk.py faults/test_writer_process.py browser/test_journey.py fuzz/test_fuzz.py
 soak

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from phpmq_lite.model import State
 from phpmq_lite.storage.read.dead_letter_groups import DeadLetterGroups
 from phpmq_lite.storage.search.language import group_search, parse_search
 from phpmq_lite.storage.search.reader import Search
@@ -16,12 +19,16 @@ ERRORS = (
 )  # fmt: skip
 
 
-async def test_query_of_a_group_finds_its_records(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [State.READY, State.SCHEDULED, State.BLOCKED])
+async def test_query_of_a_group_finds_its_records(tmp_path: Path, state: State) -> None:
+    """Also those that were rescheduled in the dead-letter queue."""
     database = Database(tmp_path / "phpmq.db")
     database.queue("orders.dlq", 3)
     bodies = [json.dumps({"dead_letter": {"reason": "failed", "error": it}}) for it in ERRORS]
     for body in (*bodies, '{"dead_letter": {"reason": "failed"}}'):
-        database.message(3, body.encode(), source_queue_id=1, source_reason="failed", urn="urn:a")
+        database.message(
+            3, body.encode(), source_queue_id=1, source_reason="failed", urn="urn:a", state=state
+        )
     readers = readers_of(database.path)
     try:
         groups = (await DeadLetterGroups(readers).groups(NOW_MS)).groups

@@ -15,7 +15,7 @@ import pytest
 
 from phpmq_lite.client import BlockingClient, Delivery, connect, connect_blocking
 from phpmq_lite.client.blocking_client import client_from_url
-from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
+from phpmq_lite.envelopes.worker_connection import WorkerConnection
 from phpmq_lite.errors import ConnectionLostError
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source_options import SourceConnection
@@ -135,7 +135,7 @@ def test_worker_is_served_again_after_a_cut(site: Site, has_written: bool) -> No
     assert held is not None
     site.network.cut_off(0)
     if has_written:
-        link.settle(held, Settlement.ACK)
+        held.ack()
     with pytest.raises(ConnectionLostError):
         link.receive("orders", LIMIT_S)
     site.network.heal(0)

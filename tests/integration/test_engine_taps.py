@@ -29,8 +29,8 @@ async def test_tap_sees_each_stored_batch_before_its_answers(tmp_path: Path) -> 
         handle.tap(other.append)()  # looked for a moment
 
         def publish(core: Broker, reply: Callable[[tuple[list[str], int]], None]) -> None:
-            publishing.publish(core, lambda ids: reply((ids, len(seen))), entry("message.publish"),
-                               "orders", [(b"a", None)])  # fmt: skip
+            answer = lambda it: reply((it.ids, len(seen)))  # noqa: E731
+            publishing.publish(core, answer, entry("message.publish"), "orders", [(b"a", None)])
 
         (message_id,), tapped = await handle.run(publish)
         assert tapped == 1

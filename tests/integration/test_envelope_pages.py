@@ -246,14 +246,6 @@ async def test_metrics_count_quarantined_messages(site: HttpSite) -> None:
     assert 'phpmq_messages_quarantined_total{queue="strict",reason="missing_meta"} 1.0' in text
 
 
-async def test_consumer_of_a_retry_queue_is_pointed_out(site: HttpSite) -> None:
-    await site.publish("shop.retry", envelope())
-    async with site.client() as client, client.consume("shop.retry", 1) as deliveries:
-        await anext(deliveries)
-        text = (await site.get("/queues/shop.retry")).text
-        assert "before their delay ends" in text
-
-
 # -- publishing
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from phpmq_lite.broker import batches, commands
-from phpmq_lite.broker.broker import INLINE_BYTES, PENDING_BYTES_MAX, PENDING_MAX
+from phpmq_lite.broker.broker import INLINE_BYTES
 from phpmq_lite.broker.commands import CommandResult
 from phpmq_lite.broker.operator.message_actions import ActionOptions
+from phpmq_lite.broker.pending import PENDING_BYTES_MAX, PENDING_MAX
 from phpmq_lite.envelopes.inspector import BabelQueueInspector
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import DeadLetterCause, EnvelopeInspection, Limits
@@ -116,7 +117,7 @@ def test_verdicts_on_a_list_are_bounded_in_a_batch(make: Make) -> None:
     driver = make(payload_policy="envelope")
     asked = driver.ask("publish", "orders", [(padded(60_000), None)] * 20)
     assert most_in_a_turn(driver) <= INLINE_BYTES
-    assert len(asked.answer) == 20
+    assert len(asked.answer.ids) == 20
     assert live(driver) == {"orders": 20}
 
 
@@ -143,14 +144,17 @@ def test_forced_publish_of_a_large_message_is_validated_first(make: Make) -> Non
     core = driver.core
     batches.begin(core, driver.clock.now())
     assert commands.publish(core, connection, "orders", large, None, None) is CommandResult.PARK
-    assert commands.force_publish(core, connection, "orders", large, None) is CommandResult.VALIDATE
+    assert (
+        commands.publish(core, connection, "orders", large, None, None, is_forced=True)
+        is CommandResult.VALIDATE
+    )
     judged: list[Any] = []
     commands.validate_in_background(core, "orders", large, judged.append)
     [(work, give)] = batches.finish(core).background
     give(work())
     batches.begin(core, driver.clock.now())
     assert (
-        commands.force_publish(core, connection, "orders", large, None, judged[0])
+        commands.publish(core, connection, "orders", large, None, None, judged[0], is_forced=True)
         is CommandResult.DONE
     )
     assert len(batches.finish(core).created) == 1
@@ -321,7 +325,7 @@ def test_queue_configured_while_records_are_read_applies_its_new_settings(driver
 
 
 def dead_in_retry(driver: Driver) -> None:
-    driver.publish(body(), queue="orders.retry", ttl_s=5)
+    driver.publish(body(), queue="orders.retry")
     worker = driver.consume(1, "orders.retry")
     [delivery] = worker.got
     worker.dead_letter("orders.retry", delivery.message_id)

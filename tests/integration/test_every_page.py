@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # with ``filled``
 PATHS = """
 / /queues /queues/orders /queues/orders?tab=dead /queues/orders?tab=history
 /messages?q=queue:orders /dead /trash /history /trace/7b3f-1 /clients /clients?state=closed
-/audit /users /tokens /sessions /bulk
+/audit /schedules /users /tokens /sessions /bulk
 """
 LISTS = PATHS.split()
 API_PATHS = """

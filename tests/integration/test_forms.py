@@ -15,7 +15,7 @@ from phpmq_lite.admin.urls import encode_name
 from phpmq_lite.roles import Role
 from tests.browser.tour import MORE, NO_PAGES
 from tests.integration.test_every_page import OTHER_STATE, UNCOMPARED
-from tests.support.full_broker import PAGES, FullBroker
+from tests.support.full_broker import NAME, PAGES, FullBroker
 from tests.support.http_users import HttpUser
 
 TEMPLATES: Final = Path(__file__).parents[2] / "templates"
@@ -26,18 +26,19 @@ VALUE: Final = re.compile(
     re.DOTALL,
 )
 # Forms that save what they show.
-SAVES: Final = {"queue-settings", "user-rights", "client-label"}
+SAVES: Final = {"queue-settings", "user-rights", "client-label", "schedule-set"}
 # Forms with a prefilled field that do something other than save it.
 ACTIONS: Final = {
     name: effect
     for effect, names in {
         "publishes a message": "publish-send message-edit",
         "compares and stores nothing": "schemas-check",
-        "creates a view": "view-save",
+        "creates a view or a schedule": "view-save schedule-create",
         "a search": "users",
         "creates a user or a token, with the least role": "user-add token-add",
         "acts on messages": "selection-apply queue-move queue-redrive",
-        "acts on a message": "message-requeue message-move message-redrive message-restore",
+        "acts on a message": "message-requeue message-move message-redrive message-restore "
+        "message-release message-reschedule",
     }.items()
     for name in names.split()
 }
@@ -169,7 +170,8 @@ async def test_every_form_saved_unchanged_changes_nothing(filled: FullBroker) ->
     labelled = await filled.me.post("/clients/label", name="127.0.0.1", label='mail "1" \u200b')
     assert labelled.status == 303
     saved: set[str] = set()
-    paths = [*addresses(filled), "/queues/mail?tab=settings", "/queues/orders.dlq?tab=settings"]
+    more = ("/queues/mail?tab=settings", "/queues/orders.dlq?tab=settings", f"/schedules/{NAME}")
+    paths = [*addresses(filled), *more]
     before = filled.home.tables(UNCOMPARED)
     for address in paths:
         page = await filled.me.get(address)

@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.dead_letter_record import read_block, redrive_content
 from phpmq_lite.importers.beanstalkd import BeanstalkdClient, JobGroup
 from tests.support.beanstalkd import BeanstalkdServer, beanstalkd_process, needs_beanstalkd
 from tests.support.fork_server import BrokerProcess, ForkedProcess
-from tests.support.socket_client import AdminApi, take_all, take_contents
+from tests.support.socket_client import AdminApi, scheduled, take_all, take_contents
 from tests.support.waiting import until
 
 pytestmark = needs_beanstalkd
@@ -55,10 +55,12 @@ def fill(source: BeanstalkdServer, tube: str) -> None:
 
 def assert_all_arrived(broker: BrokerProcess, queue: str) -> None:
     """Reserve the jobs of ``fill`` once each, in order of priority."""
+    rows = AdminApi(broker.admin[0]).get(f"/api/v1/queues/{queue}/messages?state=ready")["items"]
+    assert [row["priority"] for row in rows] == [127, 128, 128]
     assert take_contents(broker, queue) == [b"first", b"second", b"third \r\n\x00\xff"]
-    (later,) = take_all(broker, f"{queue}.retry")
-    assert later.content == b"later"
-    assert 3_500 < (later.ttl_s or 0) <= 3_600
+    ((content, ready_in_s, priority),) = scheduled(broker, queue)
+    assert (content, priority) == (b"later", 128)
+    assert 3_500 < ready_in_s <= 3_600
     (record,) = take_contents(broker, f"{queue}.dlq")
     block = read_block(record)
     assert block is not None
@@ -106,7 +108,6 @@ def test_move_empties_beanstalkd(
 def test_delayed_job_arrives_in_the_queue_of_its_tube(
     broker: BrokerProcess, source: BeanstalkdServer, tube: str
 ) -> None:
-    """The shortest delay is a second in ``.retry``."""
     source.put(tube, b"soon", delay_s=1)
     with (
         connect_blocking(broker.phpmq[0]) as client,
@@ -167,7 +168,7 @@ def test_dry_run_shows_everything_and_changes_nothing(
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     shown = [(row["state"], row["target"].removeprefix(tube), row["found"]) for row in rows]
     assert shown == [
-        ("ready", "", 3), ("delayed", ".retry", 1), ("buried", ".dlq", 1), ("reserved", "", 1)
+        ("ready", "", 3), ("delayed", "", 1), ("buried", ".dlq", 1), ("reserved", "", 1)
     ]  # fmt: skip
     assert [row["held"] for row in rows] == [0, 0, 0, 1]
     assert states(source) == before

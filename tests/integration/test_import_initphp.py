@@ -15,7 +15,7 @@ from phpmq_lite.client import connect_blocking
 from phpmq_lite.envelopes import codec, producer
 from phpmq_lite.envelopes.dead_letter_record import read_block
 from tests.support.fork_server import BrokerProcess, broker_process
-from tests.support.socket_client import take_all, take_contents
+from tests.support.socket_client import scheduled, take_all, take_contents
 from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 
 URN = "urn:babel:orders:created"
@@ -94,9 +94,9 @@ def test_jobs_keep_body_attempts_and_delay_and_failed_ones_their_error(
     assert [(job.content, job.ttl_s or 0) for job in take_all(broker, queue)] == [
         (bodies[0], 0), (bodies[1], 0)
     ]  # fmt: skip
-    (retried,) = take_all(broker, f"{queue}.retry")
-    assert retried.content == bodies[2]
-    assert 3_500 < (retried.ttl_s or 0) <= 3_600
+    ((content, ready_in_s, priority),) = scheduled(broker, queue)
+    assert (content, priority) == (bodies[2], 128)
+    assert 3_500 < ready_in_s <= 3_600
     first, second = take_contents(broker, f"{queue}.dlq")
     assert first == bodies[4]
     block = read_block(second)
@@ -111,7 +111,7 @@ def test_second_run_stores_nothing_twice(broker: BrokerProcess, database: Path, 
     for _ in range(3):
         assert run(broker, database, "--retry-after", "0s").exit_code == 0
     assert take_contents(broker, queue) == [bodies[0], bodies[1], bodies[3]]
-    assert take_contents(broker, f"{queue}.retry") == [bodies[2]]
+    assert [content for content, *_ in scheduled(broker, queue)] == [bodies[2]]
     assert len(take_all(broker, f"{queue}.dlq")) == 2
 
 
@@ -140,8 +140,8 @@ def test_dry_run_shows_everything_and_does_not_connect(
     assert done.stderr.endswith("6 would be published\n")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     shown = [(row["table"], row["target"].removeprefix(queue), row["found"]) for row in rows]
-    assert shown == [("jobs", "", 4), ("jobs", ".retry", 1), ("jobs_failed", ".dlq", 2)]
-    assert [row["held"] for row in rows] == [1, 0, 0]
+    assert shown == [("jobs", "", 5), ("jobs_failed", ".dlq", 2)]
+    assert [row["held"] for row in rows] == [1, 0]
     assert rows[0]["reasons"] == {"poison": 1}
     assert take_all(broker, queue) == []
 
@@ -195,8 +195,8 @@ def test_row_above_the_brokers_limit_is_named_and_the_rest_is_imported(
     with broker_process(tmp_path / "data", "--set", "limits.max_content=100000") as broker:
         done = run(broker, database)
     assert done.exit_code == 1
-    assert "jobs row 2 for orders: 3 connections ended" in done.stderr
-    assert "of 200000 bytes; if that is above the broker's limits.max_content" in done.stderr
+    limit = "content is 200000 bytes; the limit is 100000 (limits.max_content)"
+    assert f"jobs row 2 for orders: {limit}" in done.stderr
     assert done.stderr.endswith("2 stored\nError: messages that could not be stored: 1\n")
 
 

@@ -34,6 +34,46 @@ async def test_export_is_imported_unchanged(site: HttpSite) -> None:
     assert sorted(await site.contents("orders")) == sorted(["one", "two", "three"] * 2)
 
 
+async def test_options_of_live_messages_are_exported_and_imported(site: HttpSite) -> None:
+    messages: list[dict[str, object]] = [
+        {"content": "plain", "ttl_s": 60},
+        {"content": "delayed", "delay_s": 3_600, "ttl_s": 60},
+        {"content": "dated", "deliver_at": 4_000_000_000_000, "priority": 0},
+        {"content": "last", "priority": 255, "group": "g", "unique_key": "k"},
+    ]
+    await site.ok("POST", "/queues/orders/messages", messages)
+
+    async def exported() -> dict[str, dict[str, object]]:
+        async with (
+            aiohttp.ClientSession() as program,
+            program.get(f"{site.url}/api/v1/export?q=queue:orders") as answer,
+        ):
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+        return {line["content"]: line for line in lines[:-1]}
+
+    names = ("state", "ttl_s", "deliver_at", "priority", "group", "unique_key", "ready_at")
+    before = await exported()
+    assert 3_590 < float(str(before["delayed"]["delay_s"])) <= 3_600
+    assert [before[name]["delay_s"] for name in ("plain", "dated", "last")] == [0, 0, 0]
+    assert before["dated"]["state"] == "scheduled"
+    lines = "\n".join(map(json.dumps, before.values())).encode()
+    await site.ok("POST", "/queues/orders/purge", {})
+    assert await sent(site, "/import", lines, LINES) == (201, '{"stored": 4, "skipped": 0}')
+    await sent(site, "/import", lines.splitlines()[-1], LINES)  # a message with its key is live
+    after = await exported()
+    for content in before:
+        assert {n: after[content][n] for n in names[:-1]} == {
+            n: before[content][n] for n in names[:-1]
+        }
+    wrong = [
+        {"queue": "q", "content": "x", "delay_s": 1, "deliver_at": 4_000_000_000_000},
+        {"queue": "q", "content": "x", "priority": 256},
+    ]
+    for line in wrong:
+        status, text = await sent(site, "/import", json.dumps(line).encode(), LINES)
+        assert (status, "Message 1: " in text) == (422, True), text
+
+
 async def test_settled_messages_are_stored_only_if_they_are_asked_for(site: HttpSite) -> None:
     """Otherwise, an import of a whole export would run finished jobs again."""
     lines = [

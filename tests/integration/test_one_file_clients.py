@@ -1,17 +1,30 @@
 """The one-file clients of ``examples/node`` and ``examples/go``: one scenario, two languages."""
 
 import asyncio
+import json
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from phpmq_lite.protocol.frames import Acknowledge, ClientFrame, Consume, Publish, Requeue
+from phpmq_lite import __version__
+from phpmq_lite.protocol.frames import (
+    OUR_FRAMES,
+    Acknowledge,
+    ClientFrame,
+    Consume,
+    ConsumeWithOptions,
+    Publish,
+    PublishWithOptions,
+    Requeue,
+    Settle,
+)
 from tests.support.certificates import CertificateAuthority
 from tests.support.fork_server import BrokerProcess, broker_process, broker_with_all_listeners
 from tests.support.php_client import ROOT
@@ -112,6 +125,22 @@ def test_client_requeues_with_a_new_ttl(
 def test_client_publishes_with_a_ttl(program: Program, broker: BrokerProcess, queue: str) -> None:
     program.run("publish", broker.phpmq[0], queue, "short", "3600")
     assert program.run("consume", broker.phpmq[0], queue).startswith("short  (3")
+
+
+def test_client_publishes_with_options_and_retries(
+    program: Program, broker: BrokerProcess, queue: str
+) -> None:
+    api, address = AdminApi(broker.admin[0]), broker.phpmq[0]
+    program.run("publish", address, queue, "usual")
+    for _ in range(2):  # stored once
+        program.run("publish", address, queue, "urgent", "3600", '{"priority":0,"unique_key":"k"}')
+    program.run("publish", address, queue, "late", "0", '{"deliver_at":4000000000000}')
+    assert program.run("retry", address, queue, "3600").startswith("urgent  (3")
+    assert program.run("consume", address, queue) == "usual\n"
+    items = api.get("/api/v1/messages")["items"]
+    live = [m["preview"] for m in items if m["queue"] == queue and m["state"] == "scheduled"]
+    assert sorted(live) == ["late", "urgent"]
+    assert "priority" in program.run("publish", address, queue, "x", "0", '{"priority":-1}', code=1)
 
 
 def test_client_reports_a_refusal(program: Program, broker: BrokerProcess, queue: str) -> None:
@@ -223,6 +252,55 @@ async def test_requeue_has_its_three_packets(
     requeued = await scripted.next(Requeue)
     assert (requeued.queue, requeued.message_id, requeued.ttl_s) == (queue, ID, 60)
     assert await ended(process) == "\n"
+
+
+def dispatching(queue: str) -> Any:
+    def script(peer: ScriptedPeer, frame: ClientFrame) -> None:
+        if isinstance(frame, ConsumeWithOptions) and frame.count:
+            peer.dispatch(queue, b"job", ID, 60, attempt=2)
+        elif isinstance(frame, Consume) and frame.count:
+            peer.dispatch(queue, b"job", ID, 60)
+        elif isinstance(frame, Publish):
+            peer.answer(frame)
+
+    return script
+
+
+async def test_retry_names_the_attempt_that_failed(
+    program: Program, scripted: ScriptedBroker, queue: str
+) -> None:
+    scripted.known_frames, scripted.script = OUR_FRAMES, dispatching(queue)
+    process = await program.start("retry", f"127.0.0.1:{scripted.port}", queue, "5")
+    sent = await scripted.next(Settle)
+    assert (sent.queue, sent.message_id, sent.content) == (queue, ID, None)
+    options = json.loads(sent.options)
+    assert options.pop("exception")
+    options.pop("traceback", None)
+    assert options == {
+        "action": "retry", "delay_s": 5, "attempt": 2, "error": "the retry command"
+    }  # fmt: skip
+    await ended(process)
+    said = json.loads(scripted.hellos[0].options)
+    assert said.keys() == {"name", "version", "pid", "host"}
+    assert said["version"] == __version__
+
+
+@pytest.mark.parametrize("known", [None, ()], ids=["closes", "knows none"])
+async def test_release_before_gets_a_copy_and_no_options(
+    program: Program, scripted: ScriptedBroker, queue: str, known: tuple[int, ...] | None
+) -> None:
+    scripted.known_frames, scripted.script = known, dispatching(queue)
+    address = f"127.0.0.1:{scripted.port}"
+    process = await program.start("retry", address, queue, "5")
+    copy = await scripted.next(Publish)
+    assert copy == Publish(f"{queue}.retry", b"job", 5, ID + b":copy")
+    assert await scripted.next(Acknowledge) == Acknowledge(queue, ID)
+    await ended(process)
+    assert len(scripted.peers) == (3 if known is None else 1)
+    process = await program.start("publish", address, queue, "x", "0", '{"group":"g"}')
+    _, error = await asyncio.wait_for(process.communicate(), 60)
+    assert "earlier version, which knows no options" in error.decode()
+    assert not any(isinstance(frame, PublishWithOptions) for _, frame in scripted.frames._queue)  # type: ignore[attr-defined]
 
 
 async def test_foreign_protocol_is_reported(program: Program, queue: str) -> None:

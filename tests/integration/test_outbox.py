@@ -111,7 +111,7 @@ def test_row_above_the_brokers_limit_is_named_and_the_others_are_published(
     with broker_process(tmp_path / "data", *flags) as broker:
         done = relay(broker, database)
         assert done.exit_code == 1
-        assert "of 200000 bytes; if that is above the broker's limits.max_content" in done.stderr
+        assert "content is 200000 bytes; the limit is 100000 (limits.max_content)" in done.stderr
         assert stored(broker, "orders") == [1, 3]
 
 

@@ -25,6 +25,7 @@ from phpmq_lite.admin.messages.message_life import RelatedMessage
 from phpmq_lite.admin.messages.schemas import SchemaCheck, SchemaFieldView
 from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView
 from phpmq_lite.admin.pipeline.history_readers import ReaderView
+from phpmq_lite.admin.queues.schedules import RunView
 from phpmq_lite.admin.system.attention import Notice
 from phpmq_lite.admin.system.facts import Measured, SystemFact, describe_restart
 from phpmq_lite.admin.system.frames import bad_byte_row
@@ -225,6 +226,13 @@ FIELD: Final = SchemaFieldView.model_validate(
     {"path": "id", "types": "text", "is_required": True, "limits": "up to 9", "sensitivity": ""}
     | {"title": "Number"}
 )
+RUN: Final = RunView(
+    tick_at=NOW_MS, at=NOW_MS, outcome="published", detail="", message_id="0" * 32, run_by=None
+)
+RUNS: Final = given(
+    runs=[RUN, copy_of(RUN, outcome="skipped", detail="9 ticks were missed", message_id=None)],
+    may=nothing, next="x", is_first=False,
+)  # fmt: skip
 HELD: Final = SubscriptionClaimsView(
     subscription="spark",
     queue="orders",
@@ -263,6 +271,18 @@ STATES: Final[dict[str, dict[str, Change]]] = {
         'aria-describedby="limit-error"': given(refused=TOO_LARGE),
     },
     "/queues/orders/move": {'name="create" value="yes" checked': given(entered={"create": "yes"})},
+    "/schedules": {
+        "Paused": changed("schedules", is_enabled=False, last_run_at=NOW_MS, last_outcome="failed"),
+        '"dim">none<': changed("schedules", next_at=None),
+        "No schedules": given(schedules=[], may=nothing),
+    },
+    "/schedules/anna": {
+        "Content of the next message, in base64": changed("schedule", encoding="base64"),
+        '"never" selected': changed("schedule", ttl_s=0, encoding="base64"),
+        "no tick within 50 years": changed("schedule", next_runs=[], is_enabled=True, preview=""),
+        "Its ticks pass without a run": changed("schedule", next_runs=[], is_enabled=False),
+        "9 ticks were missed": RUNS,
+    },
     "/tokens": {
         "access only to orders.*, mail. Only an admin": given(limits=("orders.*", "mail")),
         "Expired": changed("tokens", expires_at=1),
@@ -282,7 +302,8 @@ STATES: Final[dict[str, dict[str, Change]]] = {
             "queue", settings=within(payload_policy="envelope", schema_mode="warn")
         ),
     },
-    "/queues/orders?state=dispatched": {"No messages are dispatched.": NO_LIST},
+    "/queues/orders?tab=held": {"No held messages": NO_LIST},
+    "/queues/orders?tab=scheduled": {"No scheduled messages": NO_LIST},
     "/queues/orders?tab=dead": {"← Older Newer →": MIDDLE},
     "/queues/orders?tab=history": {
         "stopped after the newest 500 settled messages.": CUT,

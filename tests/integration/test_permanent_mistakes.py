@@ -159,13 +159,13 @@ MISTAKES: Final = [
     ),
     # size
     Mistake(
-        "message above the client's limit",
-        ("9000", "8388608", "limits.max_content"),
+        "message above both limits",
+        ("9000", "limits.max_content"),
         size=9_000_000,
     ),
     Mistake(
         "message above the broker's limit",
-        ("{address}", "2000", "limits.max_content"),
+        ("2000", "1048576", "limits.max_content"),
         size=2_000_000,
     ),
     # name

@@ -99,6 +99,13 @@ def ready(broker: BrokerProcess, queue: str) -> int:
     return found
 
 
+def live(broker: BrokerProcess, queue: str) -> list[str]:
+    """Return the states of a queue's messages that are not settled."""
+    items = AdminApi(broker.admin[0]).get("/api/v1/messages")["items"]
+    states = ("ready", "scheduled", "dispatched", "blocked")
+    return [m["state"] for m in items if m["queue"] == queue and m["state"] in states]
+
+
 # -- the files
 
 
@@ -217,12 +224,14 @@ def test_failed_message_waits_in_retry_and_comes_back_with_its_attempts(
     message = php.take(queue)
     php.call("release", message.handle, php.recoded(content, 1), 1)
     assert php.reserve(queue, 0) is None
-    assert (ready(broker, queue), ready(broker, f"{queue}.retry")) == (0, 1)
+    assert live(broker, queue) == ["scheduled"]
+    assert AdminApi(broker.admin[0]).queue(f"{queue}.retry") == {}
     again = php.take(queue)
     assert again.body == edit(content, attempts=b"1")
-    assert (again.envelope["attempts"], again.ttl_s) == (1, 0)
+    assert (again.message_id, again.envelope["attempts"]) == (message.message_id, 1)
+    assert 3_500 < again.ttl_s <= 3_600
     php.call("ack", again.handle)
-    assert ready(broker, f"{queue}.retry") == 0
+    assert live(broker, queue) == []
 
 
 def test_worker_tries_three_times_then_leaves_a_record(broker: BrokerProcess, queue: str) -> None:
@@ -241,7 +250,7 @@ def test_worker_tries_three_times_then_leaves_a_record(broker: BrokerProcess, qu
     assert block == {
         "reason": "unknown_urn", "error": "no handler for urn:nobody",
         "exception": "UnexpectedValueException", "original_queue": queue, "attempts": 3,
-        "lang": "php",
+        "lang": "python",
     }  # fmt: skip
     assert validate(record).problem is None
 
@@ -270,48 +279,65 @@ def test_php_record_is_redriven_unchanged(
     assert drained(broker, queue) == [content]
 
 
-def test_message_of_a_killed_worker_is_redelivered(broker: BrokerProcess, queue: str) -> None:
-    """It stored its copy but did not settle; the same key stores nothing twice."""
-    publish(broker, queue, body())
-    with PhpClient(broker.phpmq[0]) as died:
-        message = died.take(queue)
-        with SocketClient(broker.port) as peer:  # the copy, as release writes it
-            key = message.message_id.encode() + b":1"
-            assert peer.confirm(queue, body(attempts="1"), 0, key) is None
-        died.kill()
-    with PhpClient(broker.phpmq[0]) as php:
-        again = php.take(queue)
-        assert (again.message_id, again.body) == (message.message_id, body())
-        php.call("release", again.handle, php.recoded(body(), 1), 0)
-        assert php.take(queue).body == body(attempts="1")
-        php.call("close")
-    assert ready(broker, queue) == 1
-
-
 @pytest.mark.parametrize("call", ["deadLetter", "release"])
-def test_copy_of_a_killed_worker_with_other_bytes_is_stored_once(
+def test_retry_and_dead_letter_of_a_killed_worker_are_stored_once(
     broker: BrokerProcess, queue: str, call: str
 ) -> None:
-    """It died between receipt and settling; the second copy has another time or error."""
+    """It died when its frame had arrived; no other worker gets the message meanwhile."""
     publish(broker, queue, body())
-    blocks: list[dict[str, Any]] = [{"reason": "failed", "error": text} for text in ("one", "two")]
-    target = f"{queue}.dlq" if call == "deadLetter" else f"{queue}.retry"
     died: list[PhpClient] = []
     more = () if call == "deadLetter" else (3600,)
-    proxy = KillingProxy(broker.port, "ReceiptFrame", "after", lambda: died[0].kill())
+    proxy = KillingProxy(broker.port, "Settle", "after", lambda: died[0].kill())
     with closing(proxy), PhpClient(f"127.0.0.1:{proxy.port}") as first:
         died.append(first)
         message = first.take(queue)
-        payload = first.recoded(body(), 1, blocks[0])
+        payload = first.recoded(body(), 1, {"reason": "failed", "error": "no"})
         with suppress(AssertionError):  # it may be killed during the call
             first.call(call, message.handle, payload, *more)
-    assert ready(broker, target) == 1
     with PhpClient(broker.phpmq[0]) as php:
-        again = php.take(queue)
-        assert again.message_id == message.message_id
-        php.call(call, again.handle, php.recoded(body(), 1, blocks[1]), *more)
-        assert php.reserve(queue, 0) is None
-    assert (ready(broker, queue), ready(broker, target)) == (0, 1)
+        assert php.reserve(queue, 0.2) is None
+    expected = ([], ["ready"]) if call == "deadLetter" else (["scheduled"], [])
+    assert (live(broker, queue), live(broker, f"{queue}.dlq")) == expected
+
+
+# -- unique keys
+
+
+def test_message_is_rescheduled_and_cancelled_by_its_unique_key(
+    broker: BrokerProcess, php: PhpClient, queue: str
+) -> None:
+    def act(call: str, key: str, **time: Any) -> Any:
+        return php.call("admin", broker.admin[0], None, call, queue, key, time)
+
+    queue += " ü/"
+    assert act("cancel", "k") is False  # without a queue
+    php.call("publishWith", b"later", queue, {"delay": 3600, "uniqueKey": "k"})
+    assert act("cancel", "other") is False
+    assert act("reschedule", "k", deliverAt="2099-01-01T00:00+00:00") is True
+    assert php.reserve(queue, 0.1, "reserveBytes") is None
+    assert act("reschedule", "k") is True
+    held = php.take(queue, "reserveBytes")
+    with pytest.raises(PhpError, match=r"PhpmqException: http.*A consumer holds it"):
+        act("cancel", "k")
+    php.call("requeueBytes", held.handle, 60)
+    assert act("cancel", "k") is True
+    assert live(broker, queue) == []
+
+
+@pytest.mark.parametrize("name", ["~tilde", ".."])
+def test_queue_with_a_name_that_paths_escape_is_found(
+    broker: BrokerProcess, php: PhpClient, name: str
+) -> None:
+    php.call("publishWith", b"later", name, {"delay": 3600, "uniqueKey": "k"})
+    assert php.call("admin", broker.admin[0], None, "cancel", name, "k", {}) is True
+
+
+def test_admin_that_is_none_is_named(php: PhpClient, unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(PhpError, match=rf"ConnectionLost: {url}: Connection refused"):
+        php.call("admin", url, "token", "cancel", "orders", "k", {})
+    with pytest.raises(PhpError, match=r"PhpmqException: the URL is 127.0.0.1:9101"):
+        php.call("admin", "127.0.0.1:9101", None, "cancel", "orders", "k", {})
 
 
 # -- waiting, restarts, other ways in

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from phpmq_lite.errors import ReadTooLongError, StorageError
-from phpmq_lite.model import State
+from phpmq_lite.model import ALIVE, BEFORE_ALL, State
 from phpmq_lite.storage.disk_space import measure_database
 from phpmq_lite.storage.postgres.read_connections import PostgresReaders
 from phpmq_lite.storage.read.accounts import SavedItems, read_all
@@ -84,9 +84,10 @@ async def both(filled: Filled) -> AsyncIterator[tuple[Readers, Readers]]:
 
 VALUES: Final[dict[str, list[Any]]] = {
     "queue_id": [1, 2, 3, 4, 10, 99],
-    "state": [None, State.READY, State.DISPATCHED],
+    "states": [0, 1, 2, 64 + 128, 1 + 2 + 64 + 128],
+    "unique_key": ["k1", ""],
     "outcome": [2, 3, 4, 5],
-    "position": [-1, FIRST, FIRST + 90, 5_100, 1 << 62],
+    "position": [BEFORE_ALL, -1, FIRST, FIRST + 90, 5_100, 1 << 62],
     "limit": [1, 7, 500],
     "start": [0, 30, 80, 1 << 62],
     "stop": [0, 10, 100],
@@ -220,9 +221,9 @@ async def _size(readers: Readers) -> Any:
 
 async def _message_pages(reader: MessageReader) -> list[Any]:
     return [
-        await reader.messages(queue_id, state=state, limit=20, **{way: position})
+        await reader.messages(queue_id, states=states, limit=20, **{way: position})
         for queue_id in QUEUES
-        for state in (None, State.READY, State.DISPATCHED)
+        for states in (ALIVE, {State.READY}, {State.DISPATCHED}, {State.SCHEDULED, State.BLOCKED})
         for way in ("after", "before")
         for position in (-1, FIRST + 100, 5_080)
     ]

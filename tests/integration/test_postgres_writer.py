@@ -523,7 +523,7 @@ async def test_rows_that_change_often_are_found_at_once_while_a_snapshot_is_held
 ) -> None:
     """No version of a row can be removed then, and an index leads through all of them."""
     written = (
-        "SELECT * FROM update_queues(ARRAY[1]::bigint[], ARRAY[2]::bigint[], ARRAY[3]::bigint[])",
+        f"SELECT * FROM update_queues({', '.join(f'ARRAY[{n}]::bigint[]' for n in (1, 2, 3, 0))})",
         "SELECT * FROM change_counter('history_lo', 1, true)",
     )
     read = (

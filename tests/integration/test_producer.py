@@ -14,7 +14,7 @@ from phpmq_lite.client.core import Backoff
 from phpmq_lite.client.publishes import KeyedMessage
 from phpmq_lite.envelopes import codec
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer
-from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
+from phpmq_lite.envelopes.worker_connection import WorkerConnection
 from phpmq_lite.errors import (
     KEY_CONFLICT,
     ClientError,
@@ -267,7 +267,7 @@ def test_worker_repeats_what_it_derives_from_a_failure(tmp_path: Path) -> None:
         found = link.receive("orders.dlq", 30.0)
         assert found is not None
         assert found.body == b"failed at 1"
-        link.settle(found, Settlement.ACK)
+        found.ack()
         link.publish("orders.dlq", b"last")
         last = link.receive("orders.dlq", 30.0)
         assert last is not None

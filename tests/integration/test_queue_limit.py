@@ -60,6 +60,9 @@ def test_client_learns_that_a_forced_publish_was_refused() -> None:
     one = rig.connect()
     rig.run(lambda: commands.publish(rig.core, one, "orders", b"a", None, b"1"))
     rig.begin()
-    assert commands.force_publish(rig.core, one, "new", b"b", None) is CommandResult.CLOSE
+    assert (
+        commands.publish(rig.core, one, "new", b"b", None, None, is_forced=True)
+        is CommandResult.CLOSE
+    )
     rig.finish()
     assert rig.core.refused["too many queues"] == 1

@@ -198,23 +198,14 @@ async def test_publish_is_undone(site: HttpSite) -> None:
 
 
 async def test_published_message_waits_for_its_delay(site: HttpSite) -> None:
-    page = await site.submit("/publish", PLAIN | {"delay": "90"})
-    assert (
-        note_of(page.text) == "1 message published to orders.retry. It moves to orders after 90 s."
-    )
-    assert await site.contents("orders.retry") == ['{"a": 1}']
+    page = await site.submit("/publish", PLAIN | {"delay": "90", "delay_unit": "min"})
+    text = "1 message published to orders. It becomes ready at the given time."
+    assert note_of(page.text) == text
+    assert await site.ready("orders") == 0
+    [row] = (await site.ok("GET", "/queues/orders/messages?state=scheduled"))["items"]
+    assert round((row["deliver_at"] - row["published_at"]) / 60_000) == 90
     await site.submit(page.undo(), next="/queues/orders")
-    assert await site.contents("orders.retry") == []
-
-
-async def test_publish_page_warns_about_a_message_that_stays_in_a_retry_queue(
-    site: HttpSite,
-) -> None:
-    retry = PLAIN | {"queue": "orders.retry", "create": "orders.retry"}
-    page = await site.submit("/publish", retry)
-    assert "Warning: without a time to live, messages in 'orders.retry' never" in note_of(page.text)
-    page = await site.submit("/publish", retry | {"ttl": "5", "ttl_unit": "min"})
-    assert note_of(page.text) == "1 message published to orders.retry."
+    assert (await site.ok("GET", "/queues/orders"))["scheduled"] == 0
 
 
 async def test_mistyped_queue_is_created_only_after_a_confirmation(site: HttpSite) -> None:
@@ -247,8 +238,11 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"count": "1000", "body": "x" * 70_000, "kind": "text"}, 413, "66.8 MiB in total"),
     ({"ttl": "-1"}, 422, "ttl is not an integer in the allowed range"),
     ({"delay": "-1"}, 422, "delay is not an integer in the allowed range"),
-    ({"delay": "5", "ttl": "60"}, 422, "The delay (5 s) excludes a time to live (60 s)"),
-    ({"delay": "5", "ttl_unit": "never"}, 422, "The delay (5 s) excludes a time to live (0 s)"),
+    ({"delay": "5", "deliver_at": "2027-01-01T08:00"}, 422, "Enter either a delay or a date."),
+    ({"deliver_at": "soon"}, 422, "'soon' is not a valid time"),
+    ({"priority": "256"}, 422, "priority is not an integer in the allowed range"),
+    ({"unique_key": "k" * 65}, 422, "of 1 to 64 bytes"),
+    ({"replace": "yes"}, 422, "Enter the unique key of the message to replace."),
     ({"queue": ""}, 422, "Enter a queue"),
     ({"queue": "a\x00b"}, 422, "control character"),
     ({"body": '"' + "x" * 2_000 + '"'}, 413, "the limit is 1024"),

@@ -35,7 +35,9 @@ WITHOUT_FIELDS = """
 bulk-cancel undo backup-make scrub-start scrub-stop token-remove session-end api-queue-create
 api-queue-remove api-message-requeue api-message-release api-message-restore api-bulk-cancel
 api-undo api-backup api-scrub-start api-scrub-stop api-client-disconnect api-user-remove
-api-token-remove api-session-end api-stage api-insights-put api-pipeline-reader
+schedule-delete schedule-pause schedule-resume schedule-run api-schedule-delete api-schedule-pause
+api-schedule-resume api-schedule-run api-token-remove api-session-end api-stage api-insights-put
+api-pipeline-reader message-deliver api-message-deliver
 """
 # The requests to each writing route about the foreign queue; {id}, {token}, … are replaced.  None:
 # the route concerns the caller or no queue, and a comment gives the reason.
@@ -64,6 +66,7 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
         f"message-{verb}": [{"confirm": "#", "target": "mine"}]
         for verb in ("requeue", "release", "move", "delete", "redrive", "restore", "erase")
     },
+    "message-reschedule": [{"delay": "5"}],
     "queue-settings": [{"max_deliveries": "1"}, {"reset": "max_deliveries"}],
     "view-save": [
         {"name": "canary-view", "remove": "1"},
@@ -91,6 +94,9 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
     "api-pause": [{"side": "delivery"}],
     "api-resume": [{"side": "delivery"}],
     "api-publish": [{"content": "x"}],
+    "api-cancel": [{"unique_key": "canary-key"}],
+    "api-reschedule": [{"unique_key": "canary-key", "delay_s": 5}],
+    "api-message-reschedule": [{"delay_s": 5}],
     "api-message-move": [{"target": "mine"}],
     "api-message-delete": [{"dispatched": True}],
     "api-message-redrive": [{"target": "mine"}],
@@ -107,7 +113,16 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
         {"queues": {"mine2": {"dead_letter_queue": FOREIGN}}},
         {"templates": {"canary-template": {"queue": "mine"}}},
         {"views": {"canary-view": {"q": "queue:mine"}}},
+        {"schedules": {"new": {"cron": "* * * * *", "queue": FOREIGN}}},
+        {"schedules": {"ann": {"cron": "* * * * *", "queue": "mine"}}},
     ],
+    **{
+        f"{api}schedule-{verb}": [
+            {"cron": "* * * * *", "queue": queue} | ({"name": "new"} if verb == "create" else {})
+        ]
+        for api in ("", "api-")
+        for verb, queue in (("create", FOREIGN), ("set", "mine"))
+    },
     "api-clock-decide": [{"decision": "trust"}],
     "api-user-add": [{"name": "evil", "password": PASSWORD, "role": "admin", "queues": []}],
     "api-user-change": [{"role": "viewer"}],
@@ -228,6 +243,8 @@ async def _work(home: BrokerFixture, boss: HttpUser, messages: list[str]) -> lis
         "templates": {"canary-template": template},
         "views": {"canary-view": {"q": f"queue:{FOREIGN}"}},
     }
+    schedule = {"cron": "0 0 1 1 *", "queue": FOREIGN, "content": "canary-body"}
+    saved["schedules"] = {"ann": schedule}  # the name that {name} stands for
     assert (await boss.call("PUT", "/definitions", saved)).status == 200
     clients = json.loads((await boss.get("/api/v1/clients?state=open")).text)["items"]
     known = {

@@ -66,7 +66,10 @@ def test_row_has_what_the_history_has(ranges: HistoryRanges) -> None:
     assert table.schema == arrow_schema((*COLUMNS, BODY))
     assert (rows.count, table.num_rows) == (ROWS, ROWS)
     found = table.set_column(7, "published_at", table["published_at"].cast(pa.int64()))
-    for name in ("first_dispatched_at", "last_dispatched_at", "settled_at", "deadline"):
+    for name in (
+        "first_dispatched_at", "last_dispatched_at", "settled_at", "deadline", "ready_at",
+        "deliver_at",
+    ):  # fmt: skip
         at = found.schema.get_field_index(name)
         found = found.set_column(at, name, found[name].cast(pa.int64()))
     for i, row in enumerate(found.to_pylist(), 1):
@@ -76,7 +79,7 @@ def test_row_has_what_the_history_has(ranges: HistoryRanges) -> None:
             "seq": i + 10,
             "message_id": wire_id(i + 10, i * 7919),
             "queue": QUEUES[i % 3],
-            "position": i + 20,
+            "position": i + 20 + ({2: 127, 3: -125}.get(i % 6, 0) << 48),
             "outcome": OUTCOMES[i % 4],
             "reason": "client" if i % 4 else None,
             "published_at": NOW_MS + i,
@@ -93,6 +96,12 @@ def test_row_has_what_the_history_has(ranges: HistoryRanges) -> None:
             "trace_id": f"{i:08x}-0000" if is_envelope else None,
             "meta_id": f"m-{i}" if is_envelope else None,
             "attempts": 0 if is_envelope else None,
+            "ready_at": None if i % 6 == 5 else NOW_MS + i + 5 * (i % 6),
+            "deliver_at": NOW_MS + 9 if i % 6 == 4 else None,
+            "priority": 255 if i % 6 == 2 else 3 if i % 6 == 3 else 128,
+            "retries": i % 6,
+            "group": f"g{i}" if i % 6 else None,
+            "unique_key": f"k{i}" if i % 6 else None,
             "body": f"{i + 10:040}".encode(),
         }
 

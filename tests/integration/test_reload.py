@@ -53,6 +53,19 @@ async def test_reloaded_limit_applies_at_once(tmp_path: Path) -> None:
         await asyncio.to_thread(hold_all_there_is)
 
 
+async def test_welcome_names_the_reloaded_limit(tmp_path: Path) -> None:
+    async with running_service(tmp_path / "data", limits={"max_hold_s": 60}) as running:
+
+        def longest_hold_s() -> Any:
+            with SocketClient(running.port) as peer:
+                peer.send(peer.side.hello(b"key", b"{}"))
+                return peer.welcome()[1]["max_hold_s"]
+
+        assert await asyncio.to_thread(longest_hold_s) == 60
+        reload_settings(running, limits={"max_hold_s": 90})
+        assert await asyncio.to_thread(longest_hold_s) == 90
+
+
 async def test_reload_and_a_lost_listener_charge_nothing(tmp_path: Path) -> None:
     async with running_service(tmp_path / "data") as running:
 

@@ -205,6 +205,11 @@ def test_verify_reads_what_is_in_the_wal(data: Path) -> None:
         ("UPDATE message SET queue_id = 9 WHERE seq = 3", "1 messages belong to queues"),
         ("UPDATE history SET seq = 3 WHERE seq = 1", "1 messages exist twice"),
         ("UPDATE message SET position = 99 WHERE seq = 4", "1 rows have a number that has not"),
+        ("UPDATE message SET position = position + (127 << 48) + 99 WHERE seq = 4",
+         "1 rows have a number that has not"),
+        ("UPDATE message SET state = 6, due_ms = 5 WHERE seq = 4", "1 queues have wrong counts of"),
+        ("UPDATE message SET unique_key = 'k' WHERE seq IN (3, 4)", "1 messages have the unique"),
+        ("UPDATE message SET group_name = 'g', head_since = 1", "1 groups have more than one"),
         ("INSERT INTO counter VALUES ('deleted_lo', 1), ('history_lo', 1); "
          'UPDATE history SET "offset" = 9 WHERE "offset" = 2', "7 history offsets are missing"),
         ("INSERT INTO counter VALUES ('placed_upto', 2)", "4 settled messages do not match"),
@@ -217,6 +222,13 @@ def test_verify_finds(data: Path, sql: str, found: str) -> None:
     for each in sql.split("; "):
         execute_sql(data / "phpmq.db", each)
     assert any(found in problem for problem in problems(data))
+
+
+def test_verify_accepts_priorities_and_keys_of_records(data: Path) -> None:
+    file = data / "phpmq.db"
+    execute_sql(file, "UPDATE message SET position = position + ((seq % 256 - 128) << 48)")
+    execute_sql(file, "UPDATE message SET unique_key = 'k', source_queue_id = 1")
+    assert problems(data) == []
 
 
 def test_verify_accepts_a_damaged_body_that_was_dead_lettered(data: Path) -> None:
@@ -263,8 +275,12 @@ def test_restore_puts_the_backup_in_place_and_the_rest_aside(backup: Backup, dat
         assert "every byte" in check_files(folder).checks[-1]
 
 
-def test_numbers_continue_after_a_gap(backup: Backup, data: Path) -> None:
-    restore(backup.folder, data)
+@pytest.mark.parametrize("priority", [0, 128, 255])
+def test_numbers_continue_after_a_gap(backup: Backup, data: Path, priority: int) -> None:
+    changed = data.with_name("changed.db")
+    shutil.copy(backup.database, changed)
+    execute_sql(changed, f"UPDATE message SET position = position + {priority - 128 << 48}")
+    restore(changed, data)
     assert query_value(data / "phpmq.db", "SELECT next_number FROM line") == 6 + NUMBER_GAP
 
 

@@ -16,9 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phpmq_lite.errors import ReadTooLongError
+from phpmq_lite.model import ALIVE
 from phpmq_lite.storage.read.messages import wire_id
 from phpmq_lite.storage.search import reader as search_module
-from phpmq_lite.storage.search.language import SearchQuery, ids_search, parse_search, queue_search
+from phpmq_lite.storage.search.language import (
+    LIVE_STATES,
+    SearchQuery,
+    ids_search,
+    parse_search,
+    queue_search,
+)
 from phpmq_lite.storage.search.plan import make_plan
 from phpmq_lite.storage.search.reader import Search
 from phpmq_lite.storage.statements import load
@@ -68,6 +75,9 @@ async def search(
 
 SEARCHES = r"""
 queue:orders | queue:orders* | queue:*r* | queue:nothing | -queue:mail | queue:orders queue:mail
+state:scheduled | queue:mail state:scheduled | state:blocked state:dead | queue:mail -state:ready
+queue:orders* state:blocked state:scheduled | queue:orders* state:ready state:blocked size:>10 |
+queue:mail state:scheduled state:acked
 queue:orders* -queue:*.dlq | queue:"od[d] \"q\" \*" | state:ready | state:dispatched
 state:ready state:dispatched | state:acked | state:dead state:deleted | -state:acked
 -state:ready | state:ready state:dead | state:ready -state:ready | queue:mail state:ready
@@ -110,9 +120,9 @@ def is_in_order(query: SearchQuery, found: list[Any]) -> bool:
     """Return whether rows are ordered by offset if settled, by position if live, or by seq."""
     states = {row.state for row in found}
     keys = [[row.seq for row in found]]
-    if not states & {0, 1}:
+    if not states & ALIVE:
         keys.append([row.offset for row in found])
-    if states <= {0, 1}:
+    if states <= ALIVE:
         keys.append([row.position for row in found])
     return any(key == sorted(key, reverse=True) for key in keys)
 
@@ -189,7 +199,7 @@ async def test_search_continues_if_a_leap_takes_too_long(
 
 
 async def test_frozen_selection_has_its_figures(search: Search, rows: list[ReferenceRow]) -> None:
-    query = queue_search("orders", ("ready", "dispatched"))
+    query = queue_search("orders", LIVE_STATES)
     mine = [row for row in rows if row.queue_id == 1 and row.is_alive]
     frozen = await search.freeze(query)
     assert list(frozen.seqs) == [row.seq for row in sorted(mine, key=lambda row: row.position)]

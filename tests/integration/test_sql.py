@@ -10,7 +10,7 @@ import pytest
 
 from phpmq_lite import writes
 from phpmq_lite.broker.state_table import TRANSITIONS
-from phpmq_lite.model import ALIVE, Message, MessageSource, State
+from phpmq_lite.model import ALIVE, DeliveryOptions, Message, MessageSource, Schedule, State
 from phpmq_lite.storage import statements
 from phpmq_lite.storage.batch_sql import write_statements
 from phpmq_lite.storage.statements import MultiRowStatement, load
@@ -25,8 +25,8 @@ STATEMENTS = [(file, name) for file in FILES for name in load(file, "sqlite")]
 
 WRITTEN = {
     name
-    for kind in vars(writes).values()
-    if isinstance(kind, type) and issubclass(kind, tuple)
+    for kind in (*vars(writes).values(), Schedule)
+    if isinstance(kind, type) and issubclass(kind, tuple | Schedule)
     for name in write_statements(kind)
 }
 
@@ -150,10 +150,11 @@ def test_history_accepts_the_outcomes_of_the_transitions(connection: sqlite3.Con
 @NEEDS_SOURCES
 def test_message_rows_have_the_order_of_the_columns(connection: sqlite3.Connection) -> None:
     """``message_of(row)``: the order is the contract between SQL and ``model.py``."""
-    *own, indexed, source = inspect.signature(Message).parameters
-    assert (indexed, source) == ("indexed", "source")
+    *own, indexed, source, options = inspect.signature(Message).parameters
+    assert (indexed, source, options) == ("indexed", "source", "options")
     envelope = ["urn", "trace_id", "meta_id", "attempts"]
     expected = [*own, *envelope, *(f"source_{name}" for name in MessageSource._fields)]
+    expected += ["group_name" if name == "group" else name for name in DeliveryOptions._fields]
     assert expected == [row[1] for row in connection.execute("PRAGMA table_info(message)")]
     for name in ("ready_page", "messages_by_seq", "due_messages"):
         text = texts("batch", name)[-1]

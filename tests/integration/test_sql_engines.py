@@ -79,6 +79,12 @@ ROWS: Final = """\
 INSERT INTO message (seq, token, queue_id, position, state, deadline_ms, published_at, size, crc)
   SELECT n, n, n % 20, n, (n % 50 = 0)::int, CASE WHEN n % 30 = 0 THEN n END, n, n, n
   FROM generate_series(1, 3000) AS n;
+INSERT INTO message (seq, token, queue_id, position, state, published_at, size, crc, due_ms,
+  deliver_at, group_name, unique_key)
+  SELECT 100000 + n, n, n % 20, 100000 + n, 6 + n % 2, n, n, n,
+    CASE WHEN n % 2 = 0 THEN n END, CASE WHEN n % 4 = 0 THEN n END,
+    CASE WHEN n % 2 = 1 THEN 'g' || n % 100 END, 'k' || n
+  FROM generate_series(1, 2000) AS n;
 INSERT INTO rollup SELECT 60, n % 40, n / 40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   FROM generate_series(1, 8000) AS n;
 INSERT INTO history ("offset", seq, token, queue_id, position, outcome, settled_at, published_at,
@@ -152,7 +158,9 @@ def test_part_has_the_same_parameters(file: str) -> None:
         ours, theirs = (
             set(compiled(parts(file, engine)[name])[1]) for engine in ("sqlite", "postgres")
         )
-        assert ours == theirs, name
+        # Of the messages of each state, one engine has in the part what the other has around it.
+        is_of_state = name.endswith(("_after", "_before", "_seqs", "_dead_letters"))
+        assert ours ^ theirs <= ({"limit", "queues"} if is_of_state else set()), name
 
 
 @pytest.mark.parametrize(("file", "name"), STATEMENTS)

@@ -15,8 +15,9 @@ import pytest
 from phpmq_lite.admin.accounts.users import NAME_LENGTH
 from phpmq_lite.admin.http.fields import AppIdParameter, SubscriptionName
 from phpmq_lite.envelopes.indexed_fields import INDEX_CHARACTERS
+from phpmq_lite.frame_options import GROUP_BYTES
 from phpmq_lite.installation import migrations_folder
-from phpmq_lite.queue_settings import LONGEST_NAME
+from phpmq_lite.queue_settings import KEY_BYTES, LONGEST_NAME
 from phpmq_lite.storage.copying import INDEXED_BYTES, TEXT_BOUNDS
 from phpmq_lite.storage.read.accounts import NAME_MAX
 from phpmq_lite.storage.sqlite.migrate import migrate
@@ -86,13 +87,16 @@ LONGEST = {
     "copy_state.role": 6,  # these are words of the code
     "counter.name": 64,
     "history.trace_id": 4 * INDEX_CHARACTERS,
+    "message.group_name": GROUP_BYTES,
     "message.trace_id": 4 * INDEX_CHARACTERS,
+    "message.unique_key": KEY_BYTES,
     "meta.name": 64,
     "published.app_id": 4 * longest(AppIdParameter),
     "queue.name": LONGEST_NAME,
     "reader.name": 4 * 255,  # of the field reader of ArrowQuery
     "saved.kind": 64,
     "saved.name": 4 * NAME_MAX,
+    "schedule.name": GROUP_BYTES,
     "stage.token": 64,
     "subscription.name": 4 * longest(SubscriptionName),
     "token.name": 4 * NAME_LENGTH,
@@ -120,6 +124,7 @@ def test_every_indexed_text_has_a_bound_that_postgresql_can_index(postgres: Post
     too_long = {column for column in indexed if LONGEST[column] > INDEXED_BYTES}
     assert too_long == set()
     keys = {"published.app_id", "reader.name", "saved.kind", "saved.name"}  # kept as they are
+    keys |= {"message.group_name", "message.unique_key", "schedule.name"}
     words = {"copy_state.role", "counter.name", "meta.name", "migration.name"}
     assert indexed - bounds - keys - words == set()
 

@@ -18,6 +18,7 @@ from phpmq_lite.storage.sqlite.integrity.database_check import verify
 from phpmq_lite.storage.sqlite.integrity.seal import seal
 from phpmq_lite.storage.sqlite.integrity.startup import read_stopped
 from phpmq_lite.storage.sqlite.migrate import migrate
+from tests.integration.test_schedules import new as new_schedule
 from tests.support import stores
 from tests.support.cli_runner import invoke
 from tests.support.core_and_store import Driver, MakeDriver, drivers_in, stored_bodies
@@ -72,7 +73,8 @@ def as_of(version: int, today: Path, folder: Path) -> Path:
 
 
 def fill(driver: Driver) -> None:
-    """Leave live messages, an acknowledged and a dead one, a publish key, and clients."""
+    """Leave live messages, an acknowledged and a dead one, a key, clients, and a schedule."""
+    driver.ask("schedule.create", new_schedule("each"))
     driver.publish(b"acked", b"dead", b"alive", b"requeued")
     worker = driver.consume(4)
     acked, dead, _, requeued = worker.take()
@@ -108,6 +110,7 @@ def test_database_of_a_released_version_keeps_everything(
         upgraded.publish(b"new")
         got = [delivery.body for delivery in upgraded.consume(10).take()]
         assert got == [*expected, b"new"]  # the key is still known: nothing was stored twice
+        assert list(upgraded.core.schedules.by_name) == ["each"] * (version >= 3)
         numbers = upgraded.rows("SELECT seq FROM body")
         assert len(numbers) == len(set(numbers))
 

@@ -5,15 +5,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from phpmq_lite import connect, connect_blocking
 from phpmq_lite.client.blocking_client import client_from_url
-from phpmq_lite.client.session import Delivery
-from phpmq_lite.envelopes.worker_connection import Settlement, WorkerConnection
+from phpmq_lite.client.delivery import Delivery
+from phpmq_lite.envelopes.worker_connection import WorkerConnection
 from phpmq_lite.errors import ConnectionLostError
 from tests.support.fork_server import BrokerProcess, broker_process
 
@@ -53,9 +53,29 @@ def test_unsent_settlement_goes_first(broker: BrokerProcess, link: WorkerConnect
     broker.kill()
     with pytest.raises(ConnectionLostError):
         link.receive("other", 0.2)  # notices it
-    link.settle(held, Settlement.ACK)
+    held.ack()
     broker.start()
     assert taken(link).body == b"2"
+
+
+@pytest.mark.parametrize("end", [BrokerProcess.terminate, BrokerProcess.kill], ids=["stop", "kill"])
+@pytest.mark.parametrize("how", ["ack", "retry", "dead_letter"])
+def test_job_of_a_blocking_client_is_done_once_when_its_broker_ends(
+    broker: BrokerProcess, end: Callable[[BrokerProcess], object], how: str
+) -> None:
+    """The client does not know yet, so it sends the settlement to a socket that nobody reads."""
+    with connect_blocking("127.0.0.1", broker.port) as client:
+        client.publish_many("q", [b"1", b"2"])
+        with client.consume("q", credit=1, info=True) as deliveries:
+            held = next(deliveries)
+            end(broker)
+            broker.start()
+            if how == "retry":
+                held.retry(600, error="no")
+            else:
+                getattr(held, how)()
+            following = next(deliveries)
+    assert (held.body, following.body, following.attempt) == (b"1", b"2", 1)
 
 
 def test_publish_continues_when_the_broker_is_back(
@@ -71,7 +91,7 @@ def test_publish_continues_when_the_broker_is_back(
     for expected in (b"1", b"2"):
         delivery = taken(link)
         assert delivery.body == expected
-        link.settle(delivery, Settlement.ACK)
+        delivery.ack()
     assert link.receive("q", 0.2) is None
 
 
@@ -87,7 +107,7 @@ def test_worker_says_once_that_the_broker_is_away_and_that_it_is_back(
 ) -> None:
     for body in (b"1", b"2"):
         link.publish("q", body)
-        link.settle(taken(link), Settlement.ACK)
+        taken(link).ack()
         broker.kill()
         for _ in range(3):
             with pytest.raises(ConnectionLostError):
@@ -150,5 +170,5 @@ def test_returned_message_keeps_its_position(link: WorkerConnection) -> None:
     link.return_messages("q")
     first = taken(link)
     assert first.body == b"1"
-    link.settle(first, Settlement.REQUEUE)
+    first.requeue()
     assert taken(link).body == b"2"

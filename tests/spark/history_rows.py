@@ -44,6 +44,9 @@ def history_row(offset: int, **given: Any) -> Row:
         "size": 100,
         "publisher": 1,
         "consumer": 2,
+        "ready_at": published,
+        "priority": 128,
+        "retries": 0,
         "body": f'{{"n":{offset}}}'.encode(),
     }
     return row | given
@@ -85,6 +88,7 @@ def _one(seq: int, dice: random.Random, days: int) -> Row:
         first_dispatched_at=first,
         last_dispatched_at=last,
         settled_at=end,
+        ready_at=_ready_at(published, first, last, dice),
         deliveries=deliveries,
         size=dice.randrange(5_000),
         urn=dice.choice(["urn:a", "urn:b"]) if is_envelope else None,
@@ -94,6 +98,13 @@ def _one(seq: int, dice: random.Random, days: int) -> Row:
     )
 
 
+def _ready_at(published: int, first: int | None, last: int | None, dice: random.Random) -> int:
+    """Return when a message became ready, some of them after a delay, some after a retry."""
+    if first is None or last is None or dice.random() < 0.7:
+        return published
+    return dice.randint(min(first, last), last) if last > first else (published + first) // 2
+
+
 def _retries(row: Row, dice: random.Random) -> Iterable[Row]:
     """Return the retry that a worker publishes before it acknowledges the failed row."""
     if row["outcome"] != "acked" or row["meta_id"] is None or dice.random() > 0.2:
@@ -101,6 +112,7 @@ def _retries(row: Row, dice: random.Random) -> Iterable[Row]:
     published = dice.randint(row["last_dispatched_at"], row["settled_at"])
     yield row | {
         "published_at": published,
+        "ready_at": published,
         "first_dispatched_at": published + 1,
         "last_dispatched_at": published + 1,
         "settled_at": published + dice.choice([2, 5_000, 50_000_000]),

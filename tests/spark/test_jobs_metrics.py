@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from math import ceil, floor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from phpmq_lite.spark.jobs.metrics import (
     touched_dates,
     transform,
 )
+from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
 from tests.spark.history_rows import (
     DAY_MS,
     START_MS,
@@ -48,10 +50,13 @@ EVENTS = f"""
     0 AS redelivered_messages, 0 AS retried, 0 AS expired_dispatched, 0 AS expired_never,
     NULL AS wait, NULL AS hold FROM history h
   UNION ALL SELECT queue, first_dispatched_at, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    max(first_dispatched_at - published_at, 0), NULL
+    CASE WHEN ready_at <= max(first_dispatched_at, published_at) OR deliveries = 1
+      THEN max(first_dispatched_at - ready_at, 0) END, NULL
     FROM history h WHERE first_dispatched_at IS NOT NULL
   UNION ALL SELECT queue, last_dispatched_at, 0, 0, 0, deliveries - 1, 0, 0, 0, 0, 0, 0, 0, 0,
-    NULL, NULL FROM history h WHERE deliveries > 1
+    CASE WHEN ready_at > max(first_dispatched_at, published_at)
+      THEN max(last_dispatched_at - ready_at, 0) END, NULL
+    FROM history h WHERE deliveries > 1
   UNION ALL SELECT queue, settled_at, 0, 0, 0, 0, outcome = 'acked', outcome = 'expired',
     outcome = 'dead', outcome = 'deleted', deliveries > 1, {RETRIED},
     outcome = 'expired' AND deliveries > 0, outcome = 'expired' AND deliveries = 0, NULL,
@@ -116,6 +121,24 @@ def expected_periods(database: sqlite3.Connection, period_ms: int) -> dict[Any, 
 def present(figures: dict[str, Any]) -> dict[str, Any]:
     """Drop nulls: ``approx`` compares only numbers, and missing keys differ as well."""
     return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def test_archive_of_version_0_1_has_no_columns_of_later_versions(
+    spark: SparkSession, archive: DataFrame, rows: list[Row], tmp_path: Path
+) -> None:
+    later = ("ready_at", "deliver_at", "priority", "retries", "group", "unique_key")
+    folder = str(tmp_path / "archive")
+    archive.drop(*later).write.partitionBy("date", "batch").parquet(folder)
+    older = read_archive(spark, LocalResultsFolder(tmp_path))
+    assert older.where("ready_at IS NULL AND priority IS NULL").count() == len(rows)
+    computed = transform(older, "hours", ALL_DATES).collect()
+    assert sum(row["published"] for row in computed) == len(rows)
+    waits = [
+        row["first_dispatched_at"] - row["published_at"]
+        for row in rows
+        if row["first_dispatched_at"] is not None
+    ]
+    assert max(row["wait_max"] or 0 for row in computed) == max(waits)
 
 
 @pytest.mark.parametrize(

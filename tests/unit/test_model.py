@@ -11,6 +11,7 @@ from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     ALIVE,
+    BEFORE_ALL,
     OUTCOMES,
     STATE_NAMES,
     Batch,
@@ -167,7 +168,7 @@ def test_message_is_dispatched_a_millisecond_before_its_deadline(rig: CoreRig) -
 
 @pytest.mark.parametrize(
     ("source", "target", "on_expire"),
-    [("orders.retry", "orders", "history"), ("orders", "orders.dlq", "dead_letter")],
+    [("late", "orders", "forward:orders"), ("orders", "orders.dlq", "dead_letter")],
     ids=["forwarded", "dead letter"],
 )
 def test_expired_message_is_dispatched_from_its_target_in_the_same_batch(
@@ -193,7 +194,7 @@ def test_queue_with_a_consumer_requests_its_first_page() -> None:
     rig = CoreRig(Limits(window=5, window_bytes=100))
     worker = rig.connect()
     request = rig.run(lambda: commands.consume(rig.core, worker, "orders", 3)).windows[0]
-    assert (request.after, request.limit, request.body_bytes) == (0, 5, 100)
+    assert (request.after, request.limit, request.body_bytes) == (BEFORE_ALL, 5, 100)
     page = [message(n, body=b"%d" % n) for n in range(1, 6)]
     batch = rig.run(loaded=LoadedRows(windows=[LoadedWindow(1, page, False)]))
     assert bodies(sent_messages(batch, worker)) == [b"1", b"2", b"3"]
@@ -501,7 +502,8 @@ def test_purge_deletes_ready_messages_and_returns_their_number(rig: CoreRig) -> 
     rig.publish(b"a", b"bc")
     batch = purge(rig)
     request = batch.pages[0]
-    assert (request.queue_id, request.after, request.upto, request.bodies) == (1, 0, 2, False)
+    pages_of = (request.queue_id, request.after, request.upto, request.bodies)
+    assert pages_of == (1, BEFORE_ALL, 2, False)
     batch = rig.run(loaded=pages(batch, [message(1), message(2, size=2)]))
     assert outcomes(batch) == {PURGED: [1, 2]}
     assert rig.answers == [2]

@@ -19,8 +19,6 @@ from phpmq_lite.queue_settings import (
     QueueSettings,
     check_name,
     check_settings,
-    publish_target,
-    retry_warning,
 )
 from tests.unit.admin.cases import queue_status
 
@@ -171,44 +169,3 @@ def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(RefusedError) as caught:
         check_name(name)
     assert caught.value.code == "bad_name"
-
-
-@pytest.mark.parametrize(
-    ("queue", "ttl_s", "delay_s", "expected"),
-    [
-        ("orders", None, 0, ("orders", None)),
-        ("orders", 60, 0, ("orders", 60)),
-        ("orders.retry", 60, 0, ("orders.retry", 60)),
-        ("orders", None, 30, ("orders.retry", 30)),
-        ("orders", None, 0.2, ("orders.retry", 1)),
-        ("orders.dlq", None, 30, ("orders.dlq.retry", 30)),
-    ],
-)
-def test_delay_is_a_time_to_live_in_the_retry_queue(
-    queue: str, ttl_s: int | None, delay_s: float, expected: tuple[str, int | None]
-) -> None:
-    assert publish_target(queue, ttl_s, delay_s) == expected
-
-
-@pytest.mark.parametrize(
-    ("queue", "ttl_s", "sentence"),
-    [
-        ("orders", 60, "the delay (30 s) excludes a time to live (60 s); omit one of them"),
-        ("orders", 0, "the delay (30 s) excludes a time to live (0 s); omit one of them"),
-        ("orders.retry", None, "'orders.retry' holds delayed messages; publish to 'orders'"),
-        ("q" * 250, None, "is 256 bytes long; it must be 1 to 255; shorten it"),
-    ],
-)
-def test_delay_that_cannot_be_is_refused(queue: str, ttl_s: int | None, sentence: str) -> None:
-    with pytest.raises(RefusedError) as caught:
-        publish_target(queue, ttl_s, 30)
-    assert caught.value.code == "bad_delay"
-    assert sentence in str(caught.value)
-
-
-def test_message_that_is_never_forwarded_is_warned_about() -> None:
-    warning = "without a time to live, messages in 'orders.retry' never move to 'orders'"
-    assert retry_warning("orders.retry", 0).startswith(warning)
-    assert retry_warning("orders.retry", None).startswith(warning)
-    for queue, ttl_s in (("orders.retry", 1), ("orders", 0), (".retry", 0)):
-        assert retry_warning(queue, ttl_s) == ""

@@ -37,6 +37,7 @@ def queue_status(name: str = "orders", queue_id: int = 1, **changes: Any) -> Que
         queue_id=queue_id,
         name=name,
         ready=0,
+        scheduled=0,
         dispatched=0,
         dead=0,
         bytes=0,

@@ -562,7 +562,9 @@ def test_disconnected_publisher_no_longer_waits(rig: CoreRig) -> None:
 
 def test_publisher_that_also_consumes_does_not_wait(rig: CoreRig) -> None:
     one = park(rig)
-    batch = rig.run(lambda: commands.force_publish(rig.core, one, "orders", b"b", None))
+    batch = rig.run(
+        lambda: commands.publish(rig.core, one, "orders", b"b", None, None, is_forced=True)
+    )
     assert [m.size for m in batch.created] == [1]
     assert rig.queue().parked == set()
 

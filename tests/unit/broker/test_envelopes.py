@@ -113,14 +113,14 @@ def test_good_and_bad_messages_are_independent(strict: CoreRig) -> None:
 
 
 def test_retry_queue_validates_like_its_origin(rig: CoreRig) -> None:
-    rig.publish(GOOD, queue="orders.retry", ttl_s=9)
+    rig.publish(GOOD, queue="orders.retry")
     assert not rig.queue("orders.retry").validates
     rig.publish(GOOD)
     rig.run(lambda: rig.configure("orders", {"payload_policy": "envelope"}))
-    batch = rig.publish(BAD, queue="orders.retry", ttl_s=9)
+    batch = rig.publish(BAD, queue="orders.retry")
     assert outcomes(batch) == {(State.DEAD, "invalid_data"): [3]}
     rig.run(lambda: rig.configure("orders.retry", {"payload_policy": "observe"}))  # its own setting
-    assert outcomes(rig.publish(BAD, queue="orders.retry", ttl_s=9)) == {}
+    assert outcomes(rig.publish(BAD, queue="orders.retry")) == {}
 
 
 def test_retry_queue_created_later_validates_too(rig: CoreRig) -> None:
@@ -230,9 +230,9 @@ def publish(rig: CoreRig, *contents: bytes, key: bytes | None = None) -> Any:
 
 
 def test_operator_learns_which_messages_were_quarantined(strict: CoreRig) -> None:
-    ids = publish(strict, GOOD, BAD)
-    assert len(ids) == 2
-    assert ids.quarantined == {ids[1]: "invalid_data"}
+    published = publish(strict, GOOD, BAD)
+    assert len(published.ids) == 2
+    assert published.quarantined == {published.ids[1]: "invalid_data"}
     assert outcomes(strict.batch) == {(State.DEAD, "invalid_data"): [2]}
 
 
@@ -243,8 +243,8 @@ def test_operator_waits_for_the_verdict_on_a_large_content(strict: CoreRig) -> N
     [(work, deliver)] = strict.batch.background
     found = work()
     strict.run(lambda: deliver(found))
-    [ids] = strict.answers
-    assert ids.quarantined == {ids[1]: "too_deep"}
+    [published] = strict.answers
+    assert published.quarantined == {published.ids[1]: "too_deep"}
 
 
 def test_refusal_after_the_verdict_is_the_reply(strict: CoreRig) -> None:

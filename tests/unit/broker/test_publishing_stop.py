@@ -84,12 +84,18 @@ def test_publisher_that_also_consumes_waits_only_for_a_full_disk(rig: CoreRig) -
     set_block(rig, LOW)
     rig.begin()
     assert commands.publish(rig.core, one, "orders", b"b", None, None) is CommandResult.PARK
-    assert commands.force_publish(rig.core, one, "orders", b"b", None) is CommandResult.DONE
+    assert (
+        commands.publish(rig.core, one, "orders", b"b", None, None, is_forced=True)
+        is CommandResult.DONE
+    )
     assert len(rig.finish().created) == 1
     set_block(rig, FULL)
     rig.begin()
     assert commands.publish(rig.core, one, "orders", b"c", None, None) is CommandResult.PARK
-    assert commands.force_publish(rig.core, one, "orders", b"c", None) is CommandResult.PARK
+    assert (
+        commands.publish(rig.core, one, "orders", b"c", None, None, is_forced=True)
+        is CommandResult.PARK
+    )
     assert rig.finish().created == []
     assert set_block(rig, None).to_resume == {one}
 

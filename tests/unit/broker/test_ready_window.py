@@ -30,28 +30,23 @@ def by_seq(window: ReadyWindow, seq: int) -> Message:
 
 def test_window_rejects_messages_before_its_first_page() -> None:
     window = ReadyWindow(10, BodyCache())
-    assert window.append(message(1)) is False
     assert window.insert(message(1)) is False
     assert window.needs_page
 
 
 def test_window_accepts_a_new_message_while_it_reaches_the_end() -> None:
     window = window_of(1, 2)
-    assert window.append(message(3, body=b"abc"))
+    assert window.insert(message(3, body=b"abc"))
     assert seqs(window) == [1, 2, 3]
     assert window.covered_to == 3
 
 
 def test_full_window_no_longer_reaches_the_end() -> None:
     window = window_of(1, 2, limit=2)
-    assert window.append(message(3)) is False
+    assert window.insert(message(3)) is False
     assert not window.reaches_end
-    assert window.append(message(4)) is False
+    assert window.insert(message(4)) is False
     assert window.covered_to == 2
-
-
-def test_window_rejects_new_messages_while_more_are_on_disk() -> None:
-    assert window_of(1, 2, reaches_end=False).append(message(9)) is False
 
 
 def test_window_inserts_returned_messages_in_order() -> None:
@@ -65,7 +60,7 @@ def test_window_inserts_returned_messages_in_order() -> None:
     assert drain(window) == [1, 2, 3, 4, 5]
 
 
-def test_window_rejects_a_returned_message_beyond_its_end() -> None:
+def test_window_rejects_a_message_beyond_its_end_while_more_are_on_disk() -> None:
     window = window_of(1, 2, reaches_end=False)
     assert window.insert(message(3)) is False
     assert window.insert(message(0, position=0))
@@ -74,7 +69,7 @@ def test_window_rejects_a_returned_message_beyond_its_end() -> None:
 def test_window_that_reaches_the_end_accepts_a_returned_last_message() -> None:
     window = window_of(1)
     assert window.insert(message(5))
-    assert window.append(message(6))
+    assert window.insert(message(6))
     assert seqs(window) == [1, 5, 6]
     assert window.covered_to == 6
 

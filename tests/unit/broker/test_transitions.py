@@ -148,8 +148,8 @@ def test_dispatch_of_a_settled_message_is_not_undone(rig: CoreRig) -> None:
 # -- outcomes of expiry
 
 
-def expire_one(rig: CoreRig, queue: str = "orders") -> Message:
-    [born] = rig.publish(b"a", queue=queue, ttl_s=1).created
+def expire_one(rig: CoreRig, queue: str = "orders", ttl_s: int | None = 1) -> Message:
+    [born] = rig.publish(b"a", queue=queue, ttl_s=ttl_s).created
     born.body = b"a"  # as in a window
     expire(rig, born)
     return born
@@ -172,7 +172,9 @@ def test_expired_message_is_forwarded_if_its_queue_is_set_so(rig: CoreRig) -> No
 
 def test_expired_message_of_a_retry_queue_is_forwarded_to_its_origin(rig: CoreRig) -> None:
     worker = rig.consumer("orders")
-    born = expire_one(rig, "orders.retry")
+    rig.publish(b"older", queue="orders.retry")
+    configure(rig, "orders.retry", default_ttl_s=1)  # given with a publish, it would be a delay
+    born = expire_one(rig, "orders.retry", ttl_s=None)
     assert born.queue_id == rig.queue("orders").queue_id
     assert (born.ttl_s, born.deadline_ms) == (None, None)
     assert sent_messages(rig.batch, worker) == [born]
@@ -351,6 +353,27 @@ def test_message_with_a_damaged_body_is_never_delivered(rig: CoreRig) -> None:
     assert outcomes(batch) == {(State.DEAD, "crc"): [1]}
     assert bodies(sent_messages(batch, worker)) == [b"2"]
     assert batch.created == []
+
+
+@pytest.mark.parametrize("rows", ["due", "by_seq"])
+def test_message_that_is_used_up_and_loaded_twice_dies_once(rows: str) -> None:
+    """A window's page dead-letters it at once; the same row was loaded for another reason."""
+    rig = CoreRig(defaults=QueueSettings(max_deliveries=1))
+    worker = rig.connect()
+    rig.run(lambda: commands.consume(rig.core, worker, "orders", 5))
+    row = message(1, body=b"a", deadline_ms=rig.steady_ms)
+    row.charged, rig.core.next_number = 1, 2
+    rig.core.add_counts(rig.queue(), 1, 1)
+    page = LoadedWindow(1, [row], True)
+    loaded = LoadedRows([page], due=[row], has_due=True)
+    if rows == "by_seq":
+        loaded = LoadedRows([page], by_seq={1: row})
+    batch = rig.run(
+        lambda: commands.acknowledge_late(rig.core, worker, "orders", row.message_id),
+        loaded=loaded,
+    )
+    assert outcomes(batch) == {(State.DEAD, "max_deliveries"): [1]}
+    assert rig.queue().row.live_count == 0
 
 
 def test_dead_letter_of_a_dead_letter_queue_leaves_no_further_record(rig: CoreRig) -> None:

@@ -44,7 +44,7 @@ def test_number_of_many_digits_is_a_wrong_use() -> None:
 
 def test_each_setting_of_a_queue_has_a_kind_that_can_be_typed() -> None:
     for name, default in asdict(QueueSettings()).items():
-        typed = {bool: "true", int: "1", str: "1"}[type(default)]
+        typed = {bool: "true", int: "1", float: "0.5", str: "1"}[type(default)]
         assert type(_parse_value(name, typed)) is type(default), name
 
 

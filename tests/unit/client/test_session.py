@@ -1,33 +1,49 @@
 """Client state across connections, tested against the broker's side without sockets."""
 
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import pytest
 
 from phpmq_lite.client.core import Backoff
-from phpmq_lite.client.publishes import PendingPublishes, PublishBatch
-from phpmq_lite.client.session import ClientSession, Delivery
+from phpmq_lite.client.delivery import Delivery, delivery_of
+from phpmq_lite.client.publishes import (
+    AnswerCallback,
+    KeyedMessage,
+    PendingPublishes,
+    PublishBatch,
+    check_fields,
+)
+from phpmq_lite.client.session import ClientSession, OldForm
 from phpmq_lite.errors import (
     ClientError,
     ConnectionLostError,
     LocalProtocolError,
+    PhpmqError,
     PublishRefusedError,
 )
+from phpmq_lite.frame_options import read_object, write_options
 from phpmq_lite.protocol.connection import ServerSide
 from phpmq_lite.protocol.frames import (
+    OUR_FRAMES,
     Acknowledge,
     ClientFrame,
     Consume,
+    ConsumeWithOptions,
     DeadLetter,
     Dispatch,
+    DispatchWithInfo,
+    Hello,
     Publish,
+    PublishWithOptions,
     Requeue,
+    Settle,
     WireLimits,
 )
 
 ID = b"0123456789abcdef0123456789abcdef"
-Answers = list[ClientError | None]
+Answers = list[PhpmqError | None]
 
 
 class Wire:
@@ -37,8 +53,22 @@ class Wire:
         self.session = ClientSession(8 << 20)
         self.connect()
 
-    def connect(self) -> list[ClientFrame]:
+    def connect(self, *, max_content: int = 8 << 20) -> list[ClientFrame]:
+        """Connect to a broker that knows all frames; return what is sent first."""
         self.broker = ServerSide(WireLimits(), http_guard=False)
+        [hello] = self.broker.receive(self.session.greet(sends_hello=True))
+        assert isinstance(hello, Hello)
+        facts = {"version": "0.2.0", "frames": OUR_FRAMES, "max_content": max_content}
+        parts: list[bytes] = []
+        self.broker.append_welcome(parts, hello.key, write_options(facts))
+        self.session.receive(b"".join(parts))
+        assert self.session.is_welcome
+        return self.broker.receive(self.session.connected())
+
+    def connect_old(self) -> list[ClientFrame]:
+        """Connect to a broker that is known to close on a hello."""
+        self.broker = ServerSide(WireLimits(), http_guard=False)
+        assert self.session.greet(sends_hello=False) == b""
         return self.broker.receive(self.session.connected())
 
     def read(self, data: bytes) -> list[ClientFrame]:
@@ -49,8 +79,19 @@ class Wire:
         self.broker.append_dispatch(parts, queue, body, ID, 0)
         self.session.receive(b"".join(parts))
 
-    def settle(self, frame: bytes, generation: int) -> None:
-        self.sent = self.read(self.session.settlement_to_send(frame, generation))
+    def receipt(self, queue: str, key: bytes, reason: str | None = None) -> None:
+        parts: list[bytes] = []
+        self.broker.append_receipts(parts, queue, (key,), reason)
+        self.session.receive(b"".join(parts))
+
+    def settle(
+        self, delivery: Delivery, frame: bytes, old_form: OldForm | None, *, is_kept: bool
+    ) -> None:
+        place = (delivery.queue, delivery.generation, frame, old_form)
+        self.sent = self.read(self.session.settlement_to_send(*place, is_kept=is_kept))
+
+    def confirm(self, message: KeyedMessage, answer: AnswerCallback) -> None:
+        self.published = self.read(self.session.confirm_message(message, answer))
 
     def delivery(self) -> Delivery:
         owner: Any = self
@@ -89,6 +130,9 @@ def test_next_connection_is_sent_late_ends_then_windows_then_unanswered(wire: Wi
         Publish("orders", b"two", 0, b"k2"),
     ]
     assert session.late_settlement_count == 1
+    session.lost()
+    assert wire.connect()[0] == Acknowledge("orders", ID)  # the broker may not have read it
+    wire.dispatch("orders", b"body")
     session.lost()
     assert wire.connect()[0] == Consume("orders", 10)
 
@@ -197,7 +241,8 @@ def test_delivery_says_what_it_is() -> None:
 def test_message_above_the_limit_is_reported_with_the_setting_to_raise(is_whole: bool) -> None:
     session = ClientSession(10)
     broker = ServerSide(WireLimits(), http_guard=False)
-    broker.receive(session.connected())
+    session.greet(sends_hello=False)
+    session.connected()
     parts: list[bytes] = []
     broker.append_dispatch(parts, "orders", b"x" * 11, ID, 0)
     sent = b"".join(parts)
@@ -221,7 +266,7 @@ def test_message_above_the_limit_is_reported_with_the_setting_to_raise(is_whole:
 )
 def test_other_protocol_is_reported_as_such(sent: bytes, problem: str) -> None:
     session = ClientSession(10)
-    session.connected()
+    session.greet(sends_hello=True)
     assert session.protocol_problem("mq:9100") is None
     session.receive(sent)
     assert str(session.protocol_problem("mq:9100")).startswith(f"mq:9100 {problem}")
@@ -352,3 +397,265 @@ def test_batch_counts_and_keeps_the_first_error() -> None:
         batch.answered(error)
     assert (batch.stored, batch.unanswered, batch.error) == (1, 0, first)
     assert len(notified) == 3
+
+
+# Frames of ours
+
+
+def settled(wire: Wire) -> list[ClientFrame]:
+    """Return what is sent first on the next connection, which is lost at once."""
+    wire.session.lost()
+    frames = wire.connect()
+    return [frame for frame in frames if not isinstance(frame, Consume)]
+
+
+def informed(wire: Wire, **info: Any) -> Delivery:
+    owner: Any = wire
+    frame = DispatchWithInfo("orders", b"body", ID, 5, write_options(info))
+    return delivery_of(owner, frame, wire.session.generation)
+
+
+def options_of(frame: ClientFrame) -> dict[str, Any]:
+    assert isinstance(frame, Settle | PublishWithOptions)
+    return read_object(frame.options)
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "fields", "options"),
+    [
+        (60, {}, None),
+        (60.0, {}, None),
+        (0, {"delay_s": 0}, None),
+        (0, {"priority": None}, None),
+        (1.5, {}, {"ttl_s": 1.5}),
+        (0, {"delay_s": 2.5}, {"ttl_s": 0, "delay_s": 2.5}),
+        (0, {"priority": 0}, {"ttl_s": 0, "priority": 0}),
+        (
+            9,
+            {"deliver_at": datetime(2027, 1, 1, tzinfo=UTC), "group": "a"},
+            {"ttl_s": 9, "deliver_at": 1_798_761_600_000, "group": "a"},
+        ),
+        (
+            0,
+            {"unique_key": "k", "if_exists": "replace"},
+            {"ttl_s": 0, "unique_key": "k", "if_exists": "replace"},
+        ),
+    ],
+)
+def test_frame_with_options_is_used_when_an_option_asks_for_it(
+    ttl_s: float, fields: Any, options: Any
+) -> None:
+    assert check_fields(ttl_s, fields) == options
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "fields", "problem"),
+    [
+        (0, {"priority": 256}, "priority: must be a whole number from 0 to 255, not 256"),
+        (-1.5, {}, "ttl_s: must be a number from 0 to "),
+        (0, {"dealy_s": 3}, "dealy_s: is not an option here; the options are ttl_s, delay_s, "),
+        (0, {"delay_s": 3, "deliver_at": 1}, "deliver_at: excludes delay_s; omit one of them"),
+        (0, {"deliver_at": datetime(2027, 1, 1)}, "deliver_at: must be a date up to 2100"),
+        (0, {"if_exists": "replace"}, "if_exists: replace needs a unique_key"),
+        (0, {"unique_key": "k" * 65}, "unique_key: must be a text "),
+    ],
+)
+def test_invalid_option_is_named_with_its_bound(ttl_s: float, fields: Any, problem: str) -> None:
+    with pytest.raises(LocalProtocolError) as caught:
+        check_fields(ttl_s, fields)
+    assert str(caught.value).startswith(problem)
+
+
+def test_publish_with_options_is_repeated_with_them(wire: Wire) -> None:
+    answers: Answers = []
+    options = check_fields(0, {"priority": 3})
+    _, frame = wire.session.confirm("orders", b"one", 0, b"k", answers.append, options)
+    for frames in (wire.read(frame), settled(wire)):
+        assert frames == [PublishWithOptions("orders", b"one", b'{"ttl_s":0,"priority":3}', b"k")]
+    wire.receipt("orders", b"k")
+    assert answers == [None]
+
+
+def test_older_broker_delays_by_the_retry_queue_and_keeps_doing_so(wire: Wire) -> None:
+    """Keys belong to a queue: in another form, a repeated publish would be stored twice."""
+    wire.session.lost()
+    answers: Answers = []
+    options = check_fields(0, {"delay_s": 2.5})
+    wire.session.confirm("orders", b"one", 0, b"k", answers.append, options)
+    assert wire.connect_old() == [Publish("orders.retry", b"one", 3, b"k")]
+    assert settled(wire) == [Publish("orders.retry", b"one", 3, b"k")]
+    wire.receipt("orders.retry", b"k")
+    assert answers == [None]
+
+
+@pytest.mark.parametrize("fields", [{"priority": 1}, {"delay_s": 1, "group": "g"}])
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_older_broker_that_does_not_know_an_option_is_an_error(
+    wire: Wire, fields: Any, is_connected: bool
+) -> None:
+    wire.session.lost()
+    answers: Answers = []
+    place = ("orders", b"one", 0, b"k", answers.append, check_fields(0, fields))
+    if is_connected:
+        wire.connect_old()
+        with pytest.raises(ClientError) as caught:
+            wire.session.confirm(*place)
+        answers.append(caught.value)
+    else:
+        wire.session.confirm(*place)
+        assert wire.connect_old() == []
+    [error] = answers
+    assert f"does not know {list(fields)[-1]}; upgrade it" in str(error)
+    assert not len(wire.session.pending)
+
+
+def test_retry_names_the_attempt_and_the_error(wire: Wire) -> None:
+    try:
+        raise ValueError("no stock")
+    except ValueError as error:
+        informed(wire, attempt=3).retry(2.5, exception=error, limit=5, content=b"new")
+    [sent] = wire.sent
+    assert isinstance(sent, Settle)
+    assert (sent.queue, sent.message_id, sent.content) == ("orders", ID, b"new")
+    options = options_of(sent)
+    assert "raise ValueError" in options.pop("traceback")
+    assert options == {
+        "action": "retry", "delay_s": 2.5, "attempt": 3, "limit": 5, "error": "no stock",
+        "exception": "ValueError",
+    }  # fmt: skip
+
+
+def test_texts_that_are_too_long_for_the_options_are_left_out(wire: Wire) -> None:
+    wire.delivery().retry(error="\x01" * 999, exception="\ud800" * 2_000, attempt=1)
+    assert {**options_of(wire.sent[0]), "error": "", "exception": ""} == {
+        "action": "retry", "delay_s": 0, "attempt": 1, "error": "", "exception": "",
+    }  # fmt: skip
+    try:
+        raise ValueError("\x01" * 9_000)
+    except ValueError as error:
+        wire.delivery().retry(exception=error)
+    assert options_of(wire.sent[0]).keys() == {"action", "delay_s", "error", "exception"}
+
+
+def test_extension_is_for_the_connection_that_holds(wire: Wire) -> None:
+    delivery = wire.delivery()
+    assert delivery.extend(60)
+    assert options_of(wire.sent[0]) == {"action": "extend", "hold_s": 60}
+    with pytest.raises(LocalProtocolError, match="hold_s: must be a number from 0"):
+        delivery.extend(-1)
+    wire.connect()
+    assert not delivery.extend(60)
+    delivery = wire.delivery()
+    wire.connect_old()
+    assert not delivery.extend(60)
+
+
+def test_settlements_that_may_be_lost_are_sent_first_on_the_next_connection(wire: Wire) -> None:
+    """Not a requeue, which would count twice, nor a retry without the number of its attempt."""
+    session = wire.session
+    session.start_consuming("orders", 3, no_wake)
+    wire.delivery().requeue()
+    wire.delivery().retry(1)
+    for number in range(4):
+        delivery = informed(wire, attempt=number + 1)
+        delivery.retry(error="no")
+    wire.delivery().dead_letter("bad", error="no")
+    wire.delivery().ack()
+    kept = settled(wire)
+    assert [type(frame) for frame in kept] == [Settle, Settle, Acknowledge]
+    assert [options_of(frame).get("attempt") for frame in kept[:2]] == [4, None]
+    assert settled(wire) == kept  # nothing has proved that the broker has read them
+    wire.dispatch("orders", b"next")
+    assert settled(wire) == []
+
+
+def test_forked_child_sends_no_settlement_of_its_parent(wire: Wire) -> None:
+    wire.session.start_consuming("orders", 3, no_wake)
+    wire.delivery().ack()
+    wire.session.begin_anew()
+    assert wire.connect() == []
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_retry_at_an_older_broker_is_a_copy_then_an_acknowledgement(
+    wire: Wire, is_late: bool
+) -> None:
+    delivery = informed(wire, attempt=2)
+    wire.session.lost()
+    if is_late:
+        delivery.retry(1.2)
+        assert wire.connect_old() == [Publish("orders.retry", b"body", 2, ID + b":2")]
+    else:
+        wire.connect_old()
+        delivery.retry(1.2)
+        assert wire.published == [Publish("orders.retry", b"body", 2, ID + b":2")]
+    wire.sent = []
+    wire.receipt("orders.retry", ID + b":2")
+    assert wire.sent == [Acknowledge("orders", ID)]
+
+
+def test_refused_copy_returns_the_message(wire: Wire) -> None:
+    wire.connect_old()
+    delivery = wire.delivery()
+    delivery.retry()
+    assert wire.published == [Publish("orders", b"body", 5, ID + b":0")]
+    wire.receipt("orders", ID + b":0", "paused")
+    assert wire.sent == [Requeue("orders", ID, 5)]
+
+
+def test_dead_letter_with_its_reason_is_a_plain_one_for_an_older_broker(wire: Wire) -> None:
+    delivery = wire.delivery()
+    wire.session.lost()
+    delivery.dead_letter("bad", error="no")
+    assert wire.connect_old() == [DeadLetter("orders", ID)]
+    wire.session.lost()
+    assert wire.connect_old() == [DeadLetter("orders", ID)]  # the broker may not have read it
+    wire.session.start_consuming("orders", 3, no_wake)
+    wire.dispatch("orders", b"body")
+    wire.delivery().dead_letter("bad", error="no")
+    assert wire.sent == [DeadLetter("orders", ID)]
+    wire.session.lost()
+    assert wire.connect_old() == [DeadLetter("orders", ID), Consume("orders", 3)]
+
+
+def test_info_is_asked_for_and_read(wire: Wire) -> None:
+    window = wire.session.start_consuming("orders", 3, no_wake, has_info=True)
+    assert wire.read(wire.session.consume_frame(window)) == [
+        ConsumeWithOptions("orders", 3, b'{"info":true,"keep":false}')
+    ]
+    delivery = informed(wire, attempt=2, hold_s=30.5, priority=7, age_s=1.25, deliveries=4)
+    known = (delivery.attempt, delivery.hold_s, delivery.priority, delivery.age_s)
+    assert known == (2, 30.5, 7, 1.25)
+    assert (delivery.deliveries, delivery.group) == (4, None)
+    assert wire.delivery().attempt is None
+
+
+def test_credit_is_changed_without_a_return(wire: Wire) -> None:
+    window = wire.session.start_consuming("orders", 3, no_wake)
+    assert wire.read(wire.session.set_credit(window, 0)) == [
+        ConsumeWithOptions("orders", 0, b'{"info":false,"keep":true}')
+    ]
+    assert wire.connect() == [Consume("orders", 0)]
+
+
+def test_older_broker_has_no_info_and_keeps_its_credit(wire: Wire) -> None:
+    wire.connect_old()
+    with pytest.raises(ClientError, match="older"):
+        wire.session.start_consuming("orders", 3, no_wake, has_info=True)
+    window = wire.session.start_consuming("orders", 3, no_wake)
+    with pytest.raises(ClientError, match="older"):
+        wire.session.set_credit(window, 5)
+
+
+def test_message_above_the_limit_of_the_broker_is_not_sent(wire: Wire) -> None:
+    """The broker would close the connection as soon as it has read the size."""
+    answers: Answers = []
+    wire.session.lost()
+    wire.session.confirm("orders", b"x" * 11, 0, b"k", answers.append)
+    assert wire.connect(max_content=10) == []
+    [error] = answers
+    with pytest.raises(LocalProtocolError) as caught:
+        wire.session.confirm("orders", b"x" * 11, 0, b"k", answers.append)
+    assert str(caught.value) == str(error)
+    assert str(error) == "content is 11 bytes; the limit is 10 (limits.max_content)"
+    wire.session.confirm("orders", b"x" * 10, 0, b"k", answers.append)

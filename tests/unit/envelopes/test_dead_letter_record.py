@@ -10,6 +10,7 @@ from phpmq_lite.envelopes.dead_letter_record import (
     build_record,
     read_block,
     redrive_content,
+    with_attempt_added,
     with_attempts,
 )
 from tests.support.envelope_cases import CASES, Case, body, record_of
@@ -168,6 +169,17 @@ def test_wrapper_in_a_wrapper_is_unwrapped_once() -> None:
 )
 def test_attempts_are_set_by_a_splice(content: bytes, expected: bytes) -> None:
     assert with_attempts(content, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [(b"0", b"1"), (b" -50 ", b" -49 "), (b"1.0", None), (b'"1"', None), (b"9" * 20, None)],
+)
+def test_failed_attempt_is_added_to_an_integer(attempts: bytes, expected: bytes | None) -> None:
+    text = b"x" * (2 << 20)  # more than is indexed
+    content = b'{"a":"%s","attempts":%s}' % (text, attempts)
+    changed = None if expected is None else b'{"a":"%s","attempts":%s}' % (text, expected)
+    assert with_attempt_added(content) == changed
 
 
 def test_attempts_of_no_object_cannot_be_set() -> None:

@@ -104,6 +104,37 @@ def test_row_is_committed_with_the_business_data_or_not_at_all(shop: Shop) -> No
         assert len(shop.column("id")) == sales == (end == "COMMIT")
 
 
+def test_options_reach_the_broker_in_the_form_that_it_may_know(shop: Shop) -> None:
+    """A delay alone needs no column, and no broker of this release."""
+    shop.outbox.publish(URN, {}, delay_s=2.5)
+    shop.outbox.publish(URN, {}, ttl_s=1.5, delay_s=2)
+    shop.outbox.publish(URN, {}, priority=0)
+    shop.outbox.publish(URN, {}, ttl_s=60)
+    with pytest.raises(LocalProtocolError, match="priority: must be"):
+        shop.outbox.publish(URN, {}, priority=256)
+    shop.relay.run()
+    assert [(m.queue, m.ttl_s, m.options) for m in shop.broker.stored] == [
+        ("orders", 1, {"ttl_s": 1.5, "delay_s": 2}),
+        ("orders", 0, {"ttl_s": 0, "priority": 0}),
+        ("orders", 60, None),
+        ("orders.retry", 3, None),
+    ]
+
+
+def test_table_of_the_release_before_gets_its_column_when_tables_are_created(shop: Shop) -> None:
+    shop.connection.execute("ALTER TABLE phpmq_outbox DROP COLUMN options")
+    shop.write(1)
+    shop.outbox.publish(URN, {"n": 2}, delay_s=1)
+    with pytest.raises(sqlite3.OperationalError, match="options"):
+        shop.outbox.publish(URN, {"n": 3}, priority=0)
+    shop.relay.run()
+    create_tables(shop.connection)
+    create_tables(shop.connection)
+    shop.outbox.publish(URN, {"n": 3}, priority=0)
+    shop.relay.run()
+    assert (shop.broker.numbers(), shop.broker.numbers("orders.retry")) == ([1, 3], [2])
+
+
 def test_row_has_the_bytes_that_a_producer_sends(shop: Shop) -> None:
     envelope = codec.make(URN, {"name": "Zoë\u2028/"}, queue="orders")
     row_id = shop.outbox.write(envelope, ttl_s=60)

@@ -16,7 +16,7 @@ from phpmq_lite.envelopes.codec import decode
 from phpmq_lite.envelopes.outbox import TABLE, Outbox, create_tables
 from phpmq_lite.envelopes.producer import AsyncProducer, Producer, prepare_publish, receipt_key
 from phpmq_lite.envelopes.worker_app import App
-from phpmq_lite.errors import EnvelopeError, LocalProtocolError
+from phpmq_lite.errors import EnvelopeError
 from tests.unit.envelopes.fake_worker_connection import FakeLink, transport_on
 
 URN = "urn:babel:orders:created"
@@ -26,15 +26,20 @@ URN = "urn:babel:orders:created"
 class Sent:
     calls: list[tuple[str, bytes, int, bytes]] = field(default_factory=list)
 
-    def publish_confirmed(self, queue: str, body: bytes, ttl_s: int, key: bytes) -> None:
+    options: list[dict[str, Any]] = field(default_factory=list)
+
+    def publish_confirmed(
+        self, queue: str, body: bytes, ttl_s: int, key: bytes, **options: Any
+    ) -> None:
         self.calls.append((queue, body, ttl_s, key))
+        self.options.append(options)
 
 
 class AsyncSent(Sent):
     async def publish_confirmed(  # type: ignore[override]
-        self, queue: str, body: bytes, ttl_s: int, key: bytes
+        self, queue: str, body: bytes, ttl_s: int, key: bytes, **options: Any
     ) -> None:
-        self.calls.append((queue, body, ttl_s, key))
+        super().publish_confirmed(queue, body, ttl_s, key, **options)
 
 
 @dataclass
@@ -73,22 +78,12 @@ def test_producer_sends_an_envelope_under_its_meta_id(orders: Producer, sent: Se
     assert (envelope["meta"]["queue"], envelope["meta"]["ext"]) == ("orders", {"a": 1})
 
 
-async def test_producers_and_outbox_delay_by_the_retry_queue(orders: Producer, sent: Sent) -> None:
-    orders.publish(URN, {}, delay_s=0.5)
+async def test_producers_pass_options_on(orders: Producer, sent: Sent) -> None:
+    orders.publish(URN, {}, delay_s=0.5, ttl_s=60)
     later = AsyncSent()
-    await AsyncProducer(cast("Client", later), queue="orders").publish(URN, {}, delay_s=90)
-    connection = sqlite3.connect(":memory:")
-    create_tables(connection)
-    Outbox(connection, queue="orders").publish(URN, {}, delay_s=90)
-    assert [call[::2] for call in sent.calls + later.calls] == [
-        ("orders.retry", 1), ("orders.retry", 90)
-    ]  # fmt: skip
-    assert connection.execute(f"SELECT queue, ttl_s FROM {TABLE}").fetchall() == [
-        ("orders.retry", 90)
-    ]
-    with pytest.raises(LocalProtocolError, match="excludes a time to live"):
-        orders.publish(URN, {}, ttl_s=60, delay_s=5)
-    assert len(sent.calls) == 1
+    await AsyncProducer(cast("Client", later), queue="orders").publish(URN, {}, priority=0)
+    assert sent.options + later.options == [{"delay_s": 0.5}, {"priority": 0}]
+    assert [call[::2] for call in sent.calls + later.calls] == [("orders", 60), ("orders", 0)]
 
 
 def test_producer_takes_another_queue_and_key(orders: Producer, sent: Sent) -> None:

@@ -339,3 +339,101 @@ def test_outdated_members_are_reported_once() -> None:
     popped(transport)
     popped(transport)
     assert recorded.names == ["job.warning"]
+
+
+# -- a broker that retries, and writes records, by itself
+
+
+def informed(content: bytes = body(), **info: Any) -> FakeLink:
+    return FakeLink(content, **({"attempt": 1, "hold_s": 30} | info))
+
+
+def test_retry_keeps_the_message() -> None:
+    link, recorded = informed(), RecordedEvents()
+    transport = transport_on(link, recorded)
+    transport.max_attempts = 5
+    message = popped(transport)
+    transport.begin()
+    transport.failed(ValueError("no stock"))
+    transport.redeliver(message, retry_body(body(), 1), 2.5)
+    [(how, message_id, options, content)] = link.calls
+    assert (how, message_id, content) == ("retry", ID, None)  # the broker adds the attempt
+    assert options.pop("traceback").endswith("ValueError: no stock\n")
+    assert options == {
+        "delay_s": 2.5, "attempt": 1, "limit": 5, "error": "ValueError: no stock",
+        "exception": "ValueError",
+    }  # fmt: skip
+    assert recorded.events[-1][1]["delay_s"] == 2.5
+
+
+@pytest.mark.parametrize(
+    ("attempts", "attempt", "before"), [("1", 3, 2), ("4", 3, 4), ("-5", 1, 0)]
+)
+def test_attempts_are_those_of_the_body_or_more_if_the_broker_knows_more(
+    attempts: str, attempt: int, before: int
+) -> None:
+    """It does not change the bodies of an opaque queue, and a killed worker changes none."""
+    link = informed(body(attempts=attempts), attempt=attempt)
+    transport = transport_on(link)
+    message = popped(transport)
+    assert json.loads(message.body)["attempts"] == before
+    transport.redeliver(message, retry_body(body(), before + 1), 0.0)
+    [(how, _, options, content)] = link.calls
+    assert (how, options["attempt"], content) == ("retry", attempt, None)
+
+
+@pytest.mark.parametrize("reason", ["unknown_urn", "in_flight", "interrupted"])
+def test_return_counts_no_attempt(reason: str) -> None:
+    link, recorded = informed(), RecordedEvents()
+    store = Store(IdempotencyDecision.IN_FLIGHT) if reason == "in_flight" else None
+    transport = transport_on(link, recorded, idempotency_store=store)
+    message = transport.pop("orders")
+    if message is not None:
+        if reason == "interrupted":
+            transport.begin()
+        delay_s = 5.0 if reason == "unknown_urn" else 0.0
+        transport.redeliver(message, message.body, delay_s)
+    [(how, _, options, content)] = link.calls
+    assert (how, options["failed"], content) == ("retry", False, None)
+    assert options["delay_s"] == (0 if reason == "interrupted" else 5)
+    assert (recorded.names, recorded.events[0][1]["reason"]) == (["job.released"], reason)
+
+
+def dead_letter(transport: PhpmqTransport, queue: str, exception: str | None = "X") -> None:
+    block = {"reason": "failed", "error": "no stock", "exception": exception}
+    message = popped(transport)
+    record = json.loads(body()) | {"attempts": 1, "dead_letter": block}
+    transport.dead_letter(message, queue, json.dumps(record))
+
+
+def test_dead_letter_leaves_its_record_to_the_broker() -> None:
+    link = informed()
+    dead_letter(transport_on(link), "orders.dlq")
+    options = {"reason": "failed", "error": "no stock", "exception": "X"}
+    assert link.calls == [("dead_letter", ID, options, None)]
+
+
+def test_record_in_a_queue_that_only_the_worker_knows_is_its_own() -> None:
+    link = informed()
+    dead_letter(transport_on(link), "graves")
+    assert [call[0] for call in link.calls] == ["publish", "dead_letter"]
+
+
+def test_malformed_message_is_dead_lettered_with_its_reason() -> None:
+    link = informed(b"{")
+    assert transport_on(link).pop("orders") is None
+    [(how, _, options, _)] = link.calls
+    assert (how, options["reason"]) == ("dead_letter", "poison")
+
+
+def test_retried_message_runs_again_under_its_id() -> None:
+    """An acknowledged one does not, even after another delivery."""
+    link = informed()
+    transport = transport_on(link)
+    message = popped(transport)
+    transport.redeliver(message, retry_body(body(), 1), 0.0)
+    link.waiting.append(delivery(body(attempts="1"), attempt=2))
+    handle(transport, popped(transport))
+    link.waiting.append(delivery(body(attempts="1"), attempt=3))
+    assert transport.pop("orders") is None
+    assert [call[0] for call in link.calls] == ["retry", "ack", "ack"]

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from phpmq_lite.importers.beanstalkd import (
     JobGroup,
     find_jobs,
     plan_job,
+    rank_jobs,
+    rank_priorities,
 )
 
 STATS = b"---\nid: 5fe2\nmax-job-size: 65535\n"
@@ -167,11 +170,37 @@ def test_ready_job_goes_to_its_queue_byte_for_byte() -> None:
     assert (message.queue, message.content, message.ttl_s) == ("mail.out", b"body", 0)
 
 
-@pytest.mark.parametrize(("delay_s", "ttl_s"), [(90, 90), (0, 1)])
-def test_delayed_job_waits_at_least_a_second(delay_s: int, ttl_s: int) -> None:
-    """A TTL of 0 would mean no expiry."""
+@pytest.mark.parametrize(("delay_s", "options"), [(90, {"ttl_s": 0, "delay_s": 90}), (0, None)])
+def test_delayed_job_waits_in_its_queue(delay_s: int, options: object) -> None:
     message = planned(replace(JOB, state="delayed", delay_s=delay_s))
-    assert (message.queue, message.ttl_s) == ("mails.retry", ttl_s)
+    assert (message.queue, message.ttl_s, message.options) == ("mails", 0, options)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({1024: 3}, {1024: 128}),
+        ({0: 1, 1024: 3, 4_294_967_295: 2}, {0: 127, 1024: 128, 4_294_967_295: 129}),
+        ({5: 9, 7: 1, 6: 1}, {5: 128, 6: 129, 7: 130}),
+        (dict.fromkeys(range(200), 1), {n: min(255, 128 + n) for n in range(200)}),
+        ({**dict.fromkeys(range(200), 1), 200: 2}, {n: max(0, n - 72) for n in range(201)}),
+    ],
+)
+def test_priorities_keep_their_order(counts: dict[int, int], expected: dict[int, int]) -> None:
+    assert rank_priorities(counts) == expected
+
+
+def test_priorities_are_ranked_for_each_queue() -> None:
+    groups = {
+        JobGroup("a", 0, 5): array("Q", [1, 2]),
+        JobGroup("b", 1, 3): array("Q", [3]),
+        JobGroup("c", 0, 9): array("Q", [4]),
+    }
+    ranks = rank_jobs(groups, {"a": "both", "b": "both", "c": "own"}.__getitem__)
+    assert ranks == {("both", 3): 127, ("both", 5): 128, ("own", 9): 128}
+    message = plan_job(JOB, "both", instance="x", now_ms=0, priority=127)
+    assert message is not None
+    assert message.options == {"ttl_s": 0, "priority": 127}
 
 
 def test_buried_job_becomes_a_dead_letter() -> None:

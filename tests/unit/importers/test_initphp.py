@@ -58,7 +58,7 @@ def add_job(database: sqlite3.Connection, **columns: Any) -> None:
 def job(**members: Any) -> InitphpRow:
     given: dict[str, Any] = {
         "kind": "jobs", "row_id": 1, "queue": "orders", "payload": PAYLOAD,
-        "available_ms": NOW_MS - 60_000, "created_ms": NOW_MS - 60_000,
+        "available_ms": NOW_MS - 60_000,
     }  # fmt: skip
     return InitphpRow(**(given | members))
 
@@ -71,10 +71,13 @@ def failed(**members: Any) -> InitphpRow:
     return InitphpRow(**(given | members))
 
 
-def place(row: InitphpRow, now_ms: int = NOW_MS) -> tuple[str, int] | None:
-    """Return queue and TTL of the message sent."""
+def place(row: InitphpRow, now_ms: int = NOW_MS) -> tuple[str, float] | None:
+    """Return queue and delay of the message sent."""
     message = plan_row(row, now_ms, source="a").message
-    return None if message is None else (message.queue, message.ttl_s)
+    if message is None:
+        return None
+    assert message.ttl_s == 0
+    return message.queue, (message.options or {}).get("delay_s", 0)
 
 
 def planned(row: InitphpRow, source: str = "a") -> KeyedMessage:
@@ -92,10 +95,11 @@ def test_job_goes_to_its_queue_byte_for_byte_with_its_attempts() -> None:
     assert json.loads(message.content)["attempts"] == 2
 
 
-@pytest.mark.parametrize(("ms", "ttl_s"), [(60_000, 60), (59_001, 60), (1, 1), (0, 1), (-6_000, 1)])
-def test_released_job_waits_the_rest_of_its_delay(ms: int, ttl_s: int) -> None:
-    row = job(available_ms=NOW_MS + ms, created_ms=NOW_MS - 3_600_000)
-    assert place(row) == ("orders.retry", ttl_s)
+@pytest.mark.parametrize(
+    ("ms", "delay_s"), [(60_000, 60), (59_001, 59.001), (1, 0.001), (0, 0), (-6_000, 0)]
+)
+def test_job_waits_the_rest_of_its_delay(ms: int, delay_s: float) -> None:
+    assert place(job(available_ms=NOW_MS + ms)) == ("orders", delay_s)
 
 
 def test_later_run_sends_a_released_job_to_the_same_queue_under_the_same_key() -> None:
@@ -110,9 +114,7 @@ def test_job_held_by_a_worker_is_skipped(age_ms: int, is_skipped: bool) -> None:
 
 
 def test_table_without_times_has_no_delays() -> None:
-    assert place(job(available_ms=None, created_ms=None)) == ("orders", 0)
-    assert place(job(created_ms=None)) == ("orders", 0)
-    assert place(job(available_ms=NOW_MS + 500, created_ms=None)) == ("orders.retry", 1)
+    assert place(job(available_ms=None)) == ("orders", 0)
 
 
 def test_failed_job_with_a_block_is_a_record_as_it_is() -> None:
@@ -188,9 +190,9 @@ def test_times_are_in_the_zone_of_the_php_processes(database: sqlite3.Connection
 
 
 def test_unix_seconds_are_valid_times(database: sqlite3.Connection) -> None:
-    add_job(database, available_at=NOW_MS // 1_000, created_at=NOW_MS / 1_000)
+    add_job(database, available_at=NOW_MS // 1_000, reserved_at=NOW_MS / 1_000)
     (row,) = read_rows(database, "jobs", TableMapping(), UTC)
-    assert (row.available_ms, row.created_ms) == (NOW_MS, NOW_MS)
+    assert (row.available_ms, row.reserved_ms) == (NOW_MS, NOW_MS)
 
 
 def test_binary_payload_is_read_as_bytes(database: sqlite3.Connection) -> None:

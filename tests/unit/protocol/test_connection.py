@@ -11,7 +11,15 @@ from phpmq_lite.protocol.connection import (
     HttpRequestDetector,
     ServerSide,
 )
-from phpmq_lite.protocol.frames import Dispatch, Publish, ReceiptFrame, Revision, WireLimits
+from phpmq_lite.protocol.frames import (
+    Dispatch,
+    DispatchWithInfo,
+    Hello,
+    Publish,
+    ReceiptFrame,
+    Revision,
+    WireLimits,
+)
 
 ID = b"0123456789abcdef0123456789abcdef"
 CLIENT = ClientSide()
@@ -49,6 +57,13 @@ def dispatched_header(side: ServerSide) -> bytes:
         (CLIENT.requeue("Foo", ID, 0), "legacy", b"H0100304"),
         (CLIENT.dead_letter("Foo", ID), "legacy", b"H0100304"),
         (CLIENT.acknowledge("Foo", ID), "legacy", b"H0100303"),
+        (CLIENT.publish_with_options("Foo", b"x", b"{}"), "legacy", b"H0100304"),
+        (CLIENT.publish_with_options("Foo", b"x", b"{}", b"k"), "legacy", b"H0100304"),
+        (CLIENT.settle("Foo", ID, b"{}", None), "legacy", b"H0100304"),
+        (CLIENT.settle("Foo", ID, b"{}", b"x"), "legacy", b"H0100304"),
+        (CLIENT.consume_with_options("Foo", 1, b"{}"), "legacy", b"H0100304"),
+        (CLIENT.hello(b"k", b"{}"), "legacy", b"H0100304"),
+        (LEGACY + CLIENT.hello(b"k", b"{}"), "ttl", b"H0100303"),
     ],
 )
 def test_dispatch_is_of_the_revision_shown_else_of_the_setting(
@@ -68,6 +83,16 @@ def test_dispatch_keeps_the_revision_of_the_first_one() -> None:
     side.receive(LEGACY)
     assert side.parser.revision_seen == "legacy"
     assert dispatched_header(side) == b"H0100304"
+
+
+@pytest.mark.parametrize("legacy", [b"", LEGACY])
+def test_dispatch_with_info_has_one_form_in_both_revisions(legacy: bytes) -> None:
+    side = ServerSide(WireLimits(), revision="legacy", http_guard=False)
+    side.receive(legacy + CLIENT.consume_with_options("Foo", 1, b'{"info":true}'))
+    parts: list[bytes] = []
+    side.append_dispatch_with_info(parts, "Foo", b"x", ID, 0, b"{}")
+    assert ClientSide().receive(b"".join(parts)) == [DispatchWithInfo("Foo", b"x", ID, 0, b"{}")]
+    assert dispatched_header(side) == (b"H0100303" if legacy else b"H0100304")
 
 
 def test_new_connection_has_no_style_except_a_pinned_width(side: ServerSide) -> None:
@@ -119,6 +144,11 @@ def test_frames_wait_until_another_byte_comes(side: ServerSide) -> None:
 @pytest.mark.parametrize("body", [b'{"job": "x"}', b"a/b", b"\n"])
 def test_frames_with_other_bytes_never_wait(side: ServerSide, body: bytes) -> None:
     assert side.receive(CLIENT.publish("Foo", body)) == [Publish("Foo", body, 0, None)]
+
+
+def test_hello_never_waits_for_the_guard(side: ServerSide) -> None:
+    """Its JSON has bytes that no request method has; without, it waits like any frame."""
+    assert side.receive(CLIENT.hello(b"k", b"{}")) == [Hello(b"k", b"{}")]
 
 
 def test_line_framing_never_waits(side: ServerSide) -> None:

@@ -32,8 +32,33 @@ def test_message_tables_are_consistent() -> None:
     assert message_header(frames.PUBLISH, 3) == b"H0100103"
     assert frames.FROM_CLIENT.keys() & frames.FROM_BROKER.keys() == set()
     shapes = {**frames.FROM_CLIENT, **frames.FROM_BROKER}
-    assert {packets[0] for packets in shapes.values()} == {frames.QUEUE}
+    without_queue = {header for header, packets in shapes.items() if packets[0] != frames.QUEUE}
+    assert without_queue == {message_header(frames.HELLO, 2), message_header(frames.WELCOME, 2)}
     assert REVISION_OF_HEADER.keys() <= frames.FROM_CLIENT.keys()
+
+
+def test_published_frames_keep_their_packets() -> None:
+    """Only frames of types 007 and above, and a 001 with a key, are ours."""
+    shapes = {**frames.FROM_CLIENT, **frames.FROM_BROKER}
+    published = {header: packets for header, packets in shapes.items() if header < b"H01007"}
+    assert published == {
+        b"H0100102": (1, 2), b"H0100103": (1, 2, 5), b"H0100104": (1, 2, 5, 3),
+        b"H0100202": (1, 4),
+        b"H0100303": (1, 2, 3), b"H0100304": (1, 2, 3, 5),
+        b"H0100402": (1, 3), b"H0100503": (1, 3, 5), b"H0100602": (1, 3),
+    }  # fmt: skip
+    assert {int(header[3:6]) for header in shapes.keys() - published.keys()} == {*frames.OUR_FRAMES}
+    assert [kind for kind in range(20) if kind not in {int(header[3:6]) for header in shapes}] == [
+        0, 8, 9, 16, 17, 18, 19
+    ]  # fmt: skip
+
+
+def test_options_are_part_of_our_frames_only_and_show_the_newer_revision() -> None:
+    """R7; a 013 and a 015 come from the broker."""
+    for header, packets in frames.FROM_CLIENT.items():
+        assert (frames.OPTIONS in packets) == (header >= b"H01010")
+        if frames.OPTIONS in packets:
+            assert REVISION_OF_HEADER[header] == "ttl"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +78,7 @@ def test_parser_and_dissector_know_every_message(table: frames.Shapes, fast_path
 
 
 def test_limits_have_an_entry_for_every_packet() -> None:
-    assert WireLimits(max_content=5).by_packet() == {1: 259, 2: 5, 3: 64, 4: 19, 5: 19}
+    assert WireLimits(max_content=5).by_packet() == {1: 259, 2: 5, 3: 64, 4: 19, 5: 19, 6: 16_384}
 
 
 @pytest.mark.parametrize("name", ["orders", "é", "a b", "\nq", "日本語"])

@@ -9,7 +9,7 @@ import pytest
 
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.clock import Clock
-from phpmq_lite.model import Batch, Limits, LoadedRows, RecoveredState
+from phpmq_lite.model import Batch, Limits, LoadedRows, NextScheduled, RecoveredState
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server import engine as engines
 from phpmq_lite.server.engine import Engine
@@ -118,3 +118,12 @@ async def test_pause_ends_although_the_disk_hangs(
     engine.stop()
     writer.may_end.release()
     await running
+
+
+def test_date_is_compared_with_the_clock_several_times_a_second(engine: Engine) -> None:
+    """The clock may be set to after it; a delay needs no such look."""
+    now = engine.clock.now()
+    engine.core.next_scheduled = NextScheduled(now.steady_ms + 3_600_000, None)
+    assert engine._delay_s > 3_000
+    engine.core.next_scheduled = NextScheduled(None, now.wall_ms + 3_600_000)
+    assert engine._delay_s < 0.5

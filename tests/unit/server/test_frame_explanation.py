@@ -22,10 +22,17 @@ ID = "d7e7f68761d34838494b233148b5486c"
 FOO = ["P0100000000000000000000000000003", "Foo"]
 HELLO = ["P0200000000000000000000000000011", "Hello World"]
 MESSAGE = ["P0300000000000000000000000000032", ID]
+
+
+def packet(kind: int, content: str) -> list[str]:
+    return [f"P{kind:02}{len(content.encode()):029}", content]
+
+
 TTL = ["P0500000000000000000000000000004", "3600"]
 CREDIT = "P0400000000000000000000000000001"
 KEY = ["P0300000000000000000000000000003", "k-1"]
 PAUSED = ["P0200000000000000000000000000006", "paused"]
+INFO = packet(6, '{"attempt":2}')
 NEWER, OLDER, UNKNOWN = "newer", "older", "unknown"
 
 
@@ -60,7 +67,7 @@ def test_frame_is_named_and_its_effect_explained(
     assert [frame.kind for frame in found.frames] == [kind]
     assert outcome in found.outcomes[0]
     assert found.revision.startswith(revision)
-    assert found.sender == ("broker" if kind in ("dispatch", "receipt") else "client")
+    assert found.sender == ("broker" if kind in FROM_BROKER else "client")
     expected = {"": "compact: no line breaks", "\n": "line framing, LF", "\r\n": "line framing, CR"}
     assert found.framing.startswith(expected[line_break])
     assert (found.packet_header, found.wrong_byte, found.begun) == (32, None, None)
@@ -68,6 +75,88 @@ def test_frame_is_named_and_its_effect_explained(
     shown = [piece.raw.decode() for piece in found.frames[0].pieces]
     packets = [line_break.join(pair) for pair in zip(pieces[1::2], pieces[2::2], strict=True)]
     assert shown == [pieces[0], *packets]
+
+
+OURS = [
+    (
+        10, [*FOO, *HELLO], '{"delay_s":60,"priority":0}', "publish with options",
+        'Store a message of 11 bytes in \'Foo\' as the options say: {"delay_s":60,"priority":0}. '
+        "There is no reply.",
+    ),
+    (
+        10, [*FOO, *HELLO, *KEY], '{"priority":300}', "publish with options",
+        "Store nothing, because the options are invalid: priority: must be a whole number from 0 to"
+        " 255, not 300. Reply with a receipt (007) for k-1.",
+    ),
+    (
+        10, [*FOO, *HELLO], '{"if_exists":"replace"}', "publish with options",
+        "invalid: if_exists: replace needs a unique_key.",
+    ),
+    (
+        11, [*FOO, *MESSAGE], '{"action":"retry","delay_s":1.5}', "settle",
+        f"Deliver {ID} in 'Foo' again in 1.5 s. If another connection holds the message, the",
+    ),
+    (
+        11, [*FOO, *MESSAGE, *HELLO], '{"action":"retry"}', "settle",
+        f"Deliver {ID} in 'Foo' again in 0 s, with 11 bytes of new content. ",
+    ),
+    (
+        11, [*FOO, *MESSAGE], '{"action":"dead_letter","reason":"unknown urn"}', "settle",
+        "store a record in the dead-letter queue; the reason is unknown urn. ",
+    ),
+    (
+        11, [*FOO, *MESSAGE], '{"action":"extend","hold_s":600}', "settle",
+        f"End the hold of {ID} in 'Foo' 600 s from now. ",
+    ),
+    (
+        11, [*FOO, *MESSAGE], '{"action":"extend"}', "settle",
+        "Change nothing, because the options are invalid: hold_s: is missing.",
+    ),
+    (
+        11, [*FOO, *MESSAGE], '{"action":"retry","delay_s":-1}', "settle",
+        f"Return {ID} in 'Foo' as 005 does, because the options are invalid: delay_s: must be",
+    ),
+    (
+        12, [*FOO, CREDIT, "5"], '{"info":true}', "consume with options",
+        "Dispatch messages from 'Foo', at most 5 unacknowledged at a time, as the options say: "
+        '{"info":true}.',
+    ),
+    (
+        12, [*FOO, CREDIT, "5"], '{"info":1}', "consume with options",
+        "Close the connection, because the options are invalid: info: must be true or false, not",
+    ),
+    (
+        13, [*FOO, *HELLO, *MESSAGE, *TTL], '{"attempt":2}', "dispatch with info",
+        f"The client holds {ID} from 'Foo' (3,600 s left) until it settles it or the connection "
+        'ends. Of this delivery it learns {"attempt":2}.',
+    ),
+    (
+        14, KEY, '{"name":"worker","pid":5}', "hello",
+        "a welcome (015) for the key k-1. The client says of itself: name worker, pid 5.",
+    ),
+    (14, KEY, "[]", "hello", "The client says nothing of itself."),
+    (
+        15, KEY, '{"frames":[7]}', "welcome",
+        'The broker answers the hello with the key k-1: {"frames":[7]}.',
+    ),
+]  # fmt: skip
+FROM_BROKER = ("dispatch", "receipt", "dispatch with info", "welcome")
+
+
+@pytest.mark.parametrize("line_break", ["", "\r\n"], ids=["compact", "CR LF"])
+@pytest.mark.parametrize(("number", "packets", "options", "kind", "outcome"), OURS)
+def test_frame_with_options_is_explained_also_if_they_are_invalid(
+    number: int, packets: list[str], options: str, kind: str, outcome: str, line_break: str
+) -> None:
+    pieces = [f"H01{number:03}{len(packets) // 2 + 1:02}", *packets, *packet(6, options)]
+    found = explain_bytes(line_break.join(pieces).encode())
+    assert [frame.kind for frame in found.frames] == [kind]
+    assert outcome in found.outcomes[0]
+    assert found.revision.startswith(NEWER)
+    assert found.sender == ("broker" if kind in FROM_BROKER else "client")
+    label = "info" if number == 13 else "options"
+    assert found.frames[0].pieces[-1].meaning == f"{label} {options}"
+    assert found.conclusion == "Every frame is complete; the connection stays open."
 
 
 @pytest.mark.parametrize("line_break", ["", "\n"])
@@ -157,7 +246,8 @@ def test_text_in_another_encoding_is_refused(text: bytes, encoding: Encoding, wo
 
 PIECES = [
     b"H0100102", b"H0100304", b"H0100502", b"H0100202", b"\n", b"\r\n", b"x", b"\xff", b"0",
-    *(piece.encode() for piece in (*FOO, *HELLO, *MESSAGE, *TTL)),
+    b"H0101003", b"H0101103", b"H0101203", b"H0101305", b"H0101402", b"H0101502",
+    *(piece.encode() for piece in (*FOO, *HELLO, *MESSAGE, *TTL, *INFO)),
 ]  # fmt: skip
 
 

@@ -129,6 +129,33 @@ def test_recorder_decodes_frames_of_the_broker(begin: bytes) -> None:
     assert len(b"".join(parts)) >= dispatch.size + stored.size + refused.size - 6
 
 
+@pytest.mark.parametrize("style", [b"", b"\n"])
+def test_recorder_decodes_frames_with_options(style: bytes) -> None:
+    side, recorder = watched()
+    pieces = b"H0101402", b"P03%029d" % 1, b"k", b"P06%029d" % 15, b'{"name":"test"}'
+    side.receive(style.join(pieces) + style)
+    if not style:
+        side.receive(CLIENT.publish_with_options("mail", b"abc", b"{}", b"k"))
+        side.receive(CLIENT.settle("mail", ID, b"\xff", b"new"))
+        side.receive(CLIENT.consume_with_options("mail", 5, b"x" * 300))
+    parts: list[bytes] = []
+    side.append_welcome(parts, b"k", b"{}")
+    side.append_dispatch_with_info(parts, "mail", b"abc", ID, 0, b'{"attempt":1}')
+    frames = [one.frame for one in recorder.frames]
+    assert meanings(frames[0]) == ["hello, 2 packets", "key k", 'options {"name":"test"}']
+    assert frames[0].queue is None
+    assert meanings(frames[-2]) == ["welcome, 2 packets", "key k", "options {}"]
+    assert meanings(frames[-1]) == [
+        "dispatch with info, 5 packets", "queue mail", "content, 3 bytes",
+        f"message id {ID.decode()}", "TTL 0: never expires", 'info {"attempt":1}',
+    ]  # fmt: skip
+    assert [one.is_inbound for one in recorder.frames][-2:] == [False, False]
+    if not style:
+        assert meanings(frames[1])[-2:] == ["options {}", "key k"]
+        assert meanings(frames[2])[-2:] == ["options \\xff", "content, 3 bytes"]
+        assert frames[3].pieces[-1].cut == 300 - CUT_BYTES
+
+
 def test_recorder_keeps_only_the_beginning_of_a_content() -> None:
     side, recorder = watched()
     side.receive(CLIENT.publish("mail", b"x" * 10_000))

@@ -107,6 +107,17 @@ def test_queue_that_has_become_empty_has_one_more_point() -> None:
     assert [p.ready for p in rig.rollups.points(1)] == [2, 0]
 
 
+def test_scheduled_messages_are_not_ready() -> None:
+    orders = make_queue(live=5)
+    orders.row.scheduled_count = 3
+    rig = Rig(orders)
+    rig.slot()
+    assert [p.ready for p in rig.rollups.points(1)] == [2]
+    orders.row.scheduled_count = 5
+    rig.slot()
+    assert (rig.rollups.points(1)[-1].ready, rig.rollups.ready_queues) == (0, [])
+
+
 def test_minute_is_the_sum_of_its_slots(orders: Queue, rig: Rig) -> None:
     for _ in range(6):
         publish(orders, 3)

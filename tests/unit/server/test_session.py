@@ -10,11 +10,18 @@ import pytest
 from phpmq_lite.broker.broker import Broker
 from phpmq_lite.errors import OutcomeUnknownError, RefusedError
 from phpmq_lite.model import Limits
+from phpmq_lite.protocol.connection import ClientSide
 from phpmq_lite.server.session import EndDetector, descriptor_of, write_data
 from tests.support.builds import NEEDS_SOURCES
-from tests.support.engine_driver import EngineClient, EngineDriver, disable_timers
+from tests.support.engine_driver import (
+    EngineClient,
+    EngineDriver,
+    FakeTransport,
+    disable_timers,
+)
 
 MakeDriver = Callable[[Limits], EngineDriver]
+CLIENT = ClientSide()
 
 
 async def consumer(driver: EngineDriver, credit: int, *bodies: bytes) -> EngineClient:
@@ -403,8 +410,9 @@ async def test_commands_submitted_first_keep_their_order(driver: EngineDriver) -
 
 
 @NEEDS_SOURCES
+@pytest.mark.parametrize("verb", ["publish", "publish_with"])
 async def test_publisher_without_quota_waits_and_delays_nobody(
-    driver: EngineDriver, monkeypatch: pytest.MonkeyPatch
+    driver: EngineDriver, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     room = {"orders": 1, "mails": 9}
     monkeypatch.setattr(driver.engine.flow_control, "available", lambda name, is_called: room[name])
@@ -412,7 +420,7 @@ async def test_publisher_without_quota_waits_and_delays_nobody(
     publisher, other = EngineClient(driver), EngineClient(driver)
     await put(driver, publisher, b"a")
     room["orders"] = 0
-    publisher.publish("orders", b"b", b"c", b"d")
+    getattr(publisher, verb)("orders", b"b", b"c", b"d")
     other.publish("mails", b"e")
     await driver.run_until_idle()
     await driver.end_commit()
@@ -590,3 +598,77 @@ class TlsTransport(Transport):
 def test_tls_connection_has_no_direct_descriptor() -> None:
     assert descriptor_of(Transport()) == 7
     assert descriptor_of(TlsTransport()) is None
+
+
+# -- frames with options
+
+
+class CountingTransport(FakeTransport):
+    """Counts writes."""
+
+    def __init__(self, take: Any) -> None:
+        super().__init__(take)
+        self.writes = 0
+
+    def write(self, data: Any) -> None:
+        self.writes += 1
+        super().write(data)
+
+
+async def test_hello_is_answered_at_once_and_in_one_write(driver: EngineDriver) -> None:
+    """Neither a commit nor a publish that waits for its queue delays it."""
+    program = EngineClient(driver)
+    program.session.transport = transport = CountingTransport(program._take)
+    await put(driver, EngineClient(driver), b"a")
+    program.session.data_received(CLIENT.hello(b"k", b'{"name":"test"}'))
+    assert [welcome.key for welcome in program.welcomes] == [b"k"]
+    assert transport.writes == 1
+    assert program.session.client_facts == {"name": "test"}
+
+
+async def test_welcome_comes_before_a_dispatch_of_the_same_read(driver: EngineDriver) -> None:
+    EngineClient(driver).publish("orders", b"a")
+    await driver.settle()
+    program = EngineClient(driver)
+    order: list[str] = []
+    program.session.transport = FakeTransport(lambda frame: order.append(type(frame).__name__))
+    consume = CLIENT.consume_with_options("orders", 1, b'{"info":true}')
+    program.session.data_received(CLIENT.hello(b"k", b"{}") + consume)
+    await driver.settle()
+    assert order == ["Welcome", "DispatchWithInfo"]
+
+
+async def test_contents_and_options_are_counted_until_they_are_processed(
+    driver: EngineDriver,
+) -> None:
+    """Also those of a settlement that waits for its dead-letter record to be stored."""
+    worker = await consumer(driver, 4, b"a", b"b", b"c", b"d")
+    packet = b'{"action":"dead_letter"}'
+    data = CLIENT.publish_with_options("orders", b"body", b'{"priority":3}')
+    data += CLIENT.publish_with_options("orders", b"body", b"invalid")
+    data += CLIENT.settle("orders", worker.got[0].message_id, b'{"action":"retry"}', b"new")
+    data += CLIENT.settle("orders", worker.got[1].message_id, packet, None)
+    data += CLIENT.settle("orders", worker.got[2].message_id, b"invalid", b"new")
+    data += CLIENT.dead_letter("orders", worker.got[3].message_id)
+    data += CLIENT.consume_with_options("orders", 9, b'{"keep":true}')
+    worker.session.data_received(data)
+    sizes = (4 + 14, 4 + 7, 3 + 18, 24, 3 + 7, 13)
+    assert worker.session.frames.content_bytes == sum(sizes)
+    await driver.settle()
+    assert worker.session.frames.content_bytes == 0
+    assert not worker.session.frames
+
+
+async def test_reason_of_an_invalid_consume_is_stored_but_counted_without_its_detail(
+    driver: EngineDriver,
+) -> None:
+    for options in (b'{"info":1}', b'{"keep":2}'):
+        program = EngineClient(driver)
+        program.session.data_received(CLIENT.consume_with_options("orders", 1, options))
+        await driver.settle()
+        assert program.transport.is_closed
+    assert driver.context.counters.closed == {"invalid options of a 012": 2}
+    assert driver.rows("SELECT reason FROM client WHERE closed_at IS NOT NULL") == [
+        ("invalid options of a 012: info: must be true or false, not 1",),
+        ("invalid options of a 012: keep: must be true or false, not 2",),
+    ]

@@ -216,9 +216,9 @@ async def test_queues_that_share_a_dead_letter_queue_count_their_own_records(
     failed = core.queues["failed"]
     transitions.acknowledge(core, records[0])
     transitions.delete(core, records[2], "operator")
-    transitions.move(core, records[3], queues["other"])
+    transitions.move(core, records[3], queues["other"], b"x")
     assert dead() == {"orders": 1, "mail": 1}
-    transitions.move(core, records[3], failed)
+    transitions.move(core, records[3], failed, b"x")
     commands.consume(core, client, "failed", 9)
     batches.finish(core)
     records[4].body = b"x"

@@ -1,5 +1,7 @@
 """Cursors, which are read only for their own list."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,9 @@ def test_any_other_text_is_refused(text: str) -> None:
 
 
 def test_numbered_list_takes_numbers_only() -> None:
-    assert cursors.position_in(cursors.ListCursor("before", 7)) == {"before": 7}
-    for place in ([1, "a"], -1, 1 << 63):
+    for place in (7, -7):  # positions before those of the default priority are negative
+        assert cursors.position_in(cursors.ListCursor("before", place)) == {"before": place}
+    invalid: list[Any] = [[1, "a"], -1 << 63, 1 << 63]
+    for value in invalid:
         with pytest.raises(Problem):
-            cursors.position_in(cursors.ListCursor("after", place))  # type: ignore[arg-type]
+            cursors.position_in(cursors.ListCursor("after", value))

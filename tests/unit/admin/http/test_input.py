@@ -22,7 +22,7 @@ from phpmq_lite.admin.http.problems import Problem
     ],
 )
 def test_time_to_live(fields: dict[str, str], expected: int | None) -> None:
-    assert Form(fields.items()).ttl_s() == expected
+    assert Form(fields.items()).seconds("ttl") == expected
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_time_to_live(fields: dict[str, str], expected: int | None) -> None:
 )
 def test_invalid_time_to_live_is_refused(fields: dict[str, str]) -> None:
     with pytest.raises(Problem) as caught:
-        Form(fields.items()).ttl_s()
+        Form(fields.items()).seconds("ttl")
     assert caught.value.status == 422
 
 
@@ -87,8 +87,8 @@ def test_name_that_is_invalid_on_the_wire_is_refused(name: str) -> None:
         Form([("queue", name)]).queue("queue")
 
 
-def test_only_ttl_s_can_be_a_time_to_live() -> None:
-    with pytest.raises(TypeError, match=r"\.delay_s is a TimeToLive but is not named ttl_s"):
+def test_time_of_a_form_is_named_with_its_unit() -> None:
+    with pytest.raises(TypeError, match=r"\.delay is InUnits but is not named delay_s"):
 
         class _DelayInput(StrictInput):
-            delay_s: NewTtl = None
+            delay: NewTtl = None

@@ -67,6 +67,21 @@ def test_document_has_each_call_with_its_models(route: Route) -> None:
     assert ("content" in operation["responses"][str(route.status)]) == (route.gives is not None)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "statuses"),
+    [
+        ("post", "/queues/{q}/messages", {"200": True, "201": True}),
+        ("put", "/queues/{q}", {"200": True, "201": True}),
+        ("get", "/wait", {"200": True, "204": False}),
+    ],
+)
+def test_call_has_each_status_of_success(method: str, path: str, statuses: dict[str, bool]) -> None:
+    """Also those that come only sometimes, with a body or without one."""
+    responses = dict(DOCUMENT["paths"][path][method]["responses"])
+    del responses["default"]
+    assert {status: "content" in found for status, found in responses.items()} == statuses
+
+
 def test_operation_ids_are_unique() -> None:
     names = [one["operationId"] for path in DOCUMENT["paths"].values() for one in path.values()]
     assert len(set(names)) == len(names) == len(API_ROUTES)

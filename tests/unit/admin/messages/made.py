@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
+from phpmq_lite.broker.transitions import MessagePlace
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action, SkipReason
@@ -54,5 +55,5 @@ class Broker:
             done,
             {seq: new_id(seq) for seq in done} if makes else {},
             +skipped,
-            {seq: (1, seq * 10) for seq in done} if moves else {},
+            {seq: MessagePlace(1, seq * 10) for seq in done} if moves else {},
         )

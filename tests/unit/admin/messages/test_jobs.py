@@ -21,6 +21,7 @@ from phpmq_lite.admin.messages.jobs import (
 )
 from phpmq_lite.admin.messages.owned_stores import UndoStore
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
+from phpmq_lite.broker.transitions import MessagePlace
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry
 from phpmq_lite.operator_actions import Action
@@ -214,5 +215,5 @@ async def test_undo_passes_each_slice_its_positions(rig: Rig) -> None:
     )
     await back.ended.wait()
     assert [len(options.places) for options in broker.options] == [SLICE, 1]
-    assert broker.options[1].places == {SLICE + 1: (1, (SLICE + 1) * 10)}
+    assert broker.options[1].places == {SLICE + 1: MessagePlace(1, (SLICE + 1) * 10)}
     assert back.undo is None

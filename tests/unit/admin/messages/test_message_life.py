@@ -3,7 +3,15 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from phpmq_lite.admin.messages.message_life import LifeStep, list_relatives, make_timeline
+import pytest
+
+from phpmq_lite.admin.messages.message_life import (
+    LifeStep,
+    Retry,
+    list_relatives,
+    make_timeline,
+)
+from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import EventRow, LinkRow, MessageRow, wire_id
 from tests.unit.admin.cases import NOW_MS
 
@@ -50,6 +58,56 @@ def test_timeline_shows_a_whole_life_in_order() -> None:
     ]
     assert [step.gap for step in steps][:3] == [None, "1 s", "1 s"]
     assert steps[5].message_id == record
+
+
+FAILURE = (
+    '{"attempt": 2, "limit": 5, "exception": "StockError", "error": "none left", '
+    '"traceback": "line 7", "next_at": 99}'
+)
+
+
+def test_timeline_shows_failed_attempts_and_when_the_next_one_is() -> None:
+    row = replace(ROW, state=State.SCHEDULED, retries=2, due_at=NOW_MS + 60_000)
+    events = [
+        EventRow(NOW_MS - 9_000, "retry", FAILURE),
+        EventRow(NOW_MS - 8_000, "retry", '{"failed": false, "next_at": 100}'),
+        EventRow(NOW_MS - 7_000, "schedule", "by anna"),
+    ]
+    _, failed, put_off, changed, ahead = make_timeline(row, events, NOW_MS)
+    assert (failed.title, failed.kind) == ("Attempt 2 of 5 failed", "dead")
+    assert (failed.detail, failed.next_at) == ("StockError: none left", 99)
+    assert failed.traceback == "line 7"
+    assert (put_off.title, put_off.kind, put_off.next_at) == (
+        "Put off by its worker", "scheduled", 100,
+    )  # fmt: skip
+    assert (changed.title, changed.detail) == ("Delivery time changed", "by anna")
+    assert (ahead.title, ahead.at_ms, ahead.gap) == ("Becomes ready", NOW_MS + 60_000, "1 min")
+
+
+def test_timeline_says_since_when_a_delayed_message_is_ready_and_why_its_worker_gave_up() -> None:
+    row = replace(
+        ROW, state=State.DEAD, ready_at=NOW_MS - 5_000, settled_at=NOW_MS, reason="client"
+    )
+    steps = make_timeline(row, [EventRow(NOW_MS - 1, "failure", '{"error": "no"}')], NOW_MS)
+    assert titles(steps) == ["Published", "Became ready", "Worker gave up", "Dead"]
+    assert steps[2].detail == "no"
+
+
+@pytest.mark.parametrize("detail", [None, "text", "[1]", '{"attempt": "x", "limit": null}'])
+def test_retry_of_any_detail_can_be_shown(detail: str | None) -> None:
+    assert Retry.of(EventRow(7, "retry", detail)).title == "Put off by its worker"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"deliver_at": 50, "due_at": 70}, 50),  # a date is not shifted with the clock
+        ({"due_at": 70}, 70),
+        ({"state": State.READY, "deliver_at": 50}, None),
+    ],
+)
+def test_time_of_a_scheduled_message(changes: dict[str, Any], expected: int | None) -> None:
+    assert replace(ROW, **{"state": State.SCHEDULED} | changes).scheduled_for == expected
 
 
 def test_timeline_shows_both_sides_of_a_redrive() -> None:

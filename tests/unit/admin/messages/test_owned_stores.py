@@ -16,6 +16,7 @@ from phpmq_lite.admin.messages.owned_stores import (
     make_undo,
 )
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome
+from phpmq_lite.broker.transitions import MessagePlace
 from phpmq_lite.operator_actions import Action, SkipReason
 from tests.unit.admin.messages.made import frozen, new_id
 
@@ -83,12 +84,22 @@ def test_delete_is_undone_by_restoring_the_same_messages() -> None:
 
 @pytest.mark.parametrize("action", [Action.REQUEUE, Action.MOVE])
 def test_requeue_and_move_are_undone_by_their_old_positions(action: Action) -> None:
-    first = ActionOutcome([1, 2], places={1: (5, 10), 2: (6, 20)})
-    made = undo(action, first, ActionOutcome([3], places={3: (5, -30)}))
+    first = ActionOutcome([1, 2], places={1: MessagePlace(5, 10), 2: MessagePlace(6, 20)})
+    made = undo(action, first, ActionOutcome([3], places={3: MessagePlace(5, -30)}))
     assert made.action is Action.PLACE
     options = ActionOptions(ttl_s=5)
-    assert made.complete(options, 0, 2) == replace(options, places={1: (5, 10), 2: (6, 20)})
-    assert made.complete(options, 2, 500) == replace(options, places={3: (5, -30)})
+    assert made.complete(options, 0, 2) == replace(
+        options, places={1: MessagePlace(5, 10), 2: MessagePlace(6, 20)}
+    )
+    assert made.complete(options, 2, 500) == replace(options, places={3: MessagePlace(5, -30)})
+
+
+def test_token_can_be_an_argument_of_a_command() -> None:
+    stored = UndoStore()
+    for seq in range(1_000):  # of 64 characters, one token in 64 would begin with a hyphen
+        token = stored.add(undo(Action.DELETE, ActionOutcome([seq])), 1)
+        assert token is not None
+        assert token[0] != "-"
 
 
 RESTORED = ActionOutcome([1, 2], {1: new_id(1), 2: new_id(2)}, Counter({SkipReason.GONE: 1}))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from phpmq_lite.admin.messages.message_life import Retry
 from phpmq_lite.admin.messages.traces import LANES, TraceView, build_trace, find_failed_attempts
 from phpmq_lite.model import State
 from phpmq_lite.storage.read.messages import MessageRow
@@ -26,6 +27,14 @@ def test_retries_of_a_message_stand_with_it() -> None:
     trace = build_trace([row(4, attempts=2), row(1), row(2, meta_id="b"), row(3, attempts=1)])
     assert steps(trace) == [[(1, ""), (3, "retried"), (4, "retried")], [(2, "")]]
     assert (trace.groups[0].retries, trace.groups[0].deaths) == (2, 0)
+
+
+def test_failed_attempts_of_a_message_are_marked_on_its_bar() -> None:
+    rows = [row(1, retries=2, state=State.SCHEDULED), row(11, meta_id="b")]
+    times = [Retry(rows[0].published_at + at * 1_000) for at in (0, 5)]
+    trace = build_trace(rows, retries={1: times})
+    assert trace.groups[0].retries == 2
+    assert [list(bar.failures) for lane in trace.lanes for bar in lane.bars] == [[0, 50], []]
 
 
 def test_record_is_a_dead_letter_whether_tied_or_not() -> None:

@@ -1,6 +1,7 @@
 """What needs attention, and what does not."""
 
 from phpmq_lite.admin.system.attention import NOTICES_MAX, AttentionFacts, Notice, find_notices
+from phpmq_lite.checks import Check
 from phpmq_lite.model import DISK_FULL, Shortage
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.status import QueueStatus
@@ -21,7 +22,6 @@ def test_nothing_needs_attention_when_all_is_well() -> None:
     assert found(
         queue_status("orders", 1, ready=5, consumers=1),
         queue_status("orders.dlq", 2, ready=3),
-        queue_status("mail.retry", 3, ready=3),
     ) == []  # fmt: skip
 
 
@@ -36,12 +36,6 @@ def test_standby_needs_attention_if_it_fails_or_is_late() -> None:
     assert notices(StandbyState(True, 61.0, 100, 2_000)) == [
         ("bad", "The target is slow; a loss of this machine would lose up to 61 s, 2,000 messages")
     ]
-
-
-def test_what_waits_for_its_retry_needs_no_attention() -> None:
-    """Messages are forwarded when they expire, so nothing is lost."""
-    retry = queue_status("mail.retry", 3, ready=3, settings=QueueSettings(on_expire="forward:mail"))
-    assert found(retry, seen=AttentionFacts(NOW_MS, expiring={3: (3, NOW_MS + MINUTE_MS)})) == []
 
 
 def test_what_expires_unread_comes_first() -> None:
@@ -121,6 +115,13 @@ def test_dead_letters_of_a_retry_queue_are_reported_though_its_home_counts_them(
     )  # fmt: skip
 
 
+def test_hold_that_a_worker_extends_is_expected() -> None:
+    queue = queue_status("orders", 1, dispatched=1, consumers=1)
+    held = [ConsumerLoad(1, 7, 1, 5, NOW_MS - 3_600_000)]
+    assert [n.check for n in found(queue, seen=AttentionFacts(NOW_MS, held=held))] == [Check.HELD]
+    assert found(queue, seen=AttentionFacts(NOW_MS, held=held, extending={(1, 7)})) == []
+
+
 def test_queue_that_falls_behind_is_reported() -> None:
     slow = queue_status("slow", 1, ready=5_000, consumers=2)
     few = queue_status("few", 2, ready=5_000, consumers=2)
@@ -188,12 +189,6 @@ def test_what_the_verdict_refused_is_reported_apart_from_what_died() -> None:
         ("queue", "4 dead-lettered in the last 24 h: client 4"),
     ]
     assert notices[0].values == {"q": "queue:orders state:dead verdict:*"}
-
-
-def test_consumers_of_a_retry_queue_are_reported() -> None:
-    [notice] = found(queue_status("mail.retry", 3, ready=3, consumers=1))
-    assert "1 consumer receives messages before their delay ends" in notice.text
-    assert notice.text.endswith("the queue forwards them to mail")
 
 
 def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:

@@ -411,7 +411,7 @@ async def test_tail_reports_the_moves_of_its_queue_only(
     row = rig.publish(b"", queue=source).created[0]
     place = MessagePreview(row.seq, 1, rig.queue(target).queue_id, 2, b"")
     engine, tail, _ = tail_of(place)
-    batch = rig.run(lambda: transitions.move(rig.core, row, rig.queue(target)))
+    batch = rig.run(lambda: transitions.move(rig.core, row, rig.queue(target), b""))
     assert await kinds(engine, tail, batch) == expected
 
 
@@ -433,6 +433,21 @@ async def test_tail_that_stopped_no_longer_listens() -> None:
     assert len(engine.looks) == 1
     tail.stop()
     assert engine.looks == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "text"),
+    [
+        ("retry", '{"attempt": 2, "limit": 5, "error": "none left"}', "2 of 5 failed: none left"),
+        ("retry", '{"failed": false}', "put off"),
+        ("failure", '{"exception": "StockError", "error": "no"}', "StockError: no"),
+        ("schedule", "by anna", "by anna"),
+    ],
+)
+def test_row_of_a_tail_says_what_a_worker_reported(kind: str, detail: str, text: str) -> None:
+    assert kind in tails.KINDS
+    row = tails.tail_row(TailEvent(kind, 5, 9, detail), {}, str)
+    assert row["text"] == text
 
 
 def test_row_of_a_tail_shows_nothing_hidden() -> None:

@@ -12,6 +12,7 @@ from phpmq_lite.broker.operator.message_actions import (
     ActionOutcome,
     act_on_messages,
 )
+from phpmq_lite.broker.transitions import MessagePlace
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
     DISK_LOW,
@@ -87,7 +88,7 @@ def test_requeue_moves_a_message_to_the_end_and_returns_its_place(rig: CoreRig) 
     assert (row.position, row.deadline_ms) == (3, rig.steady_ms + 5_000)
     assert event_kinds(batch) == [(1, "requeue")]
     assert batch.events[3] == "by anna"
-    assert (outcome(rig).changed, outcome(rig).places) == ([1], {1: (1, 1)})
+    assert (outcome(rig).changed, outcome(rig).places) == ([1], {1: MessagePlace(1, 1)})
     assert (rig.queue().counters.requeued, rig.queue().counters.requeued_operator) == (1, 1)
 
 
@@ -134,7 +135,7 @@ def test_move_puts_a_message_at_the_end_of_another_queue(rig: CoreRig) -> None:
     assert batch.moved == [(1, 1, 2)]  # ids of orders and mails
     assert (rig.queue().row.live_count, rig.queue().row.live_bytes) == (0, 0)
     assert (rig.queue("mails").row.live_count, rig.queue("mails").row.live_bytes) == (2, 4)
-    assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: (1, 1)})
+    assert (rig.queue().counters.moved, outcome(rig).places) == (1, {1: MessagePlace(1, 1)})
 
 
 def test_move_creates_the_target_only_on_request(rig: CoreRig) -> None:
@@ -183,7 +184,11 @@ def test_place_undoes_a_requeue_in_a_window(rig: CoreRig) -> None:
     run(rig, Action.REQUEUE, message(2))
     places = outcome(rig).places
     batch = run(rig, Action.PLACE, message(2), places=places)
-    assert (places, event_kinds(batch), outcome(rig).changed) == ({2: (1, 2)}, [(2, "place")], [2])
+    assert (places, event_kinds(batch), outcome(rig).changed) == (
+        {2: MessagePlace(1, 2)},
+        [(2, "place")],
+        [2],
+    )
     assert [m.seq for m in rig.window()] == [2, 3]
     assert [held.seq for held in worker.consumers[1].held.values()] == [1]
 
@@ -204,12 +209,17 @@ def test_place_undoes_a_move(rig: CoreRig) -> None:
         (Action.RELEASE, 2, {}, "not dispatched"),
         (Action.MOVE, 1, {"target": "mails"}, "dispatched"),
         (Action.MOVE, 2, {"target": "orders"}, "there already"),
-        (Action.PLACE, 1, {"places": {1: (1, 1)}}, "dispatched"),
+        (Action.PLACE, 1, {"places": {1: MessagePlace(1, 1)}}, "dispatched"),
         (Action.PLACE, 2, {"places": {}}, "no place"),
-        (Action.PLACE, 2, {"places": {2: (1, 99)}}, "no place"),
-        (Action.PLACE, 2, {"places": {2: (1, 2)}}, "there already"),
-        (Action.PLACE, 2, {"places": {2: (7, 1)}}, "queue gone"),
-        (Action.PLACE, 2, {"places": {2: (7, 1)}, "queues": frozenset({1})}, "foreign queue"),
+        (Action.PLACE, 2, {"places": {2: MessagePlace(1, 99)}}, "no place"),
+        (Action.PLACE, 2, {"places": {2: MessagePlace(1, 2)}}, "there already"),
+        (Action.PLACE, 2, {"places": {2: MessagePlace(7, 1)}}, "queue gone"),
+        (
+            Action.PLACE,
+            2,
+            {"places": {2: MessagePlace(7, 1)}, "queues": frozenset({1})},
+            "foreign queue",
+        ),
     ],
 )
 def test_action_skips_a_message_in_another_state_or_place(

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from phpmq_lite.broker import commands
-from phpmq_lite.broker.operator.publishing import publish
+from phpmq_lite.broker.operator.publishing import NewMessage, Published, publish
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits, LoadedPage, LoadedRows, Message
+from phpmq_lite.frame_options import PublishOptions
+from phpmq_lite.model import NO_OPTIONS, Batch, Limits, LoadedPage, LoadedRows, Message
 from phpmq_lite.writes import AdvanceAudit, InsertAudit, LinkMessages
 from tests.support.core_rig import CoreRig, bodies, event_kinds, sent_messages
 
@@ -31,12 +32,29 @@ def test_operator_publishes_and_learns_the_ids(rig: CoreRig) -> None:
     )
     born = sent_messages(batch, worker)
     assert (bodies(born), [m.ttl_s for m in born]) == ([b"a", b"b"], [5, None])
-    assert rig.answers == [ids(born)]
+    assert rig.answers == [Published(ids(born))]
     [audited] = batch.writes
     assert isinstance(audited, InsertAudit)
     assert audited.number == 2
     totals = rig.queue().counters
     assert (totals.published, totals.published_ui, totals.published_http) == (2, 2, 0)
+
+
+def test_message_that_waits_for_its_body_is_not_replaced(rig: CoreRig) -> None:
+    """It is about to be dead-lettered; until then, its unique key is taken."""
+    [message] = rig.publish(b"a").created
+    message.options = NO_OPTIONS._replace(unique_key="k")
+    rig.core.messages[message.seq] = message
+    rig.core.pending.add(message, "expired")
+    new = NewMessage(b"b", None, PublishOptions(unique_key="k", replaces=True))
+
+    def replace() -> None:
+        rig.core.unique[message.queue_id, "k"] = message.seq
+        publish(rig.core, rig.answers.append, rig.entry(), "orders", [new])
+
+    with pytest.raises(RefusedError) as caught:
+        rig.run(replace)
+    assert caught.value.code == "unique_key_held"
 
 
 def test_each_user_has_one_client_number(rig: CoreRig) -> None:
@@ -120,7 +138,7 @@ def test_repeated_key_returns_the_first_ids(rig: CoreRig) -> None:
     assert (again.created, again.keys, audited.number) == ([], [], 0)
     assert again.rows[0].seqs == (1, 2)
     load_ids(rig, again, *first.created)
-    assert rig.answers == [ids(first.created)] * 2
+    assert rig.answers == [Published(ids(first.created))] * 2
     assert rig.queue().counters.deduplicated == 1
 
 
@@ -151,17 +169,17 @@ def test_operator_repeats_a_list_of_which_some_rows_are_gone(rig: CoreRig, gone:
     made = publish_as_operator(rig, b"a", b"b", b"c", key=b"k").created
     left = [message for at, message in enumerate(made) if at != gone]
     load_ids(rig, publish_as_operator(rig, b"a", b"b", b"c", key=b"k"), *left)
-    assert rig.answers[1] == ids(left)
+    assert rig.answers[1] == Published(ids(left))
     load_ids(rig, publish_as_operator(rig, b"c", b"b", b"a", key=b"k"), *left)
     assert isinstance(rig.answers[2], RefusedError)
     load_ids(rig, publish_as_operator(rig, b"x", key=b"k"))  # all are gone
-    assert rig.answers[3] == []
+    assert rig.answers[3] == Published([])
 
 
 def test_repeated_key_omits_messages_removed_from_the_history(rig: CoreRig) -> None:
     first = publish_as_operator(rig, b"a", b"b", key=b"k")
     load_ids(rig, publish_as_operator(rig, b"a", b"b", key=b"k"), first.created[1])
-    assert rig.answers[1] == ids(first.created[1:])
+    assert rig.answers[1] == Published(ids(first.created[1:]))
 
 
 def test_key_is_forgotten_after_its_window(rig: CoreRig) -> None:

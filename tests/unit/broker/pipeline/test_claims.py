@@ -7,6 +7,7 @@ import pytest
 from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import (
+    BEFORE_ALL,
     Batch,
     LoadedPage,
     LoadedRows,
@@ -52,7 +53,7 @@ def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     asked = claim(rig)
     [page] = asked.pages
     assert (page.kind, page.queue_id, page.after, page.upto, page.limit) == (
-        PageKind.READY, 1, 0, 2, 10,
+        PageKind.READY, 1, BEFORE_ALL, 2, 10,
     )  # fmt: skip
     batch = load_page(rig, asked, message(1), message(2))
     wall_ms = rig.core.now.wall_ms
@@ -87,7 +88,7 @@ def test_claim_skips_due_messages_and_pending_dead_letters(rig: CoreRig) -> None
     rig.core.pending.add(message(2), "client")
     batch = load_page(rig, asked, message(1, deadline_ms=STEADY_MS), message(2), message(3))
     assert [m.seq for m in batch.dispatched] == [3]
-    assert rig.queue().claimed_to == 0  # the next claim reads them again
+    assert rig.queue().claimed_to == BEFORE_ALL  # the next claim reads them again
 
 
 def test_pause_stops_a_claim_between_two_pages(rig: CoreRig) -> None:

@@ -209,8 +209,8 @@ def group(**changes: str | None) -> DeadLetterGroup:
 def test_search_for_a_group_of_dead_letters_reads_back() -> None:
     query = group_search(group())
     assert str(query) == (
-        'queue:"a b.dlq" state:ready origin:"a b" urn:urn:a reason:client '
-        'dead_letter.error:"Key * of *"'
+        'queue:"a b.dlq" state:ready state:scheduled state:blocked origin:"a b" urn:urn:a '
+        'reason:client dead_letter.error:"Key * of *"'
     )
     assert parse_search(str(query)) == query
 
@@ -218,7 +218,8 @@ def test_search_for_a_group_of_dead_letters_reads_back() -> None:
 def test_what_a_group_does_not_have_is_excluded() -> None:
     query = group_search(group(urn=None, cause=None))
     assert str(query) == (
-        'queue:"a b.dlq" state:ready origin:"a b" -urn:* reason:client -dead_letter.error:*'
+        'queue:"a b.dlq" state:ready state:scheduled state:blocked origin:"a b" -urn:* '
+        "reason:client -dead_letter.error:*"
     )
     assert parse_search(str(query)) == query
 
@@ -289,7 +290,7 @@ def test_group_of_a_record_that_a_program_wrote_is_found_by_its_block() -> None:
     said = (("detail", "no * answer"), ("original_queue", "orders"))
     group = DeadLetterGroup(1, "orders.dlq", None, None, "no * answer", None, "orders", said)
     assert str(group_search(group)) == (
-        "queue:orders.dlq state:ready -origin:* -urn:* -reason:* "
+        "queue:orders.dlq state:ready state:scheduled state:blocked -origin:* -urn:* -reason:* "
         r'dead_letter.detail:"no \\* answer" dead_letter.original_queue:orders -dead_letter.error:*'
     )
     assert parse_search(str(group_search(group))) == group_search(group)
