@@ -129,7 +129,7 @@ class Peer:
     def send(self, outbox: Outbox, now_ms: int) -> list[Message]:
         """Encode; nothing is late here."""
         contents = (outbox.dispatches, outbox.receipts)
-        parts, _ = encode_batch(self.side, self.connection, *contents, now_ms)
+        parts, _ = encode_batch(self.side, self.connection, *contents, now_ms, lambda _: b"")
         self.written = b"".join(parts)
         return []
 
