@@ -52,7 +52,7 @@ def test_retry_waits_in_its_queue_and_keeps_priority_group_and_unique_key(
         for attempt in (1, 2):
             message = former.take(queue)
             payload = former.recoded(message.body, attempt)
-            former.call("release", message.handle, payload, 1)
+            former.call("release", message.handle, payload, 3)
             assert live(broker, queue) == ["scheduled"]
             php.call(
                 "publishWith", b"another", queue, {"uniqueKey": "invoice-7"}
