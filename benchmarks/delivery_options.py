@@ -153,7 +153,7 @@ def request_livez(control: Path, begin_at: float, until: float) -> Generator[Non
 
 
 def measure_due(data: Path, number: int) -> None:
-    """Let messages be due at one moment: none early, all ready within 2 s."""
+    """Schedule messages for one moment: none is ready early, all are within 2 s."""
     with new_broker(data) as broker:
         at = time.time() + 5 + number / 5_000
         fill(broker.address, number, lambda _n: {"deliver_at": round(at * 1_000)})

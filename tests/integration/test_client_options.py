@@ -36,7 +36,7 @@ ID = b"%032x" % 1
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> dict[Any, float]:
-    """Let each test begin without knowledge of older brokers; ports are used again."""
+    """Forget older brokers before each test, because ports are used again."""
     known: dict[Any, float] = {}
     monkeypatch.setattr(core, "_old_brokers", known)
     return known

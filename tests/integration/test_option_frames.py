@@ -292,7 +292,7 @@ def test_invalid_settlement_of_another_changes_nothing(
 def test_invalid_consume_closes_the_connection_with_the_reason(
     broker: BrokerProcess, peer: SocketClient, api: AdminApi, queue: str, options: bytes
 ) -> None:
-    """Otherwise the client would wait for messages in vain."""
+    """The client would wait, and no message would come."""
     peer.store(queue, b"held")
     peer.consume(queue, 1)
     [held] = peer.dispatches(1)

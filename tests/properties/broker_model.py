@@ -413,7 +413,7 @@ class Model:
             self._take_over(client, key, self.alive[command.number])
 
     def _take_over(self, client: Client, key: bytes | None, copy: Copy) -> None:
-        """Give a worker's copy what the message had that the worker holds."""
+        """Set the options of a worker's copy to those of the message that the worker holds."""
         message_id, _, count = (key or b"").partition(b":")
         for m in self.alive.values():
             is_its = m.message_id == message_id and count.isdigit() and m.holder is client
@@ -687,7 +687,7 @@ class Model:
         return False
 
     def schedule(self, m: Copy, due_ms: int, deliver_at: int | None) -> None:
-        """Let a message wait; what is left of its time to live begins when it is ready."""
+        """Schedule a message; what is left of its time to live begins when it is ready."""
         if m.deadline_ms is not None:
             left_ms = m.deadline_ms - (self.now_ms if m.due_ms is None else m.due_ms)
             m.deadline_ms = due_ms + max(0, left_ms)

@@ -331,7 +331,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
 
 @contextmanager
 def with_defect(name: str) -> Iterator[type[BrokerAgainstModel]]:
-    """Let the broker have a defect; return the machine that looks for it."""
+    """Patch a defect into the broker, and return the machine that must find it."""
     defect, rules, queues = MUTANTS[name]
     machine = focused((*_USUAL, *rules.split()), tuple(queues.split()))
     with patch.object(*defect):

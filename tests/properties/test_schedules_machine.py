@@ -107,7 +107,7 @@ class SchedulesAgainstTicks(RuleBasedStateMachine):
         return self.driver.clock.now().wall_ms
 
     def decide(self, seen_upto: Mapping[str, int] | None = None) -> None:
-        """Let the model decide as the broker has, up to now or to what it has stored."""
+        """Decide in the model what the broker decided, up to now or to what it has stored."""
         for name, plain in self.plain.items():
             upto_ms = self.now_ms if seen_upto is None else seen_upto[name]
             if not self.is_doubtful and (seen_upto is None or plain.seen_ms < upto_ms):

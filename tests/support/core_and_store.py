@@ -481,7 +481,7 @@ class Driver:
         self._recover()
 
     def record_and_kill(self, delay_s: float) -> None:
-        """Let a process store the next batch, kill it after a delay, and start again."""
+        """Store the next batch in a process that is killed after a delay, and start again."""
         turn, before = self.decide(), self.tables()
         self.store.connection.close()
         store_and_kill(self.database, _encoded(turn.batch), delay_s)

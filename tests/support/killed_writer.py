@@ -14,7 +14,7 @@ _server.set_forkserver_preload([__name__])
 
 
 def store_and_kill(database: Database, steps: bytes, delay_s: float) -> None:
-    """Let a process store encoded steps; kill it ``delay_s`` after it has begun."""
+    """Store encoded steps in a process of its own, killed ``delay_s`` after it has begun."""
     ours, theirs = _server.Pipe()
     process = _server.Process(target=_store, args=(database.place, steps, theirs), daemon=True)
     process.start()

@@ -24,7 +24,7 @@ def stored_tables(data: Path, excluded: Collection[str] = ()) -> dict[str, Rows]
 
 
 def unseal(data: Path) -> None:
-    """Let a stopped broker's database be changed."""
+    """Allow changes to the database of a stopped broker."""
     if (meta := data / "meta.json").exists():
         meta.write_text(json.dumps(json.loads(meta.read_text()) | {"seal": None}))
 

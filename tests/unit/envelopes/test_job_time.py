@@ -42,7 +42,7 @@ class Seconds:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no thread look: tests call ``extend``."""
+    """Start no thread, because the tests call ``extend`` themselves."""
     monkeypatch.setattr(threading.Thread, "start", lambda _self: None)
 
 
