@@ -302,8 +302,9 @@ def _check_no_bodies() -> None:
     """Deliver bodies without checking; nor check the seal, which would detect the damage."""
     _check_no_seal()
 
-    def bodies(self: SqliteStore, seqs: list[int], _checksums: str = "") -> dict[int, bytes | None]:
-        return dict.fromkeys(seqs) | dict(many("batch", "bodies").run(self.execute, seqs))
+    def bodies(self: SqliteStore, checksums: dict[int, int]) -> dict[int, bytes | None]:
+        bodies: dict[int, bytes | None] = dict.fromkeys(checksums)
+        return bodies | dict(many("batch", "bodies").run(self.execute, list(checksums)))
 
     setattr(SqliteStore, "_bodies", bodies)  # noqa: B010
 
@@ -376,6 +377,7 @@ def _use_second() -> None:
 
     async def serving(self: active.Active, *arguments: Any) -> None:
         own = cast(SqliteBackend, self._backend).writer
+        own._large_batches = writer.START_BATCHES  # which would have started it; else it soon ends
         own._start_process()
         while own._process is not None and not own._process.is_ready:  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -2,12 +2,16 @@
 
 import asyncio
 import re
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phpmq_lite.storage.data_folder import DATABASE
 from tests.support.http_site import HttpSite, note_of
 
 HOUR_MS = 3_600_000
@@ -167,6 +171,50 @@ async def test_retry_is_shown_with_its_error_and_next_time(site: HttpSite) -> No
     assert 'phpmq_queue_messages{queue="orders",state="scheduled"} 1' in metrics
 
 
+async def test_failed_attempts_without_texts_or_events_are_counted(
+    site: HttpSite, tmp_path: Path
+) -> None:
+    await publish(site)
+    async with site.client() as client, client.consume("orders") as consumer:
+        (await anext(consumer)).retry(600)
+        async with asyncio.timeout(10):
+            while not await _list(site, "scheduled"):
+                pass
+    page = await site.text("/queues/orders?tab=scheduled")
+    assert 'title="Attempt 1 failed"' in page
+    assert 'class="dim cause"' not in page
+    with closing(sqlite3.connect(tmp_path / "data" / DATABASE)) as database, database:
+        database.execute("DELETE FROM event")
+    page = await site.text("/queues/orders?tab=scheduled")
+    assert '<span class="chip bad">1 failed' in page
+
+
+async def test_time_to_live_of_a_scheduled_message_begins_when_it_is_ready(site: HttpSite) -> None:
+    message_id = await publish(site, delay_s=3_600, ttl_s=120)
+    assert "2 min after it is ready" in words(await site.text(f"/messages/{message_id}"))
+
+
+async def test_scheduled_record_waits_for_nothing_yet(site: HttpSite) -> None:
+    [record] = await site.dead_letter("orders", "x")
+    await site.submit(
+        f"/messages/{record}/reschedule", {"delay": "2", "delay_unit": "h"}, next="/queues/orders"
+    )
+    tab = await site.text("/queues/orders?tab=dead")
+    assert '<td class="n" role="cell" data-label="Ready since"><span class="zero">–</span>' in tab
+
+
+async def test_page_behind_the_last_message_leads_to_the_first(site: HttpSite) -> None:
+    for number in range(60):
+        await publish(site, str(number))
+    page = await site.text("/queues/orders")
+    following = re.search(r'href="([^"]*cursor=[^"]*)"', page)
+    assert following is not None
+    await site.submit("/queues/orders/purge", {"confirm": "orders"}, upto=str(1 << 40))
+    page = await site.text(unescape(following[1]))
+    assert "No messages are left on this page." in page
+    assert 'href="/queues/orders?tab=ready">Go to the first page' in page
+
+
 # -- priorities, groups, holds
 
 
@@ -223,6 +271,24 @@ async def test_page_shows_which_message_blocks_its_group(site: HttpSite) -> None
     await site.submit(f"/messages/{head}/delete", next="/queues/orders")
     await until(site, blocked, "ready")
     assert "Blocked groups" not in await site.text("/queues/orders")
+
+
+async def test_ready_message_of_a_group_is_not_blocked(site: HttpSite) -> None:
+    await site.create_queue("orders", group_by="group")
+    first = await publish(site, group="g")
+    page = words(await site.text(f"/messages/{first}"))
+    assert "Group g" in page
+    assert "another of its messages" not in page
+    assert "blocks the others" not in page
+
+
+async def test_message_without_an_ack_timeout_is_held_without_a_limit(site: HttpSite) -> None:
+    await site.create_queue("orders", ack_timeout_s=0)
+    message_id = await publish(site)
+    async with site.client() as client, client.consume("orders") as consumer:
+        await anext(consumer)
+        await until(site, message_id, "dispatched")
+        assert "no limit" in words(await site.text("/queues/orders?tab=held"))
 
 
 async def test_page_says_that_more_heads_block(site: HttpSite) -> None:
