@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Final, Self, TextIO
 
 from phpmq_lite.errors import StartRefusedError
+from phpmq_lite.storage.data_folder import locking_pid
 
 _START_S: Final = 120.0  # seconds after which a broker that is not ready is killed
 _STOP_S: Final = 30.0  # maximum number of seconds for the broker to exit
+_POLL_S: Final = 0.005
 
 
 class StartFailedError(StartRefusedError):
@@ -62,7 +64,8 @@ def _hold_port() -> socket.socket:
 class BrokerProcess:
     """A ``phpmq-lite serve`` process on a free port that it keeps across restarts.
 
-    Use it in a ``with`` block, which starts the broker and kills it on exit.
+    Use it in a ``with`` block, which starts the broker and kills it on exit; the data folder may
+    then be removed.
     """
 
     data: Path
@@ -74,6 +77,7 @@ class BrokerProcess:
     program: tuple[str, ...] = ("-m", "phpmq_lite")  # arguments to the Python interpreter
     env: Mapping[str, str] | None = None  # None means this process's environment
     is_isolated: bool = False  # whether to use only default settings and ignore Ctrl-C
+    _last_pid: str = field(default="", init=False)
     _port_holder: socket.socket = field(default_factory=_hold_port, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +94,10 @@ class BrokerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        until_s = time.monotonic() + _STOP_S
+        # The writer process ends by itself, after the batch that it is storing.
+        while locking_pid(self.data) == self._last_pid and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
 
     def start(self) -> float:
         """Start the broker; return the number of seconds until all its listeners were open.
@@ -103,6 +111,7 @@ class BrokerProcess:
         blocked = [signal.SIGINT] if self.is_isolated else []
         with signals_blocked(*blocked), self.log.open("a", encoding="utf-8") as log:
             self.process = process = self._open(log)
+        self._last_pid = str(process.pid)
         self.phpmq, self.admin = [], []
         timer = threading.Timer(_START_S, process.kill)
         timer.start()

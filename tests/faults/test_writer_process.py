@@ -193,6 +193,16 @@ def test_start_waits_for_the_end_of_a_writer_process_whose_broker_was_killed(
         assert not is_running(pid)
 
 
+def test_end_of_a_broker_process_is_also_that_of_its_writer_process(tmp_path: Path) -> None:
+    with mutant_process(tmp_path / "data", "", is_second=True) as broker:
+        pid = writer_pid(broker.data)
+        os.kill(pid, signal.SIGSTOP)
+        broker.kill()
+        goes_on = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {pid}"])
+    assert not is_running(pid)
+    goes_on.wait()
+
+
 def kill_and_start(data: Path, mutant: str = "") -> None:
     """Kill a broker, wait for the end of its writer process, and start the broker again."""
     with second_broker(data, mutant=mutant) as broker:
