@@ -2,6 +2,8 @@
 
 ALTER TABLE queue ADD COLUMN scheduled_count INTEGER NOT NULL DEFAULT 0;
 
+-- What indexes and their conditions contain comes first: SQLite reads a row up to the last column
+-- that it needs, and each deletion needs them.
 CREATE TABLE message_with_options (       -- live messages
   seq INTEGER PRIMARY KEY,                -- arrival number, never reused
   token INTEGER NOT NULL,                 -- 63 random bits; wire id = hex(seq) || hex(token)
@@ -9,8 +11,14 @@ CREATE TABLE message_with_options (       -- live messages
   position INTEGER NOT NULL,              -- order in the queue: (priority - 128) << 48 | number
   state INTEGER NOT NULL                  -- 0 ready, 1 dispatched, 6 scheduled, 7 blocked
     CHECK (state BETWEEN 0 AND 1 OR state BETWEEN 6 AND 7),  -- IN builds a table for each row
-  ttl_s INTEGER,                          -- seconds, as published; NULL: never expires
   deadline_ms INTEGER,                    -- steady ms; NULL: never expires
+  source_seq INTEGER,                     -- dead-letter record: the message it is about
+  source_queue_id INTEGER,                -- dead-letter record: where that one died
+  head_since INTEGER,                     -- Unix ms: first dispatch of the head of its group; NULL:
+                                          -- it is not the head
+  group_name TEXT,                        -- of which at most one message is in flight
+  unique_key TEXT,                        -- under which the queue holds no other live message
+  ttl_s INTEGER,                          -- seconds, as published; NULL: never expires
   published_at INTEGER NOT NULL,          -- Unix ms
   first_dispatched_at INTEGER,            -- Unix ms
   last_dispatched_at INTEGER,             -- Unix ms
@@ -21,8 +29,6 @@ CREATE TABLE message_with_options (       -- live messages
   publisher INTEGER,                      -- client number
   consumer INTEGER,                       -- client number of the last consumer
   urn TEXT, trace_id TEXT, meta_id TEXT, attempts INTEGER,  -- of an envelope
-  source_seq INTEGER,                     -- dead-letter record: the message it is about
-  source_queue_id INTEGER,                -- dead-letter record: where that one died
   source_reason TEXT,                     -- dead-letter record: why
   ready_at INTEGER,                       -- Unix ms when it became ready after it was scheduled;
                                           -- NULL: when it was published
@@ -31,11 +37,7 @@ CREATE TABLE message_with_options (       -- live messages
   deliver_at INTEGER,                     -- Unix ms: the date that was given for it
   retries INTEGER,                        -- failed attempts that workers reported; NULL: none
   failed_attempt INTEGER,                 -- the last attempt that they named
-  head_since INTEGER,                     -- Unix ms: first dispatch of the head of its group; NULL:
-                                          -- it is not the head
-  priority INTEGER,                       -- dead-letter record: that of the message it is about
-  group_name TEXT,                        -- of which at most one message is in flight
-  unique_key TEXT                         -- under which the queue holds no other live message
+  priority INTEGER                        -- dead-letter record: that of the message it is about
 );
 INSERT INTO message_with_options (seq, token, queue_id, position, state, ttl_s, deadline_ms,
   published_at, first_dispatched_at, last_dispatched_at, deliveries, charged, size, crc, publisher,
@@ -47,7 +49,7 @@ DROP TABLE message;
 ALTER TABLE message_with_options RENAME TO message;
 
 CREATE INDEX message_deadline ON message (deadline_ms)
-WHERE state IN (0, 7) AND deadline_ms IS NOT NULL;
+WHERE deadline_ms IS NOT NULL AND state IN (0, 7);
 -- Each live message is in one of three indexes.  Most are dispatched in the batch of their publish:
 -- they cost one entry, and its page, instead of two.
 CREATE INDEX message_place ON message (queue_id, position) WHERE state = 0;

@@ -606,6 +606,7 @@ class Batch:
     rescheduled: dict[int, Message] = field(default_factory=dict)
     # (outcome, reason) -> seqs of the messages
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
+    settled_with_options: set[int] = field(default_factory=set)  # those with delivery options
     events: list[Any] = field(default_factory=list)  # flat list; see iter_events
     keys: list[Any] = field(default_factory=list)  # flat list of KeyRun
     evicted_keys: list[int] = field(default_factory=list)  # numbers of KeyRuns to remove

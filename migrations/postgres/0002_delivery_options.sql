@@ -16,7 +16,7 @@ ALTER TABLE message
   ADD COLUMN unique_key TEXT COLLATE "C";
 DROP INDEX message_deadline;
 CREATE INDEX message_deadline ON message (deadline_ms)
-  WHERE state IN (0, 7) AND deadline_ms IS NOT NULL;
+  WHERE deadline_ms IS NOT NULL AND state IN (0, 7);
 CREATE INDEX message_scheduled ON message (queue_id, position) WHERE state = 6;
 CREATE INDEX message_due ON message (due_ms, seq) WHERE state = 6 AND deliver_at IS NULL;
 CREATE INDEX message_date ON message (deliver_at, seq) WHERE state = 6 AND deliver_at IS NOT NULL;

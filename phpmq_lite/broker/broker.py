@@ -786,12 +786,17 @@ class Broker:
         if message.state == SCHEDULED:
             self.count_scheduled(queue, -1)
         if message.options is not NO_OPTIONS:
-            self.leave_queue(message)
+            self.settle_options(message)
         self.messages.pop(message.seq, None)
         self.batch.settled.setdefault((outcome, reason), []).append(message.seq)
         self.subtract_counts(queue, 1, message.size)
         if (source_id := message.source.queue_id) is not None:
             queue.count_record(source_id, -1)
+
+    def settle_options(self, message: Message) -> None:
+        """Keep the options of a settled message in the history; free its unique key and group."""
+        self.batch.settled_with_options.add(message.seq)
+        self.leave_queue(message)
 
     def leave_queue(self, message: Message) -> None:
         """Free the unique key of a message that leaves its queue, and its group."""

@@ -391,7 +391,7 @@ def acknowledge_held(
             break
         message.holder = None
         if message.options is not NO_OPTIONS:
-            core.leave_queue(message)
+            core.settle_options(message)
         seq = message.seq
         messages.pop(seq, None)
         seqs.append(seq)

@@ -295,6 +295,8 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
             steps += _number_steps("settle_run", "settle_messages", before, others)
         if now:
             steps += _settle_dispatched(before, sorted(now.values(), key=_seq_of))
+        if with_options := batch.settled_with_options.intersection(seqs):
+            steps.append(("keep_options", sorted(with_options), ()))
         steps += _number_steps("delete_run", "delete_messages", (), sorted(seqs))
     return steps
 

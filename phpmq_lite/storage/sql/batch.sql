@@ -18,10 +18,6 @@ source_seq, source_queue_id, source_reason
 -- part: options
 ready_at, due_ms, deliver_at, retries, failed_attempt, head_since, priority, group_name, unique_key
 
--- part: kept_options
--- Options that the history has, too.
-ready_at, due_ms, deliver_at, retries, priority, group_name, unique_key
-
 -- part: details
 {terms}, first_dispatched_at, last_dispatched_at, deliveries, {contents}, consumer, {envelope}
 
@@ -33,8 +29,8 @@ ready_at, due_ms, deliver_at, retries, priority, group_name, unique_key
 {envelope_columns}, {source}, {options}
 
 -- part: history_columns
--- Columns copied to the history, which are all but the state and what concerns live messages.
-{place}, {details}, {source}, {kept_options}
+-- Columns copied to the history, which are all but the state and the options, see keep_options.
+{place}, {details}, {source}
 
 -- name: insert_enveloped
 -- New messages without source and options that are not in a run; their columns stay NULL.
@@ -93,7 +89,7 @@ FROM message WHERE seq {{seqs} | BETWEEN ? AND ?} ORDER BY seq;
 INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
 SELECT {next_offset} ?::bigint, ?::text, ?::bigint, {place}, {terms},
   coalesce(first_dispatched_at, given.at_ms), given.at_ms, deliveries + 1, {contents},
-  given.consumer, {envelope}, {source}, {kept_options}
+  given.consumer, {envelope}, {source}
 FROM {given: number, consumer, at_ms} CROSS JOIN message ON seq = given.number ORDER BY seq;
 
 -- name: settle_dispatched_run
@@ -103,8 +99,17 @@ FROM {given: number, consumer, at_ms} CROSS JOIN message ON seq = given.number O
 INSERT INTO history ({offset} outcome, reason, settled_at, {history_columns})
 SELECT {next_offset} ?3::bigint, ?4::text, ?5::bigint, {place}, {terms},
   coalesce(first_dispatched_at, ?2::bigint), ?2::bigint, deliveries + 1, {contents},
-  ?1::bigint, {envelope}, {source}, {kept_options}
+  ?1::bigint, {envelope}, {source}
 FROM message WHERE seq BETWEEN ?6 AND ?7 ORDER BY seq;
+
+-- name: keep_options
+-- Those options of settled messages that the history has, too; most messages have none.
+-- rows: seq
+-- index: history_seq, PRIMARY KEY
+UPDATE history SET ready_at = live.ready_at, due_ms = live.due_ms, deliver_at = live.deliver_at,
+  retries = live.retries, priority = live.priority, group_name = live.group_name,
+  unique_key = live.unique_key
+FROM message AS live WHERE live.seq IN ({rows:?}) AND history.seq = live.seq;
 
 -- name: insert_event
 INSERT INTO event_entry {values: seq, at_ms, kind, detail};
