@@ -584,6 +584,7 @@ class Batch:
     first_number: int = 1  # messages with a smaller seq are already on disk
     commands: int = 0  # number of commands so far (limited)
     accepts_commands: bool = True  # False if later commands must wait for the next batch
+    delivery: "DeliveryChanges | None" = None  # made by ``change_delivery``
     inspected_bytes: int = 0  # bytes validated or turned into records so far (limited)
     # -- stored by the transaction
     new_queues: list[QueueRow] = field(default_factory=list)
@@ -594,19 +595,10 @@ class Batch:
     created_bytes: int = 0
     # messages that are dispatched in this batch; those in ``created`` are inserted as dispatched
     dispatched: list[Message] = field(default_factory=list)
-    # blocked messages that became ready; whatever else happened to them is stored as usual
-    admitted: dict[int, Message] = field(default_factory=dict)
-    admitted_on_disk: list[int] = field(default_factory=list)  # seqs of others that stay there
-    # scheduled messages whose time has come, in the same way
-    came_due: dict[int, Message] = field(default_factory=dict)
     # messages already on disk that have other changes, keyed by seq
     changed: dict[int, Message] = field(default_factory=dict)
-    # those of ``changed`` whose options or contents are stored, too
-    rewritten: dict[int, tuple[Message, bytes]] = field(default_factory=dict)
-    rescheduled: dict[int, Message] = field(default_factory=dict)
     # (outcome, reason) -> seqs of the messages
     settled: dict[tuple[int, str | None], list[int]] = field(default_factory=dict)
-    settled_with_options: set[int] = field(default_factory=set)  # those with delivery options
     events: list[Any] = field(default_factory=list)  # flat list; see iter_events
     keys: list[Any] = field(default_factory=list)  # flat list of KeyRun
     evicted_keys: list[int] = field(default_factory=list)  # numbers of KeyRuns to remove
@@ -628,12 +620,6 @@ class Batch:
     windows: list[WindowRequest] = field(default_factory=list)
     seqs: set[int] = field(default_factory=set)
     key_seqs: set[int] = field(default_factory=set)  # load the checksums of these messages
-    # load the seqs of live messages with these unique keys, by queue_id
-    unique_keys: OrderedSet[tuple[int, str]] = field(default_factory=OrderedSet)
-    # load the first message of these groups, by queue_id and group
-    groups: OrderedSet[tuple[int, str]] = field(default_factory=OrderedSet)
-    groups_upto: dict[int, int] = field(default_factory=dict)  # queue_id -> last of its window
-    group_bytes: int = 0  # load bodies of these messages until their total size reaches this
     body_seqs: OrderedSet[int] = field(default_factory=OrderedSet)
     # Messages for which clients may have published dead-letter records:
     # seq -> (queue_id of the dead-letter queue, queue_id of NAME.dlq, last holder); 0 means none
@@ -656,6 +642,12 @@ class Batch:
     # (slow work to do outside a batch, callback that receives its result in a later batch)
     background: list[tuple[Callable[[], Any], Callable[[Any], None]]] = field(default_factory=list)
 
+    def change_delivery(self) -> "DeliveryChanges":
+        """Return ``delivery``, made if need be; most batches, even of one message, need none."""
+        if self.delivery is None:
+            self.delivery = DeliveryChanges()
+        return self.delivery
+
     @property
     def stores(self) -> bool:
         """Return whether the batch has anything to store."""
@@ -664,9 +656,7 @@ class Batch:
             or self.dispatched
             or self.settled
             or self.changed
-            or self.admitted
-            or self.admitted_on_disk
-            or self.came_due
+            or (self.delivery is not None and self.delivery.stores)
             or self.new_queues
             or self.queue_rows
             or self.configured
@@ -720,8 +710,7 @@ class Batch:
             self.windows
             or self.seqs
             or self.key_seqs
-            or self.unique_keys
-            or self.groups
+            or (self.delivery is not None and self.delivery.loads)
             or self.body_seqs
             or self.record_seqs
             or self.pages
@@ -730,6 +719,38 @@ class Batch:
             or self.due_at is not None
             or self.scheduled_at is not None
         )
+
+
+@dataclass(slots=True)
+class DeliveryChanges:
+    """What a batch stores and loads for messages that have delivery options."""
+
+    # blocked messages that became ready; whatever else happened to them is stored as usual
+    admitted: dict[int, Message] = field(default_factory=dict)
+    admitted_on_disk: list[int] = field(default_factory=list)  # seqs of others that stay there
+    # scheduled messages whose time has come, in the same way
+    came_due: dict[int, Message] = field(default_factory=dict)
+    # those of ``Batch.changed`` whose contents or options are stored, too
+    rewritten: dict[int, tuple[Message, bytes]] = field(default_factory=dict)
+    rescheduled: dict[int, Message] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)  # seqs; the history keeps their options
+    # -- loaded after the commit
+    # load the seqs of live messages with these unique keys, by queue_id
+    unique_keys: OrderedSet[tuple[int, str]] = field(default_factory=OrderedSet)
+    # load the first message of these groups, by queue_id and group
+    groups: OrderedSet[tuple[int, str]] = field(default_factory=OrderedSet)
+    groups_upto: dict[int, int] = field(default_factory=dict)  # queue_id -> last of its window
+    group_bytes: int = 0  # load bodies of these messages until their total size reaches this
+
+    @property
+    def stores(self) -> bool:
+        """Return whether there is anything to store that no other field of the batch shows."""
+        return bool(self.admitted or self.admitted_on_disk or self.came_due)
+
+    @property
+    def loads(self) -> bool:
+        """Return whether there is anything to load."""
+        return bool(self.unique_keys or self.groups)
 
 
 class LoadedWindow(NamedTuple):
@@ -754,11 +775,11 @@ class LoadedRows:
 
     windows: list[LoadedWindow] = field(default_factory=list)
     by_seq: dict[int, Message | None] = field(default_factory=dict)  # None if the message is gone
-    unique: dict[tuple[int, str], int | None] = field(default_factory=dict)
-    # (queue_id, unique key) -> seq of the live message, or None
-    first_of_groups: list[Message] = field(default_factory=list)  # blocked, within the window
+    # (queue_id, unique key) -> seq of the live message, or None; None: not loaded
+    unique: dict[tuple[int, str], int | None] | None = None
+    first_of_groups: Sequence[Message] = ()  # blocked, within the window
     # the others, behind their windows: seq, queue_id, position, group
-    later_firsts: list[tuple[int, int, int, str]] = field(default_factory=list)
+    later_firsts: Sequence[tuple[int, int, int, str]] = ()
     # seq -> checksum of a live or settled message; None if the message is gone
     checksums: dict[int, int | None] = field(default_factory=dict)
     bodies: dict[int, bytes | None] = field(default_factory=dict)  # None if damaged or missing
@@ -770,7 +791,7 @@ class LoadedRows:
     next_deadline_ms: int | None = None  # earliest deadline of all other ready messages
     has_due: bool = False
     # messages whose scheduled time has come, in order, and when that of the others comes
-    scheduled: list[Message] = field(default_factory=list)
+    scheduled: Sequence[Message] = ()
     next_scheduled: "NextScheduled | None" = None  # None: not loaded
 
 

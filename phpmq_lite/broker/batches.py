@@ -78,11 +78,13 @@ def finish(core: Broker) -> Batch:
         core.ack_timeouts.watch(core.queues_by_id, batch.dispatched, core.now.steady_ms)
     if batch.due_at is not None and core.next_deadline_ms is not None:
         batch.due_from = core.next_deadline_ms  # of one that returned in this batch, perhaps
-    if batch.groups:
-        windows = {queue_id: core.queues_by_id[queue_id].window for queue_id, _ in batch.groups}
-        batch.groups_upto = {of: BEFORE_ALL if w is None else w.upto for of, w in windows.items()}
+    if (delivery := batch.delivery) is not None and delivery.groups:
+        windows = {queue_id: core.queues_by_id[queue_id].window for queue_id, _ in delivery.groups}
+        delivery.groups_upto = {
+            of: BEFORE_ALL if w is None else w.upto for of, w in windows.items()
+        }
         rooms = [core.free_body_bytes(w) for w in windows.values() if w is not None]
-        batch.group_bytes = max(rooms, default=0)
+        delivery.group_bytes = max(rooms, default=0)
     if batch.keys:
         batch.evicted_keys, batch.cut_keys = core.publish_keys.take_evicted()
     if not batch.implies_next_number(core.next_number):
@@ -104,7 +106,8 @@ def _add_loaded(core: Broker, loaded: LoadedRows) -> None:
         _extend_window(core, core.queues_by_id[queue_id], page, reaches_end)
     if loaded.by_seq:
         core.loaded = _loaded_by_seq(core, loaded)
-    core.unique.update(loaded.unique)
+    if loaded.unique is not None:
+        core.unique = loaded.unique
     for _, page, _ in loaded.pages:
         _mark_claimed(core, page)
     if loaded.has_due:

@@ -587,7 +587,7 @@ class Broker:
             return False
         self.block(message, event)
         if place not in self.heads:
-            self.batch.groups.add(place)
+            self.batch.change_delivery().groups.add(place)
         return True
 
     def block(self, message: Message, event: StateEvent | None = None) -> None:
@@ -619,7 +619,8 @@ class Broker:
         message.position = position_of(self.take_number(), priority_of(message.position))
         message.is_sent = False
         self.messages.pop(message.seq, None)
-        self.batch.changed[message.seq] = self.batch.rescheduled[message.seq] = message
+        self.batch.changed[message.seq] = message
+        self.store_options(message)
 
     def set_due(self, message: Message, queue: Queue, due_ms: int, deliver_at: int | None) -> None:
         """Set when a message becomes ready, and keep what is left of its time to live."""
@@ -640,8 +641,12 @@ class Broker:
         if message.deadline_ms is not None and options.due_ms is not None:
             message.deadline_ms += self.now.steady_ms - options.due_ms
         message.options = DeliveryOptions(self.now.wall_ms, None, None, *options[3:])
-        self.batch.rescheduled[message.seq] = message
+        self.store_options(message)
         self.count_scheduled(queue, -1)
+
+    def store_options(self, message: Message) -> None:
+        """Store the delivery options of a message that is already on disk."""
+        self.batch.change_delivery().rescheduled[message.seq] = message
 
     def is_future(self, due_ms: int, deliver_at: int | None) -> bool:
         """Return whether a message must still wait; for dates, a doubtful clock cannot tell."""
@@ -659,7 +664,7 @@ class Broker:
         self.add_counts(queue, 0, len(content) - message.size)
         message.size, message.crc = len(content), checksum(message.seq, content)
         message.body = None
-        self.batch.rewritten[message.seq] = (message, content)
+        self.batch.change_delivery().rewritten[message.seq] = (message, content)
         self.batch.changed[message.seq] = message
 
     def end_rate_limits(self) -> None:
@@ -692,7 +697,7 @@ class Broker:
         if leaves and self.heads.get(place) == message.seq:
             del self.heads[place]
         if place not in self.heads:
-            self.batch.groups.add(place)
+            self.batch.change_delivery().groups.add(place)
             self.vacated.add(place)
 
     def detach(self, message: Message) -> Queue:
@@ -795,7 +800,7 @@ class Broker:
 
     def settle_options(self, message: Message) -> None:
         """Keep the options of a settled message in the history; free its unique key and group."""
-        self.batch.settled_with_options.add(message.seq)
+        self.batch.change_delivery().settled.add(message.seq)
         self.leave_queue(message)
 
     def leave_queue(self, message: Message) -> None:
@@ -812,7 +817,7 @@ class Broker:
             self.unique[place] = message.seq
         if options.head_since is not None:
             message.options = options._replace(head_since=None)
-            self.batch.rescheduled[message.seq] = message
+            self.store_options(message)
         if message.state == SCHEDULED:
             self.count_scheduled(queue, 1)
 

@@ -115,7 +115,7 @@ def give_up_head(core: Broker, message: Message) -> None:
     core.heads.pop(place, None)
     core.vacated.add(place)
     message.options = message.options._replace(head_since=None)
-    core.batch.rescheduled[message.seq] = message
+    core.store_options(message)
 
 
 def admit_first(core: Broker, row: Message) -> None:
@@ -126,7 +126,7 @@ def admit_first(core: Broker, row: Message) -> None:
     if queue.window is None or row.size > core.free_body_bytes(queue.window):
         row.body = None
     core.admit(row, queue, StateEvent.BECOME_READY)
-    core.batch.admitted[row.seq] = core.batch.changed.pop(row.seq)
+    core.batch.change_delivery().admitted[row.seq] = core.batch.changed.pop(row.seq)
 
 
 def admit_on_disk(core: Broker, seq: int, queue_id: int, position: int, group: str) -> None:
@@ -136,12 +136,12 @@ def admit_on_disk(core: Broker, seq: int, queue_id: int, position: int, group: s
         return
     if queue.window is not None:
         if position <= queue.window.upto:  # a page has been loaded meanwhile
-            core.batch.groups.add(place)
+            core.batch.change_delivery().groups.add(place)
             core.vacated.add(place)
             return
         core.request_dispatch(queue)
     queue.claimed_to = min(queue.claimed_to, position - 1)
-    core.batch.admitted_on_disk.append(seq)
+    core.batch.change_delivery().admitted_on_disk.append(seq)
 
 
 def end_groups(core: Broker, queue: Queue) -> None:

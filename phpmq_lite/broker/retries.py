@@ -120,5 +120,5 @@ def _store(
             core.release_group(message, leaves=False)  # again, if it was pending meanwhile
     else:
         message.options = message.options._replace(ready_at=core.now.wall_ms)
-        core.batch.rescheduled[message.seq] = message
+        core.store_options(message)
         core.make_ready_at_end(message, queue, StateEvent.REQUEUE)

@@ -89,6 +89,7 @@ def delayed(
     held = original.options
     if core.unique_place(original, home) is not None:
         original.options = held._replace(unique_key=None)
-        core.batch.changed[original.seq] = core.batch.rescheduled[original.seq] = original
+        core.batch.changed[original.seq] = original
+        core.store_options(original)
         options = replace(options, unique_key=held.unique_key)
     return replace(options, priority=priority_of(original.position), group=held.group)

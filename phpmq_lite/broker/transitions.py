@@ -88,7 +88,7 @@ def set_group(core: Broker, queue: Queue, message: Message, body: bytes, own: st
     place = core.group_place(message, queue)
     if place is not None and message.state == State.READY:
         message.state = BLOCKED
-        core.batch.groups.add(place)
+        core.batch.change_delivery().groups.add(place)
 
 
 def _set_options(core: Broker, queue: Queue, message: Message, options: PublishOptions) -> None:
@@ -360,8 +360,9 @@ def become_ready(core: Broker, message: Message) -> None:
     core.end_schedule(message, queue)
     core.make_ready_at_end(message, queue, StateEvent.BECOME_READY)
     batch, seq = core.batch, message.seq
-    batch.came_due[seq] = batch.changed.pop(seq)
-    del batch.rescheduled[seq]
+    delivery = batch.change_delivery()
+    delivery.came_due[seq] = batch.changed.pop(seq)
+    del delivery.rescheduled[seq]
 
 
 # -- to another queue
@@ -424,7 +425,7 @@ def _change_queue(
             group = group_of(group_by, urn, body or b"", message.options.group)
             if group != message.options.group:
                 message.options = message.options._replace(group=group)
-                core.batch.rescheduled[message.seq] = message
+                core.store_options(message)
         core.enter_queue(message, target)
     core.subtract_counts(queue, 1, message.size)
     core.add_counts(target, 1, message.size)
@@ -478,7 +479,7 @@ def expire(core: Broker, message: Message, body: bytes | None = None) -> bool:
             lacks_body = body is None and target.needs_body
             if lacks_body or (place is not None and place not in core.unique):
                 if place is not None:  # also if it is known: the next batch forgets it
-                    core.batch.unique_keys.add(place)
+                    core.batch.change_delivery().unique_keys.add(place)
                 if lacks_body:
                     core.batch.body_seqs.add(message.seq)
                 core.note_deadline(message.deadline_ms)

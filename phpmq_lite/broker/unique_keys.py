@@ -25,7 +25,7 @@ def look_up(core: Broker, queue: Queue, unique_key: str) -> KeyState:
     """Return whether a live message of the queue has this unique key."""
     place = (queue.queue_id, unique_key)
     if place not in core.unique:
-        core.batch.unique_keys.add(place)
+        core.batch.change_delivery().unique_keys.add(place)
         return KeyState.UNKNOWN
     return KeyState.FREE if core.unique[place] is None else KeyState.TAKEN
 
@@ -57,5 +57,5 @@ def find(core: Broker, queue: Queue, unique_key: str) -> Message | KeyState:
     message = core.messages.get(seq) or core.batch.find_created(seq) or core.loaded.get(seq)
     if message is None and seq not in core.loaded:
         core.batch.seqs.add(seq)
-        core.batch.unique_keys.add((queue.queue_id, unique_key))
+        core.batch.change_delivery().unique_keys.add((queue.queue_id, unique_key))
     return KeyState.UNKNOWN if message is None else message

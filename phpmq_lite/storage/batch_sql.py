@@ -19,6 +19,7 @@ from phpmq_lite.model import (
     NO_SOURCE,
     NOT_INDEXED,
     Batch,
+    DeliveryChanges,
     DeliveryOptions,
     Message,
     MessageSource,
@@ -165,18 +166,19 @@ def batch_statements(batch: Batch) -> list[Step]:
     settled_now, held = _split_dispatched(batch)
     if held:
         steps += _dispatch_steps(held)
-    if batch.admitted or batch.admitted_on_disk or batch.came_due:
-        steps += _ready_steps(batch)
+    delivery = batch.delivery
+    if delivery is not None and delivery.stores:
+        steps += _ready_steps(delivery)
     if batch.changed:
         steps.append(("update_messages", flat_changed(batch.changed.values()), ()))
-    if batch.rewritten:
-        rewritten = batch.rewritten.values()
+    if delivery is not None and delivery.rewritten:
+        rewritten = delivery.rewritten.values()
         flat = [v for m, _ in rewritten for v in (m.seq, m.size, m.crc, *m.indexed)]
         steps.append(("update_contents", flat, ()))
         bodies = [value for m, content in rewritten for value in (m.seq, content)]
         steps.append(("replace_bodies", bodies, ()))
-    if batch.rescheduled:
-        options = [v for m in batch.rescheduled.values() for v in (m.seq, *_flat_options(m))]
+    if delivery is not None and delivery.rescheduled:
+        options = [v for m in delivery.rescheduled.values() for v in (m.seq, *_flat_options(m))]
         steps.append(("update_options", options, ()))
     if batch.settled:
         steps += _settle_messages(batch, settled_now)
@@ -295,7 +297,9 @@ def _settle_messages(batch: Batch, settled_now: dict[int, Message]) -> list[Step
             steps += _number_steps("settle_run", "settle_messages", before, others)
         if now:
             steps += _settle_dispatched(before, sorted(now.values(), key=_seq_of))
-        if with_options := batch.settled_with_options.intersection(seqs):
+        if (delivery := batch.delivery) is not None and (
+            with_options := delivery.settled.intersection(seqs)
+        ):
             steps.append(("keep_options", sorted(with_options), ()))
         steps += _number_steps("delete_run", "delete_messages", (), sorted(seqs))
     return steps
@@ -330,12 +334,12 @@ def _dispatch_steps(messages: list[Message]) -> list[Step]:
     return steps
 
 
-def _ready_steps(batch: Batch) -> list[Step]:
-    admitted = [m.seq for m in batch.admitted.values() if m.state == State.READY]
-    admitted += batch.admitted_on_disk
+def _ready_steps(delivery: DeliveryChanges) -> list[Step]:
+    admitted = [m.seq for m in delivery.admitted.values() if m.state == State.READY]
+    admitted += delivery.admitted_on_disk
     due = [
         value
-        for m in batch.came_due.values()
+        for m in delivery.came_due.values()
         for value in (m.seq, m.position, m.state, m.deadline_ms, *m.options[:3])
     ]
     return [("admit_messages", admitted, ()), ("update_due", due, ())]

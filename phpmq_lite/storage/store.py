@@ -19,6 +19,7 @@ from phpmq_lite.model import (
     RECORD_REFERENCE,
     Batch,
     ClockReading,
+    DeliveryChanges,
     KeyRun,
     LoadedPage,
     LoadedRows,
@@ -195,22 +196,8 @@ class Store(ABC):
                 loaded.checksums = dict.fromkeys(seqs)
                 for name in ("settled_published_checksums", "published_checksums"):
                     loaded.checksums.update(self.many(name, seqs))
-            if batch.unique_keys:
-                loaded.unique = dict.fromkeys(batch.unique_keys)
-                flat = [value for place in batch.unique_keys for value in place]
-                for queue_id, unique_key, seq in self.many("unique_messages", flat):
-                    loaded.unique[queue_id, unique_key] = seq
-            if batch.groups:
-                flat = [value for place in batch.groups for value in place]
-                near: list[int] = []
-                for row in self.many("first_of_groups", flat):
-                    if row[2] <= batch.groups_upto[row[1]]:
-                        near.append(row[0])
-                    else:
-                        loaded.later_firsts.append(row)
-                rows = self.many("messages_by_seq", near)
-                loaded.first_of_groups = firsts = [message_of(row) for row in rows]
-                self._load_bodies(firsts[: _count_fitting(firsts, batch.group_bytes)])
+            if batch.delivery is not None and batch.delivery.loads:
+                self._load_delivery(batch.delivery, loaded)
             if batch.body_seqs:
                 seqs = list(batch.body_seqs)
                 loaded.bodies = dict.fromkeys(seqs) | self._bodies(
@@ -227,6 +214,22 @@ class Store(ABC):
             if batch.scheduled_at is not None:
                 loaded.scheduled, loaded.next_scheduled = self._scheduled(batch.scheduled_at)
         return loaded
+
+    def _load_delivery(self, delivery: DeliveryChanges, loaded: LoadedRows) -> None:
+        if delivery.unique_keys:
+            loaded.unique = unique = dict.fromkeys(delivery.unique_keys)
+            flat = [value for place in delivery.unique_keys for value in place]
+            for queue_id, unique_key, seq in self.many("unique_messages", flat):
+                unique[queue_id, unique_key] = seq
+        if delivery.groups:
+            flat = [value for place in delivery.groups for value in place]
+            firsts = self.many("first_of_groups", flat)
+            upto = delivery.groups_upto
+            near = [seq for seq, queue_id, position, _ in firsts if position <= upto[queue_id]]
+            loaded.later_firsts = [row for row in firsts if row[2] > upto[row[1]]]
+            rows = self.many("messages_by_seq", near)
+            loaded.first_of_groups = page = [message_of(row) for row in rows]
+            self._load_bodies(page[: _count_fitting(page, delivery.group_bytes)])
 
     def _scheduled(self, now: ClockReading) -> tuple[list[Message], NextScheduled]:
         """Return messages whose scheduled time has come, in order, and when others are due."""

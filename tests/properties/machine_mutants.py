@@ -102,7 +102,7 @@ def _give_up(core: Broker, message: Message, **_named: Any) -> None:
     place = core.group_place(message, core.queues_by_id[message.queue_id])
     if place is not None and core.heads.get(place) == message.seq:
         delivery_limits.give_up_head(core, message)
-        core.batch.groups.add(place)
+        core.batch.change_delivery().groups.add(place)
 
 
 def _replace_held(core: Broker, queue: Any, unique_key: str) -> KeyState:

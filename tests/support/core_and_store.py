@@ -257,7 +257,7 @@ class BatchSnapshot:
     @classmethod
     def at(cls, core: Broker) -> "BatchSnapshot":
         batch = core.batch
-        changed = batch.changed | batch.came_due
+        changed = batch.changed | (batch.delivery.came_due if batch.delivery else {})
         return cls(
             {seq: (State(o), why) for (o, why), seqs in batch.settled.items() for seq in seqs},
             {seq: (m.queue_id, m.position) for seq, m in changed.items()},

@@ -204,7 +204,7 @@ def _are_keys_known(core: Broker, queue: Queue, messages: Sequence[NewMessage]) 
     if KeyState.UNKNOWN not in current.values():
         return True
     for key, message in current.items():  # the next batch forgets what this one knows
-        core.batch.unique_keys.add((queue.queue_id, key))
+        core.batch.change_delivery().unique_keys.add((queue.queue_id, key))
         if isinstance(message, Message):
             core.batch.seqs.add(message.seq)
     return False

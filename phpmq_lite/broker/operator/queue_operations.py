@@ -283,4 +283,4 @@ def _shift(core: Broker, message: Message, away_ms: int) -> None:
         message.deadline_ms -= away_ms
     if options.due_ms is not None:
         message.options = options._replace(due_ms=options.due_ms - away_ms)
-        core.batch.rescheduled[message.seq] = message
+        core.store_options(message)

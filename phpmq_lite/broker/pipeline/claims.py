@@ -213,7 +213,9 @@ class _PagedClaim:
             self._end()
             return
         batch, queue_id = core.batch, queue.queue_id
-        changed = (batch.changed, batch.admitted, batch.came_due)
+        changed = [batch.changed]
+        if batch.delivery is not None:
+            changed += (batch.delivery.admitted, batch.delivery.came_due)
         has_returned = any(m.queue_id == queue_id for ms in changed for m in ms.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created
         )  # to its position, since the page was loaded

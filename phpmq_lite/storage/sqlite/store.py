@@ -177,7 +177,9 @@ class SqliteStore(Store):
         """Add a stored batch to the average of COMMIT's durations and the estimated WAL size."""
         self.commit_s += (commit_s - self.commit_s) / _COMMITS
         created = len(batch.created)
-        changed = created + len(batch.dispatched) + len(batch.changed) + len(batch.came_due)
+        changed = created + len(batch.dispatched) + len(batch.changed)
+        if batch.delivery is not None:
+            changed += len(batch.delivery.came_due)
         self.wal_bytes += index_bytes + _COMMIT_BYTES + batch.created_bytes + _ROW_BYTES * changed
         if batch.staged_rows:
             size = sum(len(row.content) + len(row.record or b"") for row in batch.staged_rows)
