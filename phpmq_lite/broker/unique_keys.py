@@ -37,10 +37,15 @@ def make_free(core: Broker, queue: Queue, unique_key: str) -> KeyState:
         return current
     if is_held(core, current):
         return KeyState.HELD
+    replace(core, current)
+    return KeyState.FREE
+
+
+def replace(core: Broker, current: Message) -> None:
+    """Delete a message that no consumer holds, so that another can have its unique key."""
     core.loaded.pop(current.seq, None)  # this batch changes the row
     core.note_transition(current.seq)  # an action of this batch may have its row, too
     transitions.delete(core, current, reasons.REPLACED)
-    return KeyState.FREE
 
 
 def is_held(core: Broker, message: Message) -> bool:

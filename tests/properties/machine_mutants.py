@@ -189,13 +189,6 @@ def _requeue_without_charge(
     _REQUEUE(core, message, ttl_s, detail)
 
 
-def _know_keys(core: Broker, queue: Any, messages: Any) -> bool:
-    """Look all unique keys up, but store a message although the former one is held."""
-    keys = {message.options.unique_key for message in messages} - {None}
-    states = [unique_keys.look_up(core, queue, key) for key in keys]
-    return KeyState.UNKNOWN not in states
-
-
 MUTANTS: Final[dict[str, Mutant]] = {
     # delays and dates
     "DeliversEarly": Mutant(_changed(Broker, "due_of", lambda due_ms: due_ms - 500), ""),
@@ -315,7 +308,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "StoresAKeyTwice": Mutant((unique_keys, "look_up", _always(KeyState.FREE)), ""),
     "ReplacesWhatIsHeld": Mutant((unique_keys, "make_free", _replace_held), ""),
     "ReplacesWhatIsHeldByHand": Mutant(
-        (publishing, "_are_keys_known", _know_keys), "publish_by_hand_with"
+        (unique_keys, "is_held", _always(False)), "publish_by_hand_with"
     ),
     "KeepsTheKeyOfTheSettled": Mutant(
         (Broker, "leave_queue", _leave_without_key), "settle_and_publish_again"

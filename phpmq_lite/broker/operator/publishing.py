@@ -105,10 +105,10 @@ def publish(
         _validate_in_background(core, queue, new, partial(publish_again, create=create), reply)
         return
     bad = _invalid_reasons(core, queue, new, inspections)
-    if not _are_keys_known(core, queue, new):
+    if (live := _find_keys(core, queue, new)) is None:
         core.run_after_load(partial(publish_again, create=create, validated=validated), reply)
         return
-    published, stored = _store(core, queue, entry, new, inspections)
+    published, stored = _store(core, queue, entry, new, inspections, live)
     if key is not None and len(stored) == len(published):
         _store_key(core, -queue.queue_id if is_delayed else queue.queue_id, key, stored)
     if source is not None and stored:
@@ -136,7 +136,7 @@ def publish_at_once(
     if inspections is None:
         return None
     _invalid_reasons(core, queue, [message], inspections)
-    _, [stored] = _store(core, queue, entry, [message], inspections)
+    _, [stored] = _store(core, queue, entry, [message], inspections, {})
     return stored
 
 
@@ -163,24 +163,37 @@ def _store(
     entry: AuditEntry,
     messages: Sequence[NewMessage],
     inspections: Sequence[EnvelopeInspection | None],
+    live: dict[str, Message],
 ) -> tuple[list[Message], list[Message]]:
-    """Store messages; return those that now have their unique keys, and of these the new ones."""
+    """Store messages; return those that now have their unique keys, and of these the new ones.
+
+    ``live`` has the messages with unique keys as they are now.  What is stored may push them out of
+    memory, so they are not looked for again.
+    """
     client = core.client_number_of(entry)
     published: list[Message] = []
     stored: list[Message] = []
     for (body, ttl_s, options), inspection in zip(messages, inspections, strict=True):
-        message = _existing(core, queue, options)
+        key = options.unique_key
+        message = None if key is None else live.pop(key, None)
+        if message is not None and options.replaces:
+            unique_keys.replace(core, message)
+            message = None
         if message is None:
             message = transitions.publish(core, queue, body, ttl_s, client, inspection, options)
             stored.append(message)
+        if key is not None and core.unique[queue.queue_id, key] == message.seq:
+            live[key] = message
         published.append(message)
     queue.counters.count_source(entry.source, len(stored))
     queue.counters.deduplicated += len(published) - len(stored)
     return published, stored
 
 
-def _are_keys_known(core: Broker, queue: Queue, messages: Sequence[NewMessage]) -> bool:
-    """Return whether all unique keys are looked up; else all rows are requested for the next batch.
+def _find_keys(
+    core: Broker, queue: Queue, messages: Sequence[NewMessage]
+) -> dict[str, Message] | None:
+    """Return the live messages with unique keys; None if their rows are requested, but not here.
 
     Raises RefusedError: ``unique_key_held``.
     """
@@ -202,23 +215,12 @@ def _are_keys_known(core: Broker, queue: Queue, messages: Sequence[NewMessage]) 
                 " replaced once it has returned or is settled",
             )
     if KeyState.UNKNOWN not in current.values():
-        return True
+        return {key: live for key, live in current.items() if isinstance(live, Message)}
     for key, message in current.items():  # the next batch forgets what this one knows
         core.batch.change_delivery().unique_keys.add((queue.queue_id, key))
         if isinstance(message, Message):
             core.batch.seqs.add(message.seq)
-    return False
-
-
-def _existing(core: Broker, queue: Queue, options: PublishOptions) -> Message | None:
-    """Return the live message with a unique key, unless it is replaced."""
-    if options.unique_key is None:
-        return None
-    if options.replaces:
-        unique_keys.make_free(core, queue, options.unique_key)
-        return None
-    current = unique_keys.find(core, queue, options.unique_key)
-    return current if isinstance(current, Message) else None
+    return None
 
 
 def _validate_inline(

@@ -1,5 +1,6 @@
 """Publishing by page, API or command line: atomic, and once per key."""
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -55,6 +56,27 @@ def test_message_that_waits_for_its_body_is_not_replaced(rig: CoreRig) -> None:
     with pytest.raises(RefusedError) as caught:
         rig.run(replace)
     assert caught.value.code == "unique_key_held"
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_unique_key_is_found_although_its_message_leaves_the_memory(replaces: bool) -> None:
+    """What else is stored is more urgent, and fills the window."""
+    rig = CoreRig(Limits(window=2))
+    rig.consumer(credit=1)
+    rig.publish(b"held")
+    urgent = [NewMessage(b"%d" % n, None, PublishOptions(priority=0)) for n in range(5)]
+    new = NewMessage(b"new", None, PublishOptions(unique_key="k", replaces=replaces))
+
+    def store(seq: int | None, *messages: NewMessage) -> None:
+        rig.core.unique[1, "k"] = seq  # as if it was looked up
+        publish(rig.core, rig.answers.append, rig.entry(), "orders", messages)
+
+    [old] = rig.run(lambda: store(None, new)).created
+    assert old.seq in rig.core.messages
+    batch = rig.run(lambda: store(old.seq, *urgent, new))
+    assert old.seq not in rig.core.messages
+    assert [m.options.unique_key for m in batch.created] == [None] * 5 + ["k"] * replaces
+    assert [*chain.from_iterable(batch.settled.values())] == [old.seq] * replaces
 
 
 def test_each_user_has_one_client_number(rig: CoreRig) -> None:
