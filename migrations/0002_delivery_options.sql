@@ -10,7 +10,8 @@ CREATE TABLE message_with_options (       -- live messages
   queue_id INTEGER NOT NULL,              -- of `queue`
   position INTEGER NOT NULL,              -- order in the queue: (priority - 128) << 48 | number
   state INTEGER NOT NULL                  -- 0 ready, 1 dispatched, 6 scheduled, 7 blocked
-    CHECK (state BETWEEN 0 AND 1 OR state BETWEEN 6 AND 7),  -- IN builds a table for each row
+    CONSTRAINT message_state_check  -- with IN, a table would be built for each row
+    CHECK (state BETWEEN 0 AND 1 OR state BETWEEN 6 AND 7),
   deadline_ms INTEGER,                    -- steady ms; NULL: never expires
   source_seq INTEGER,                     -- dead-letter record: the message it is about
   source_queue_id INTEGER,                -- dead-letter record: where that one died

@@ -9,10 +9,16 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from phpmq_lite.errors import NotWritableError, OutcomeUnknownError, StorageFullError
+from phpmq_lite.errors import (
+    BatchRefusedError,
+    NotWritableError,
+    OutcomeUnknownError,
+    StorageFullError,
+)
 from phpmq_lite.installation import migrations_folder
 from phpmq_lite.model import Batch
 from phpmq_lite.storage import disk_space as spaces
@@ -37,6 +43,41 @@ def seqs(path: Path) -> list[int]:
 def is_whole(path: Path) -> bool:
     with closing(sqlite3.connect(path)) as reader:
         return bool(reader.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+
+
+# -- what is refused, and what is a defect
+
+
+@pytest.mark.parametrize(
+    ("values", "is_refused"),
+    [
+        ({}, None),
+        ({"state": 2}, False),
+        ({"state": 5}, False),
+        ({"state": 8}, False),
+        ({"seq": "a"}, True),
+        ({"seq": 1 << 64}, True),
+        ({"urn": "\ud800"}, True),
+        ({"token": None}, False),
+    ],
+    ids=str,
+)
+def test_refusal_is_told_from_a_broken_invariant(
+    tmp_path: Path, values: dict[str, Any], is_refused: bool | None
+) -> None:
+    row = dict.fromkeys(("seq", "token", "position", "published_at", "size", "crc"), 1)
+    row |= {"queue_id": 1, "state": 0} | values
+    text = f"INSERT INTO message ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+    with closing(open_store(make_database(tmp_path)).connection) as connection:
+        connection.execute("BEGIN")
+        if is_refused is None:
+            connection.execute(text, [*row.values()])
+            return
+        with (
+            pytest.raises(BatchRefusedError if is_refused else OutcomeUnknownError),
+            translate_errors(connection),
+        ):
+            connection.execute(text, [*row.values()])
 
 
 # -- a full disk

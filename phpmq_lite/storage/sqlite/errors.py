@@ -34,7 +34,7 @@ _REFUSAL_ERRORS: Final = frozenset(
 _BINDING_ERRORS: Final = (OverflowError, UnicodeError)
 # A constraint on messages or the history that does not hold: the state in memory is wrong.
 _BROKEN_INVARIANT: Final = re.compile(
-    r": (message|history|history_run)\.|state IN \(|outcome BETWEEN "
+    r": (message|history|history_run)\.|: message_state_check|outcome BETWEEN "
 )
 # SQLite reports EROFS as one of these if a file system was remounted read-only.
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
