@@ -32,6 +32,7 @@ _REFUSAL_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
 )
 _BINDING_ERRORS: Final = (OverflowError, UnicodeError)
+_ERRORS: Final = (sqlite3.Error, MemoryError, *_BINDING_ERRORS)
 # A constraint on messages or the history that does not hold: the state in memory is wrong.
 _BROKEN_INVARIANT: Final = re.compile(
     r": (message|history|history_run)\.|: message_state_check|outcome BETWEEN "
@@ -40,8 +41,7 @@ _BROKEN_INVARIANT: Final = re.compile(
 _MAY_BE_READ_ONLY: Final = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
 
-@contextmanager
-def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
+class translate_errors:  # noqa: N801 - a context manager; each batch enters several of them
     """Translate the errors of a transaction and roll it back if the outcome is known.
 
     Raises:
@@ -50,19 +50,31 @@ def translate_errors(connection: sqlite3.Connection) -> Iterator[None]:
         BatchRefusedError: the database refused a value or a row; nothing is stored.
         OutcomeUnknownError: anything else.
     """
-    try:
-        yield
-    except (sqlite3.Error, MemoryError, *_BINDING_ERRORS) as error:
-        raise translated_error(connection, error) from error
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _place: object) -> None:
+        if isinstance(error, _ERRORS):
+            raise translated_error(self._connection, error) from error
 
 
-@contextmanager
-def raise_as_unknown() -> Iterator[None]:
+class raise_as_unknown:  # noqa: N801 - as above
     """Raise any error as OutcomeUnknownError, because the batch is already stored."""
-    try:
-        yield
-    except (sqlite3.Error, MemoryError) as error:
-        raise OutcomeUnknownError(_text(error)) from error
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _place: object) -> None:
+        if isinstance(error, (sqlite3.Error, MemoryError)):
+            raise OutcomeUnknownError(_text(error)) from error
 
 
 @contextmanager
