@@ -35,6 +35,7 @@ from phpmq_lite.admin.messages.snippets import (
 from phpmq_lite.admin.messages.traces import read_failed_attempts
 from phpmq_lite.envelopes import validation
 from phpmq_lite.errors import SearchError
+from phpmq_lite.frame_options import DEFAULT_PRIORITY
 from phpmq_lite.model import State
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.storage.read.audit import AuditLog
@@ -344,4 +345,7 @@ def _snippets_of(call: Call, row: MessageRow, body: Body | None) -> Sequence[Sni
     host, port = tcp_address(call.status.listeners, host_name(request.host))
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     base = http_address(request.scheme, request.host, call.context.urls.base_path)
-    return copy_snippets(row.queue, body.content, row.message_id, row.ttl_s, base, where)
+    priority = None if row.priority == DEFAULT_PRIORITY else row.priority
+    options = {"ttl_s": row.ttl_s, "priority": priority, "group": row.group}
+    options = {name: value for name, value in options.items() if value is not None}
+    return copy_snippets(row.queue, body.content, row.message_id, options, base, where)

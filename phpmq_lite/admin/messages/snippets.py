@@ -3,8 +3,8 @@
 import json
 import shlex
 from base64 import b64encode
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from phpmq_lite.admin.formats import split_hidden
 from phpmq_lite.admin.messages.bodies import as_content
@@ -81,16 +81,26 @@ def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
 COPY_BYTES: Final = 16 * 1024  # snippets do not include larger bodies
 _HEADER_BYTES: Final = 32
 _REVISION: Final = "ttl"
+NO_OPTIONS: Final[Mapping[str, Any]] = {}
 
 
 def copy_snippets(
-    queue: str, content: bytes, message_id: str, ttl_s: int | None, base: str, where: str
+    queue: str,
+    content: bytes,
+    message_id: str,
+    options: Mapping[str, Any],
+    base: str,
+    where: str,
 ) -> list[Snippet]:
-    """Return snippets that republish a message, and its frame; ``where`` is HOST:PORT."""
+    """Return snippets that republish a message, and its frame; ``where`` is HOST:PORT.
+
+    ``options`` are ``ttl_s``, ``priority`` and ``group`` as in the API, those that it has.
+    """
+    ttl_s: int | None = options.get("ttl_s")
     return [
-        Snippet("php", "PHP", _message_php(queue, content, where)),
-        Snippet("curl", "curl", _message_curl(queue, content, ttl_s, base)),
-        Snippet("cli", "Command line", _message_cli(queue, content, ttl_s)),
+        Snippet("php", "PHP", _message_php(queue, content, where, options)),
+        Snippet("curl", "curl", _message_curl(queue, content, options, base)),
+        Snippet("cli", "Command line", _message_cli(queue, content, options)),
         Snippet("frames", "Raw frame", _frame(queue, content, message_id, ttl_s)),
     ]
 
@@ -119,18 +129,23 @@ def _shell_text(content: bytes) -> str:
     return shlex.quote(content.decode())
 
 
-def _message_php(queue: str, content: bytes, where: str) -> str:
+def _message_php(
+    queue: str, content: bytes, where: str, options: Mapping[str, Any] = NO_OPTIONS
+) -> str:
+    more = {name: value for name, value in options.items() if name != "ttl_s"}
+    text = f"\n    . $packet('06', {_php_text(json.dumps(more).encode())})" if more else ""
     return (
         f"$broker = stream_socket_client('tcp://{where}');\n"
         "$packet = fn($type, $text) => 'P' . $type . sprintf('%029d', strlen($text)) . $text;\n"
-        f"fwrite($broker, 'H0100102' . $packet('01', {_php_text(queue.encode())})\n"
-        f"    . $packet('02', {_php_text(content)}));"
+        f"fwrite($broker, '{'H0101003' if more else 'H0100102'}'"
+        f" . $packet('01', {_php_text(queue.encode())})\n"
+        f"    . $packet('02', {_php_text(content)}){text});"
     )
 
 
-def _message_curl(queue: str, content: bytes, ttl_s: int | None, base: str) -> str:
+def _message_curl(queue: str, content: bytes, options: Mapping[str, Any], base: str) -> str:
     text, encoding = as_content(content)
-    document = {"content": text, "encoding": encoding, "ttl_s": ttl_s or 0}
+    document = {"content": text, "encoding": encoding, "ttl_s": 0, **options}
     url = shlex.quote(f"{base}/api/v1/queues/{encode_name(queue)}/messages")
     return (
         f"curl {url} \\\n  -H 'Content-Type: application/json' \\\n"
@@ -138,10 +153,14 @@ def _message_curl(queue: str, content: bytes, ttl_s: int | None, base: str) -> s
     )
 
 
-def _message_cli(queue: str, content: bytes, ttl_s: int | None) -> str:
-    command = f"phpmq-lite publish {_shell_text(queue.encode())}" + (
-        f" --ttl {ttl_s}s" if ttl_s else ""
-    )
+def _message_cli(queue: str, content: bytes, options: Mapping[str, Any]) -> str:
+    command = f"phpmq-lite publish {_shell_text(queue.encode())}"
+    if ttl_s := options.get("ttl_s"):
+        command += f" --ttl {ttl_s}s"
+    if (priority := options.get("priority")) is not None:
+        command += f" --priority {priority}"
+    if group := options.get("group"):
+        command += f" --group {_shell_text(group.encode())}"
     if not _is_plain(content):
         return f"echo {_base64(content)} | base64 -d | {command} -"
     return f"{command} --body {_shell_text(content)}"

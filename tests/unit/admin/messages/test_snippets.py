@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shlex
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,9 @@ from phpmq_lite.server.addresses import PhpmqListener
 MESSAGE_ID = f"{5:016x}{6:016x}"
 
 
-def made(queue: str, content: bytes, ttl_s: int | None = None) -> dict[str, str]:
-    found = copy_snippets(queue, content, MESSAGE_ID, ttl_s, "http://h:9101", "127.0.0.1:9100")
+def made(queue: str, content: bytes, ttl_s: int | None = None, **options: Any) -> dict[str, str]:
+    options |= {} if ttl_s is None else {"ttl_s": ttl_s}
+    found = copy_snippets(queue, content, MESSAGE_ID, options, "http://h:9101", "127.0.0.1:9100")
     return {snippet.key: snippet.code for snippet in found}
 
 
@@ -41,6 +43,15 @@ def test_curl_sends_the_same_bytes(content: bytes) -> None:
 def test_command_is_quoted_for_the_shell() -> None:
     words = shlex.split(made("it's; rm", b"$(rm)", 60)["cli"])
     assert words == ["phpmq-lite", "publish", "it's; rm", "--ttl", "60s", "--body", "$(rm)"]
+
+
+def test_priority_and_group_are_copied() -> None:
+    found = made("orders", b"{}", 60, priority=5, group="it's")
+    assert shlex.split(found["cli"])[3:9] == ["--ttl", "60s", "--priority", "5", "--group", "it's"]
+    document = json.loads(shlex.split(found["curl"])[-1])
+    assert (document["priority"], document["group"], document["ttl_s"]) == (5, "it's", 60)
+    assert "'H0101003' . $packet('01', 'orders')" in found["php"]
+    assert """$packet('06', '{"priority": 5, "group": "it\\'s"}'));""" in found["php"]
 
 
 @pytest.mark.parametrize("content", [b"\xff\x00", "x\u202ey".encode()])
