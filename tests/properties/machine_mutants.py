@@ -310,6 +310,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "ReplacesWhatIsHeldByHand": Mutant(
         (unique_keys, "is_held", _always(False)), "publish_by_hand_with"
     ),
+    "ForgetsOptionsOfTheSettled": Mutant(
+        (Broker, "settle_options", Broker.leave_queue), "act_on_some"
+    ),
     "KeepsTheKeyOfTheSettled": Mutant(
         (Broker, "leave_queue", _leave_without_key), "settle_and_publish_again"
     ),
