@@ -107,8 +107,13 @@ class Acts:
                 assert model.settings(queue).publishing_paused
             case "unique_key_held":
                 keys = [m.options.unique_key for m in question.arguments[1] if m.options.replaces]
-                others = [model.with_key(model.home(queue, question.arguments[1]), k) for k in keys]
-                assert any(m and m.holder for m in others)
+                home = model.home(queue, question.arguments[1])
+                others = [model.with_key(home, key) for key in keys]
+                deleted = [self.settled[seq] for seq in self.touched if seq in self.settled]
+                assert any(m and (m.holder or m.dying) for m in others) or any(
+                    m.unique_key in keys
+                    for m in deleted  # by an action, after this
+                )
             case "queue_full":
                 count = len(model.of_queue(queue)) + len(question.arguments[1])
                 assert 0 < model.settings(queue).max_messages < count
