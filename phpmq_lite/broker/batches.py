@@ -17,7 +17,6 @@ from phpmq_lite.broker.delivery_limits import UNLIMITED
 from phpmq_lite.broker.queue import SUBSCRIPTION, Consumer, Queue
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.model import (
-    BEFORE_ALL,
     Batch,
     ClockReading,
     LoadedRows,
@@ -79,12 +78,7 @@ def finish(core: Broker) -> Batch:
     if batch.due_at is not None and core.next_deadline_ms is not None:
         batch.due_from = core.next_deadline_ms  # of one that returned in this batch, perhaps
     if (delivery := batch.delivery) is not None and delivery.groups:
-        windows = {queue_id: core.queues_by_id[queue_id].window for queue_id, _ in delivery.groups}
-        delivery.groups_upto = {
-            of: BEFORE_ALL if w is None else w.upto for of, w in windows.items()
-        }
-        rooms = [core.free_body_bytes(w) for w in windows.values() if w is not None]
-        delivery.group_bytes = max(rooms, default=0)
+        delivery_limits.prepare_groups(core, delivery)
     if batch.keys:
         batch.evicted_keys, batch.cut_keys = core.publish_keys.take_evicted()
     if not batch.implies_next_number(core.next_number):

@@ -14,7 +14,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.broker.state_table import StateEvent
 from phpmq_lite.frame_options import GROUP_BYTES
-from phpmq_lite.model import Message
+from phpmq_lite.model import BEFORE_ALL, DeliveryChanges, Message
 from phpmq_lite.writes import UnblockMessages
 
 UNLIMITED: Final = 1 << 30
@@ -116,6 +116,20 @@ def give_up_head(core: Broker, message: Message) -> None:
     core.vacated.add(place)
     message.options = message.options._replace(head_since=None)
     core.store_options(message)
+
+
+def prepare_groups(core: Broker, delivery: DeliveryChanges) -> None:
+    """Decide which first messages of the requested groups are loaded, and how many bodies."""
+    for place in [*delivery.groups]:
+        queue = core.queues_by_id.get(place[0])
+        if queue is None:  # removed in this batch, after its last message
+            delivery.groups.discard(place)
+        elif queue.window is None:
+            delivery.groups_upto[queue.queue_id] = BEFORE_ALL
+        else:
+            delivery.groups_upto[queue.queue_id] = queue.window.upto
+            room = core.free_body_bytes(queue.window)
+            delivery.group_bytes = max(delivery.group_bytes, room)
 
 
 def admit_first(core: Broker, row: Message) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from phpmq_lite.broker import commands
+from phpmq_lite.broker import commands, transitions
 from phpmq_lite.broker.operator import queue_operations
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.model import Batch, Limits
+from phpmq_lite.model import NO_OPTIONS, Batch, Limits
 from phpmq_lite.writes import AdvanceAudit, InsertAudit, SaveItem
 from tests.support.core_rig import CoreRig, sent_messages
 
@@ -50,6 +50,22 @@ def test_configure_stores_old_and_new_values_in_the_audit(rig: CoreRig) -> None:
         "before": {"max_messages": 0, "note": ""}, "after": {"max_messages": 5, "note": "é"},
     }  # fmt: skip
     assert rig.answers[0]["max_messages"] == 5
+
+
+def test_queue_is_removed_together_with_the_last_message_of_a_group(rig: CoreRig) -> None:
+    """The next message of the group is not looked for any more."""
+    [message] = rig.publish(b"a").created
+    rig.run(lambda: rig.configure("orders", {"group_by": "group"}))
+    message.options = NO_OPTIONS._replace(group="g")
+
+    def delete_both() -> None:
+        transitions.delete(rig.core, message, "operator")
+        assert rig.batch.change_delivery().groups
+        rig.core.remove_queue(rig.queue())
+
+    batch = rig.run(delete_both)
+    assert batch.delivery is not None
+    assert not batch.loads
 
 
 def test_configure_refuses_a_wrong_value_and_changes_nothing(rig: CoreRig) -> None:
