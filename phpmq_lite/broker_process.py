@@ -95,7 +95,7 @@ class BrokerProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
         until_s = time.monotonic() + _STOP_S
-        # The writer process ends by itself, after the batch that it is storing.
+        # The writer process first finishes the batch that it is storing.
         while locking_pid(self.data) == self._last_pid and time.monotonic() < until_s:
             time.sleep(_POLL_S)
 

@@ -45,7 +45,7 @@ OURS: Final[dict[str, set[str]]] = {
     "queue_settings": {"durations", "errors"},
     "writes": set(),
     "settings": {"protocol.frames", "queue_settings", "text_files", "errors"},
-    "broker_process": {"errors"},
+    "broker_process": {"errors", "storage.data_folder"},
     "os_process": set(),
     "insights_document": set(),
     "frame_options": {"durations", "queue_settings", "errors"},

@@ -60,7 +60,7 @@ class translate_errors:  # noqa: N801 - a context manager; each batch enters sev
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _place: object) -> None:
-        if isinstance(error, _ERRORS):
+        if error is not None and isinstance(error, _ERRORS):
             raise translated_error(self._connection, error) from error
 
 
@@ -73,7 +73,7 @@ class raise_as_unknown:  # noqa: N801 - as above
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _place: object) -> None:
-        if isinstance(error, (sqlite3.Error, MemoryError)):
+        if error is not None and isinstance(error, (sqlite3.Error, MemoryError)):
             raise OutcomeUnknownError(_text(error)) from error
 
 
