@@ -177,21 +177,24 @@ def measure_due(data: Path, number: int) -> None:
 
 
 def measure_scheduled(data: Path, number: int) -> None:
-    """Compare memory and start with a backlog that waits."""
-    figures = []
-    with new_broker(data) as broker:
-        for count in (0, number):
-            if count:
-                fill(broker.address, count, lambda n: {"delay_s": 86_400 + n % 3_600})
+    """Compare memory and start with nothing, with ready messages and with as many that wait."""
+    kinds: dict[str, Options] = {
+        "ready": lambda _n: {"priority": 128},
+        "scheduled": lambda n: {"delay_s": 86_400 + n % 3_600},
+    }
+    figures = {}
+    for kind in ("nothing", *kinds):
+        with new_broker(data) as broker:
+            if kind in kinds:
+                fill(broker.address, number, kinds[kind])
             broker.terminate()
             began_s = time.monotonic()
             broker.start()
             took_s = time.monotonic() - began_s
             time.sleep(2)
-            figures.append((took_s, resident_bytes(broker.pid) / 1e6))
-    (start_s, size), (start_with_s, size_with) = figures
-    print(f"start: {start_s:.2f} s, with {number:,} scheduled {start_with_s / start_s:.2f} of that")
-    print(f"memory: {size:.0f} MB, with them {size_with / size:.2f} of that")
+            figures[kind] = (took_s, resident_bytes(broker.pid) / 1e6)
+    for kind, (took_s, size) in figures.items():
+        print(f"{number:,} {kind}: start {took_s:.2f} s, memory {size:.0f} MB")
 
 
 def measure_rate(data: Path, seconds: int) -> None:
