@@ -375,6 +375,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         assert answer == len(gone)
         self.alive = [m for m in self.alive if m not in gone]
         self.done[name] = max(self.done[name], upto)
+        self.absorb()  # fewer are in flight, and other messages of their groups are ready
 
     @rule(name=names)
     def release_claims(self, name: str) -> None:
@@ -578,3 +579,26 @@ TestClaimsAtLength.settings = settings(
     max_examples=max(150, settings().max_examples),
     stateful_step_count=settings().stateful_step_count * 2,
 )
+
+
+def test_claims_go_back_to_a_message_of_a_group_that_became_ready() -> None:
+    """It is unblocked on disk in the batch in which the claim looks further ahead."""
+    state = ClaimsAgainstModel()
+    state.make_queue(limits={"group_by": "group"})
+    state.publish(count=3, group="a", priority=128, ttl_s=0)
+    state.publish(count=1, group=None, priority=128, ttl_s=0)
+    state.crowd(is_turned=[True, False], what=[("delete", "s", 0), ("claim", "s", 0)])
+    state.disk_and_memory_agree_with_the_model()
+    state.teardown()
+
+
+def test_staged_messages_come_before_an_empty_window_of_a_lower_priority() -> None:
+    state = ClaimsAgainstModel()
+    state.make_queue(limits={})
+    state.stage(chunks=1, count=2, token="a")
+    state.consume()
+    state.publish(count=1, group=None, priority=255, ttl_s=0)
+    state.acknowledge()
+    state.publish_staged(given=["a"], is_new=True, kill=None)
+    state.disk_and_memory_agree_with_the_model()
+    state.teardown()

@@ -213,13 +213,14 @@ class _PagedClaim:
             self._end()
             return
         batch, queue_id = core.batch, queue.queue_id
-        changed = [batch.changed]
+        changed, is_admitted = [batch.changed], False
         if batch.delivery is not None:
             changed += (batch.delivery.admitted, batch.delivery.came_due)
+            is_admitted = bool(batch.delivery.admitted_on_disk)  # perhaps in this queue
         has_returned = any(m.queue_id == queue_id for ms in changed for m in ms.values()) or any(
             m.queue_id == queue_id and m.position != m.seq for m in batch.created
         )  # to its position, since the page was loaded
-        if self.claimed_to != queue.claimed_to or has_returned:
+        if self.claimed_to != queue.claimed_to or has_returned or is_admitted:
             self.claimed_to = None
         room = delivery_limits.free_dispatches(core, queue)
         claimed_before = queue.counters.dispatched

@@ -475,7 +475,9 @@ class _StagedPublish:
         if part.least_ttl_s is not None:
             core.note_deadline(core.now.steady_ms + part.least_ttl_s * 1_000)
         window = queue.window
-        if rows and first <= max(queue.claimed_to, window.covered_to if window else BEFORE_ALL):
+        if rows and first <= max(
+            queue.claimed_to, BEFORE_ALL if window is None else window.covered_to
+        ):
             core.restart_window(queue)  # they are before messages of a lower priority
         elif rows and window is not None:
             window.reaches_end = False
