@@ -276,6 +276,7 @@ async def test_page_shows_which_message_blocks_its_group(site: HttpSite) -> None
 async def test_ready_message_of_a_group_is_not_blocked(site: HttpSite) -> None:
     await site.create_queue("orders", group_by="group")
     first = await publish(site, group="g")
+    await until(site, first, "ready")
     page = words(await site.text(f"/messages/{first}"))
     assert "Group g" in page
     assert "another of its messages" not in page
