@@ -318,6 +318,7 @@ class ClaimsAgainstModel(RuleBasedStateMachine):
         self.alive = [m for m in self.alive if not (with_dispatched or m.place == "ready")]
         if self.worker is not None and with_dispatched:
             self.worker.take()  # between two pages it got more, which went too
+            self.learn_limits()
 
     # -- claims
 
