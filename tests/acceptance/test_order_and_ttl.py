@@ -334,6 +334,7 @@ class Livez:
         place = urlsplit(url)
         self._connection = HTTPConnection(place.hostname or "", place.port, timeout=20)
         self.times_ms: list[float] = []
+        self.answered_at: list[int] = []  # Unix ms
 
     def ask(self) -> None:
         began = time.perf_counter()
@@ -341,6 +342,7 @@ class Livez:
         answer = self._connection.getresponse()
         answer.read()
         self.times_ms.append((time.perf_counter() - began) * 1_000)
+        self.answered_at.append(time.time_ns() // 1_000_000)
         assert answer.status == 200
 
     def close(self) -> None:
@@ -352,7 +354,7 @@ class Livez:
 def test_loop_responds_while_30_000_messages_expire_at_once(
     tmp_path: Path, is_overdue: bool, figure: Callable[[str], None]
 ) -> None:
-    """The goal is 50 ms; the asserted bound leaves room for a busy machine."""
+    """It answers again and again while they expire; a quiet machine waits at most 50 ms."""
     data, number = tmp_path / "data", 30_000
     with broker_process(data, "--admin", "127.0.0.1:0") as broker:
         with SocketClient(broker.port) as peer:
@@ -377,4 +379,4 @@ def test_loop_responds_while_30_000_messages_expire_at_once(
             f"in {found[2] - found[1]} ms; /livez p50 {times[len(times) // 2]:.1f} ms, p99 "
             f"{times[len(times) * 99 // 100]:.1f} ms, max {times[-1]:.1f} ms"
         )
-        assert times[-1] < 1_000
+        assert sum(found[1] < at < found[2] for at in livez.answered_at) >= 5
