@@ -260,6 +260,8 @@ async def test_page_shows_which_message_blocks_its_group(site: HttpSite) -> None
         delivery.retry(600)
         await until(site, head, "scheduled")
     assert await state_of(site, blocked) == "blocked"
+    waits = "another of its messages is in flight, or before this one"
+    assert waits in words(await site.text(f"/messages/{blocked}"))
     [blocker] = (await site.ok("GET", "/queues/orders/groups"))["items"]
     assert (blocker["group"], blocker["id"], blocker["state"]) == ("g<1>", head, "scheduled")
     assert blocker["deliver_at"] - blocker["since"] > 590_000
