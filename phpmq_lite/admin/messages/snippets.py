@@ -81,7 +81,7 @@ def pipeline_snippets(base: str, *, needs_token: bool) -> list[Snippet]:
 COPY_BYTES: Final = 16 * 1024  # snippets do not include larger bodies
 _HEADER_BYTES: Final = 32
 _REVISION: Final = "ttl"
-NO_OPTIONS: Final[Mapping[str, Any]] = {}
+_NO_OPTIONS: Final[Mapping[str, Any]] = {}
 
 
 def copy_snippets(
@@ -130,7 +130,7 @@ def _shell_text(content: bytes) -> str:
 
 
 def _message_php(
-    queue: str, content: bytes, where: str, options: Mapping[str, Any] = NO_OPTIONS
+    queue: str, content: bytes, where: str, options: Mapping[str, Any] = _NO_OPTIONS
 ) -> str:
     more = {name: value for name, value in options.items() if name != "ttl_s"}
     text = f"\n    . $packet('06', {_php_text(json.dumps(more).encode())})" if more else ""
