@@ -10,12 +10,13 @@ from pyspark.sql.types import StructField, StructType
 from phpmq_lite.errors import OptionError
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.source_options import suggestion
+from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS
 from phpmq_lite.storage import arrow
 from phpmq_lite.storage.arrow import ArrowColumn
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 
 _TYPES: Final = {
@@ -24,24 +25,37 @@ _TYPES: Final = {
     "string": types.StringType(),
     "binary": types.BinaryType(),
     "timestamp": types.TimestampType(),
+    "date": types.DateType(),
+    "double": types.DoubleType(),
+    "array<string>": types.ArrayType(types.StringType()),
+    "map<int,bigint>": types.MapType(types.IntegerType(), types.LongType()),
 }
+_COMMENT: Final = "comment"  # key under which Spark finds what DESCRIBE shows
 
 
-def _columns(columns: Sequence[ArrowColumn]) -> StructType:
-    return StructType([StructField(c.name, _TYPES[c.type], nullable=True) for c in columns])
+def commented_schema(columns: Sequence[ArrowColumn]) -> StructType:
+    """Return the Spark schema, with the texts as comments; any column may be null there."""
+    return StructType(
+        [StructField(c.name, _TYPES[c.type], True, {_COMMENT: c.comment}) for c in columns]
+    )
+
+
+def with_comments(rows: "DataFrame", columns: Sequence[ArrowColumn]) -> "DataFrame":
+    """Add the texts of the columns to the schema; columns without one stay as they are."""
+    texts = {field.name: field.metadata for field in commented_schema(columns)}
+    return rows.select([sf.col(n).alias(n, metadata=texts.get(n, {})) for n in rows.columns])
 
 
 # Columns of settled messages, in offset order. Times are UTC, with millisecond precision.
-HISTORY_COLUMNS: Final = _columns(arrow.COLUMNS)
+HISTORY_COLUMNS: Final = commented_schema(arrow.COLUMNS)
 # Columns of messages claimed by a subscription, in the order of their claims.
-QUEUE_COLUMNS: Final = _columns(arrow.CLAIM_COLUMNS)
+QUEUE_COLUMNS: Final = commented_schema(arrow.CLAIM_COLUMNS)
+_BODY: Final = commented_schema([arrow.BODY])
 
 
 def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> StructType:
     """Return the columns in this order, or all; raise OptionError for an unknown one."""
-    fields = {
-        field.name: field for field in [*HISTORY_COLUMNS, StructField(BODY, types.BinaryType())]
-    }
+    fields = {field.name: field for field in [*HISTORY_COLUMNS, *_BODY]}
     for name in columns:
         if name not in fields:
             raise OptionError(f"the history has no column {name!r}{suggestion(name, fields)}")
@@ -81,14 +95,7 @@ def conform_batch(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBat
 
 DAY_MS: Final = 86_400_000
 
-ARCHIVE_SCHEMA: Final = StructType(
-    [
-        *HISTORY_COLUMNS,
-        StructField(BODY, types.BinaryType()),
-        StructField("date", types.DateType()),
-        StructField("batch", types.StringType()),
-    ]
-)
+ARCHIVE_SCHEMA: Final = commented_schema((*arrow.COLUMNS, arrow.BODY, *ARCHIVE_COLUMNS))
 TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
 
 
@@ -119,8 +126,8 @@ def add_table_options(columns: StructType, options: Mapping[str, str]) -> Struct
     """Store the table's options, except its token, in the columns' metadata."""
     public = {name: value for name, value in options.items() if name.lower() != _TOKEN}
     first, *remaining = columns
-    marked = StructField(first.name, first.dataType, first.nullable, {_KEY: public})
-    return StructType([marked, *remaining])
+    metadata = (first.metadata or {}) | {_KEY: public}
+    return StructType([StructField(first.name, first.dataType, True, metadata), *remaining])
 
 
 def read_table_options(columns: StructType) -> dict[str, str]:
@@ -132,5 +139,5 @@ def read_table_options(columns: StructType) -> dict[str, str]:
 
 
 def remove_table_options(columns: StructType) -> StructType:
-    """Return the columns without the table options stored in their metadata."""
+    """Return the columns without their metadata, which has the table options."""
     return StructType([StructField(f.name, f.dataType, f.nullable) for f in columns])

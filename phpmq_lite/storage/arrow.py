@@ -26,16 +26,33 @@ PART_BYTES: Final = 4 << 20  # maximum total body size per statement; a single b
 
 ArrowDriver = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
+TableType = Literal["date", "double", "array<string>", "map<int,bigint>"]  # only Spark's tables
 POSTGRES_URLS: Final = ("postgresql://", "postgres://")
 
 
 @dataclass(slots=True, frozen=True)
 class ArrowColumn:
-    """The Arrow definition of a column; values of type ``timestamp`` are in UTC milliseconds."""
+    """A column that readers get; values of type ``timestamp`` are in UTC milliseconds.
+
+    The reference page and the comments in Spark's schemas are made from its texts.
+    """
 
     name: str
-    type: ColumnType
-    is_nullable: bool = False
+    type: ColumnType | TableType
+    meaning: str
+    null: str = ""  # what null means; empty: the column has no nulls
+    unit: str = ""
+    source: str = "broker"  # who determines the value, or the columns that it is computed from
+
+    @property
+    def is_nullable(self) -> bool:
+        return bool(self.null)
+
+    @property
+    def comment(self) -> str:
+        """The texts on one line."""
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{self.meaning}{unit}" + (f"; null: {self.null}" if self.null else "")
 
 
 def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
@@ -169,47 +186,69 @@ def _with_defined_bits(batch: Any) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-COLUMNS: Final = (  # columns of the history, in order; see docs/guides/pipeline.md
-    ArrowColumn("offset", "int64"),
-    ArrowColumn("seq", "int64"),
-    ArrowColumn("message_id", "string"),
-    ArrowColumn("queue", "string"),
-    ArrowColumn("position", "int64"),
-    ArrowColumn("outcome", "string"),  # acked, expired, dead or deleted
-    ArrowColumn("reason", "string", is_nullable=True),
-    ArrowColumn("published_at", "timestamp"),
-    ArrowColumn("first_dispatched_at", "timestamp", is_nullable=True),
-    ArrowColumn("last_dispatched_at", "timestamp", is_nullable=True),
-    ArrowColumn("settled_at", "timestamp"),
-    ArrowColumn("deadline", "timestamp", is_nullable=True),
-    ArrowColumn("ttl_s", "int64", is_nullable=True),
-    ArrowColumn("deliveries", "int32"),
-    ArrowColumn("size", "int64"),  # body size in bytes
-    ArrowColumn("publisher", "int64", is_nullable=True),  # the publisher's client number
-    ArrowColumn("consumer", "int64", is_nullable=True),
-    ArrowColumn("urn", "string", is_nullable=True),
-    ArrowColumn("trace_id", "string", is_nullable=True),
-    ArrowColumn("meta_id", "string", is_nullable=True),
-    ArrowColumn("attempts", "int64", is_nullable=True),
-    ArrowColumn("ready_at", "timestamp", is_nullable=True),  # null: settled while scheduled
-    ArrowColumn("deliver_at", "timestamp", is_nullable=True),
-    ArrowColumn("priority", "int32"),
-    ArrowColumn("retries", "int32"),  # failed attempts that workers reported
-    ArrowColumn("group", "string", is_nullable=True),
-    ArrowColumn("unique_key", "string", is_nullable=True),
+COLUMNS: Final = (  # columns of the history, in order; see docs/reference/columns.md
+    ArrowColumn("offset", "int64", "number of a settled message, without gaps, in settling order"),
+    ArrowColumn("seq", "int64", "number of its arrival at the broker"),
+    ArrowColumn("message_id", "string", "its id on the wire, 32 hex digits"),
+    ArrowColumn(
+        "queue", "string", "its queue; of a settled message, the last one", source="publisher"
+    ),
+    ArrowColumn(
+        "position", "int64", "place in its queue's order, by priority; a requeue assigns a new one"
+    ),
+    ArrowColumn("outcome", "string", "how it was settled: acked, expired, dead or deleted"),
+    ArrowColumn("reason", "string", "why it was settled so", "there is no more to say"),
+    ArrowColumn("published_at", "timestamp", "when it was published"),
+    ArrowColumn("first_dispatched_at", "timestamp", "when a consumer first got it", "never"),
+    ArrowColumn("last_dispatched_at", "timestamp", "when a consumer last got it", "never"),
+    ArrowColumn("settled_at", "timestamp", "when it was settled"),
+    ArrowColumn(
+        "deadline", "timestamp", "when it would have expired, on the clock of settled_at", "never"
+    ),
+    ArrowColumn("ttl_s", "int64", "its time to live", "unlimited", "s", "publisher"),
+    ArrowColumn("deliveries", "int32", "how often it was dispatched to a consumer"),
+    ArrowColumn("size", "int64", "size of its body", unit="bytes", source="publisher"),
+    ArrowColumn("publisher", "int64", "number of the connection that published it", "unknown"),
+    ArrowColumn("consumer", "int64", "number of the connection that last held it", "none did"),
+    ArrowColumn("urn", "string", "URN of its kind", "no envelope", source="envelope"),
+    ArrowColumn(
+        "trace_id", "string", "id that related messages share", "no envelope", source="envelope"
+    ),
+    ArrowColumn("meta_id", "string", "id that its retries keep", "no envelope", source="envelope"),
+    ArrowColumn("attempts", "int64", "failed attempts before it", "no envelope", source="envelope"),
+    ArrowColumn(
+        "ready_at",
+        "timestamp",
+        "when it was published, or when its last delay ended",
+        "it was settled while scheduled",
+    ),
+    ArrowColumn(
+        "deliver_at", "timestamp", "date for which it was scheduled", "none", source="publisher"
+    ),
+    ArrowColumn("priority", "int32", "0 (first) to 255; 128 is the default", source="publisher"),
+    ArrowColumn("retries", "int32", "failed attempts that workers reported", source="worker"),
+    ArrowColumn("group", "string", "its group", "none", source="publisher"),
+    ArrowColumn(
+        "unique_key",
+        "string",
+        "key that no other live message of its queue had",
+        "none",
+        source="publisher",
+    ),
 )
 DELETED: Final = "deleted"
-# The body is null if it is damaged or has been removed by retention.
-BODY: Final = ArrowColumn("body", "binary", is_nullable=True)
+BODY: Final = ArrowColumn(
+    "body", "binary", "its content", "damaged, or removed by retention", source="publisher"
+)
 # These columns are read to verify bodies but are not returned.
-_CHECKS: Final = (ArrowColumn("_seq", "int64"), ArrowColumn("_crc", "int64"))
+_CHECKS: Final = (ArrowColumn("_seq", "int64", ""), ArrowColumn("_crc", "int64", ""))
 _BY_NAME: Final = {column.name: column for column in (*COLUMNS, BODY)}
 _OF_CLAIMS: Final = (
     "message_id queue body published_at deliveries urn trace_id meta_id "
     "ready_at priority retries group"
 )
 CLAIM_COLUMNS: Final = (
-    ArrowColumn("claim", "int64"),
+    ArrowColumn("claim", "int64", "number of the message within the subscription, without gaps"),
     *(_BY_NAME[name] for name in _OF_CLAIMS.split()),
 )
 

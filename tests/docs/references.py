@@ -1,4 +1,4 @@
-"""The generated pages of docs/: command line, HTTP API, metrics, tables, settings.
+"""The generated pages of docs/: command line, HTTP API, metrics, tables, columns, settings.
 
 ``python -m tests.docs.references`` writes them; ``test_references.py`` compares.
 """
@@ -9,6 +9,7 @@ from typing import Final
 from tests.docs import (
     reference_api,
     reference_cli,
+    reference_columns,
     reference_engines,
     reference_metrics,
     reference_settings,
@@ -23,6 +24,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/reference/api.md": reference_api.page,
     "docs/develop/architecture.md": structure.architecture_page,
     "docs/reference/cli.md": reference_cli.page,
+    reference_columns.PAGE: reference_columns.page,
     reference_engines.PAGE: reference_engines.page,
     "docs/reference/metrics.md": reference_metrics.page,
     "docs/reference/settings.md": reference_settings.page,

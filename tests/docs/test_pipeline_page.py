@@ -7,7 +7,7 @@ import click
 
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.cli.pipeline.commands import pipeline
-from phpmq_lite.spark import columns, source_options
+from phpmq_lite.spark import source_options
 from tests.docs import pages
 
 NAME = "docs/guides/pipeline.md"
@@ -76,11 +76,3 @@ def test_source_options_are_those_of_the_source() -> None:
 def test_names_of_kafka_are_those_that_are_refused() -> None:
     told = {row[0].strip("`"): row[1].replace("`", "") for row in rows("| Kafka's |")}
     assert told == dict(source_options.KAFKA_NAMES)
-
-
-def test_columns_are_those_of_the_source() -> None:
-    told = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in rows("| source | columns |")}
-    assert told == {
-        "history": columns.HISTORY_COLUMNS.names,
-        "a queue": columns.QUEUE_COLUMNS.names,
-    }

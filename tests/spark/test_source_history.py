@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 
 from phpmq_lite.spark.columns import HISTORY_COLUMNS
 from phpmq_lite.spark.source import PhpmqSource
+from phpmq_lite.storage.arrow import COLUMNS
 from tests.spark.fake_broker import START_MS, FakeBroker
 from tests.spark.queries import Batches, forget_commit, read, run
 
@@ -320,6 +321,9 @@ def test_table_of_a_catalog_is_created_and_queried(
         late = spark.sql("SELECT * FROM settled WITH ('startingOffsets' = '5')")
         assert late.count() == 1
         assert "geheim" not in spark.table("settled").schema.json()
+        described = {row.col_name: row.comment for row in spark.sql("DESCRIBE settled").collect()}
+        texts = {column.name: column.comment for column in COLUMNS}
+        assert described == {name: texts[name] for name in ("queue", "offset")}
         sink = Batches("claim")
         stream = spark.readStream.table("work").writeStream.foreachBatch(sink)
         located = stream.option("checkpointLocation", str(tmp_path))

@@ -81,4 +81,10 @@ def test_columns_carry_options_but_no_token() -> None:
     assert marked.names == QUEUE_COLUMNS.names
     assert read_table_options(marked) == {"url": "http://a"}
     assert read_table_options(QUEUE_COLUMNS) == {}
-    assert remove_table_options(marked) == QUEUE_COLUMNS
+    assert [field.metadata["comment"] for field in marked] == [
+        column.comment for column in arrow.CLAIM_COLUMNS
+    ]
+    bare = remove_table_options(marked)
+    assert [(field.name, field.dataType, field.metadata) for field in bare] == [
+        (field.name, field.dataType, {}) for field in QUEUE_COLUMNS
+    ]
