@@ -159,6 +159,15 @@ class Check(Enum):
     DEAD_LETTERS = _C("dead letters; for the notice, of the last day", notice=IF_ANY_WARN,
         command=Bounds(1, 100, is_inclusive=True), alerts={"PhpmqDeadLetters": 0},
         link="Dead letters")
+    READER_STOPPED = _C("time since a history reader with unread messages reported, s",
+        notice=Bounds(warn=26 * 3_600), command=Bounds(warn=26 * 3_600, is_inclusive=True),
+        alerts={"PhpmqHistoryReaderStopped": 26 * 3_600}, route="insights", link="Readers")
+    READER_LATE = _C(
+        "share of the retention time that a history reader has left; for the command, s left",
+        notice=Bounds(0.5, 0.1, is_floor=True),
+        command=Bounds(24 * 3_600, 2 * 3_600, is_floor=True, is_inclusive=True),
+        alerts={"PhpmqHistoryReaderLate": 0.5, "PhpmqHistoryReaderOvertaken": 0.1},
+        route="insights", link="Readers")
     HELD = _C("time for which a client has held a message, in multiples of half the timeout",
         notice=Bounds(warn=1), link="Consumers")
     # fmt: on

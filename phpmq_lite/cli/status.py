@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, Final, NoReturn
 
 import click
@@ -17,7 +18,7 @@ from phpmq_lite.cli.admin_client import (
     admin_client_options,
     admin_output_options,
 )
-from phpmq_lite.cli.errors import ERROR, CommandError, explain_usage
+from phpmq_lite.cli.errors import ERROR, NOT_FOUND, CommandError, explain_usage
 from phpmq_lite.cli.output import (
     Command,
     confirm,
@@ -276,6 +277,62 @@ def backup(admin: AdminClient, warning: int, critical: int) -> None:
         level = max(level, CHECKS[Check.BACKUP_FAILED].command.level(1).rank)
         text += f"; the latest attempt failed: {escape(backups['error'])}"
     report_check(level, text)
+
+
+@check.command()
+@click.argument("reader", required=False)
+@option(
+    ("--silent", "silent_s"),
+    "Warning if a reader with unread messages has not reported for this long.",
+    duration,
+    format_seconds(CHECKS[Check.READER_STOPPED].command.warn or 0),
+)
+@threshold_options(Check.READER_LATE, _ages, format_seconds)
+@admin_client_options
+def pipeline(
+    admin: AdminClient, reader: str | None, warning: int, critical: int, silent_s: int
+) -> None:
+    """Check how soon retention removes messages that READER or any reader has not read.
+
+    A reader is an archive of `phpmq-lite pipeline`, or a stream with the option `reader`.
+    """
+    readers = list(admin.list("/pipeline/history/readers"))
+    rows = [row for row in readers if reader in (None, row["reader"])]
+    if not rows:
+        names = ", ".join(escape(row["reader"]) for row in readers)
+        known = f"; these have: {names}" if names else ""
+        which = "no reader" if reader is None else f"no reader {escape(reader)}"
+        raise CommandError(f"{which} has reported{known}", NOT_FOUND)
+    results = [check_reader(row, time.time(), warning, critical, silent_s) for row in rows]
+    report_check(*max(results, key=itemgetter(0)))  # the first of them is furthest behind
+
+
+def check_reader(
+    reader: dict[str, Any], now_s: float, warning: float, critical: float, silent_s: float
+) -> tuple[int, str]:
+    """Return the level of a history reader, and a text that explains it."""
+    level, text = OK, reader_text(reader)
+    if reader["reached_in_s"] is not None:
+        level = level_of(reader["reached_in_s"], warning, critical, is_floor=True)
+        report_age_s = now_s - reader["seen_at"] / 1_000
+        if report_age_s >= silent_s:
+            level = max(level, WARNING)
+            age = formats.format_duration(round(report_age_s * 1_000), with_seconds=False)
+            text += f"; it has not reported for {age}"
+    return level, text
+
+
+def reader_text(reader: dict[str, Any]) -> str:
+    """Describe how far a history reader is behind, and when retention reaches it."""
+    name = escape(reader["reader"])
+    if reader["reached_in_s"] is None:
+        return f"{name} has read everything"
+    behind = count_of(reader["behind"], "row", "rows")
+    text = f"{name} is {behind} ({formats.format_size(reader['behind_bytes'])}) behind"
+    if reader["is_reached"]:
+        return f"{text}; retention has removed rows that it has not read"
+    left = formats.format_duration(round(reader["reached_in_s"] * 1_000), with_seconds=False)
+    return f"{text}; retention reaches it in {left}"
 
 
 def check_newest_backup(

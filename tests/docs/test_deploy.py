@@ -160,7 +160,7 @@ def test_rules_on_waiting_messages_exclude_dead_letter_queues() -> None:
         assert "unless on (instance, queue) phpmq_queue_for_dead_letters" in expression
 
 
-LABELS = "instance queue state reason outcome dispatched file le route job"
+LABELS = "instance reader queue state reason outcome dispatched file le route job"
 
 
 def test_labels_used_are_those_of_the_metrics() -> None:

@@ -104,6 +104,27 @@ def test_status_queries_the_broker_without_a_local_summary(
     assert "phpmq-lite pipeline run" in done.stderr
 
 
+def test_status_shows_the_lag_of_readers(broker: BrokerProcess, tmp_path: Path) -> None:
+    admin = AdminClient(broker.data / "control.sock", "")
+    admin.post("/queues/orders/messages", {"content": "x" * 700})
+    admin.post("/queues/orders/purge", {})
+    admin.post("/pipeline/history/bounds", {"reader": "archive-1", "position": 0})
+    token = token_file(broker, tmp_path, "viewer")
+    where = ["--url", broker.admin[0], "--token-file", str(token)]
+    out = tmp_path / "out"
+    done = invoke("pipeline", "status", "--readers", *where, "--out", out, "-o", "jsonl")
+    row = json.loads(done.stdout)
+    assert (row["reader"], row["behind"], row["behind_bytes"]) == ("archive-1", 1, 700)
+    assert row["reached"] > row["seen"]
+    out.mkdir()
+    (out / "summary.json").write_text('{"version": 1, "finished_at": 1, "jobs": []}')
+    done = invoke("pipeline", "status", *where, "--out", out, "-o", "table")
+    line = "archive-1 is 1 row (700 B) behind; retention reaches it in "
+    assert done.stdout.splitlines()[-1].startswith(line)
+    invoke("check", "pipeline", "archive-1", "--data", broker.data)
+    invoke("check", "pipeline", "-w", "8d", "--data", broker.data, code=1)
+
+
 def test_package_names_the_zip_that_it_built(tmp_path: Path) -> None:
     done = invoke("pipeline", "package", "--to", str(tmp_path))
     path = Path(done.stdout.strip())

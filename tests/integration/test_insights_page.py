@@ -1,5 +1,6 @@
 """The Insights page of a real broker: summaries of any kind, claims and readers."""
 
+import asyncio
 import json
 import re
 import time
@@ -199,7 +200,7 @@ async def test_unknown_subscription_is_not_found(site: HttpSite) -> None:
 
 
 async def test_reader_is_shown_with_its_lag(site: HttpSite) -> None:
-    await site.publish_many("orders", 4)
+    await site.publish("orders", *("x" * size for size in (1, 20, 300, 4_000)))
     await site.ok("POST", "/queues/orders/purge", {})
     for name, position in (("archive", 1), ("done", 4)):
         await site.ok("POST", "/pipeline/history/bounds", {"reader": name, "position": position})
@@ -209,9 +210,39 @@ async def test_reader_is_shown_with_its_lag(site: HttpSite) -> None:
     ]  # fmt: skip
     week = items[0]["reached_at"] - now_ms()
     assert 6.9 * DAY_MS < week <= 7 * DAY_MS
+    assert (items[0]["behind_bytes"], items[1]["behind_bytes"]) == (4_320, 0)
+    assert (items[0]["is_stopped"], items[1]["lag_s"], items[1]["reached_in_s"]) == (
+        False, None, None,
+    )  # fmt: skip
+    listed = (await site.ok("GET", "/pipeline/history/readers"))["items"]
+    assert [row["offset"] for row in listed] == [1, 4]
     page = text_of((await site.get("/insights?tab=readers")).text)
     assert "by history.days" in page
+    assert "4.2 KiB" in page
     assert "up to date" in page
+    metrics = (await site.get("/metrics")).text
+    for reader, rows, size in (("archive", 3, 4_320), ("done", 0, 0)):
+        assert f'phpmq_history_reader_behind_rows{{reader="{reader}"}} {rows}.0' in metrics
+        assert f'phpmq_history_reader_behind_bytes{{reader="{reader}"}} {size}.0' in metrics
+    assert attention_of(await site.text("/")) == ""
+
+
+async def test_reader_that_retention_overtook_needs_attention(tmp_path: Path) -> None:
+    async with running_site(tmp_path / "data", history={"rows": 4}) as site:
+        await site.ok("POST", "/pipeline/history/bounds", {"reader": "archive", "position": 0})
+        await site.publish_many("orders", 8)
+        await site.ok("POST", "/queues/orders/purge", {})
+        async with asyncio.timeout(30):
+            while (await site.ok("GET", "/pipeline/history/bounds"))["lo_deleted"] == 0:
+                pass  # each request waits for its response, so this does not spin
+        [row] = (await site.ok("GET", "/pipeline/history/readers"))["items"]
+        assert (row["is_reached"], row["reached_in_s"]) == (True, 0)
+        told = attention_of(await site.text("/"))
+        text = "8 unread messages of the history; retention has removed some of them"
+        assert f"Reader archive {text}" in told
+        metrics = (await site.get("/metrics")).text
+        assert 'phpmq_history_reader_retention_seconds{reader="archive"} 0.0' in metrics
+        assert "/insights?tab=readers" in await site.text("/")
 
 
 async def test_viewer_of_some_queues_sees_only_those_and_no_button(tmp_path: Path) -> None:

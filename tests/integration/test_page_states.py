@@ -503,7 +503,8 @@ STATES: Final[dict[str, dict[str, Change]]] = {
     "/insights?tab=readers": {
         "Overtaken unread messages were removed": reader(is_reached=True),
         "by history.rows": reader(reached_at=NOW_MS + (1 << 44), bound="rows"),
-        '<span class="late">': reader(reached_at=NOW_MS, bound="days"),
+        '<span class="late">': reader(reached_at=NOW_MS, bound="days", lag_s=9, reached_in_s=8),
+        "Stopped": reader(is_stopped=True),
     },
 }
 

@@ -12,6 +12,7 @@ from phpmq_lite.admin.dead_letter_queues import dead_letter_queues_named, has_re
 from phpmq_lite.admin.formats import count_of
 from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
+from phpmq_lite.admin.pipeline.history_readers import ReaderView, read_readers
 from phpmq_lite.admin.queues.view import paused_sides
 from phpmq_lite.checks import CHECKS, RECENT_MS, Check, Level, asynchronous_text, problems
 from phpmq_lite.envelopes.validation import REASONS
@@ -64,6 +65,7 @@ class AttentionFacts:
     extending: Collection[tuple[int, int | None]] = ()
     refused: Mapping[str, int] = field(default_factory=dict)  # recent refusals, by reason
     schedules: Sequence[ScheduleFailures] = ()  # in the last 24 h
+    readers: Sequence[ReaderView] = ()
     disk_share: float = 0.0  # fraction of the disk in use
     wal_bytes: int = 0
     wal_limit_bytes: int = 1 << 62
@@ -129,6 +131,10 @@ def _of_broker(status: BrokerStatus, facts: AttentionFacts) -> Iterator[Notice]:
         notice = Notice.of(Check.SCHEDULES, Level.WARN, text)
         subject = f"Schedule {failures.name}"
         yield replace(notice, subject=subject, values={"name": failures.name})
+    for reader in facts.readers:
+        for check, level, text in problems(_measure_reader(reader, facts.now_ms)):
+            notice = Notice.of(check, level, text)
+            yield replace(notice, subject=f"Reader {reader.reader}", values={"tab": "readers"})
     for client in status.clients:
         if client.paused_reason:
             text = f"{client.address} is not being read: {client.paused_reason}"
@@ -179,6 +185,19 @@ def _measure_clock(status: BrokerStatus) -> Iterator[Measurement]:
     way += f" by {formats.format_duration(abs(status.clock_jump_ms))}"
     text = f"Changed {times} since startup, most recently {way}; deadlines are unaffected"
     yield Check.CLOCK_JUMPS, status.clock_jumps, text
+
+
+def _measure_reader(reader: ReaderView, now_ms: int) -> Iterator[Measurement]:
+    unread = count_of(reader.behind, "unread message", "unread messages") + " of the history"
+    left = _duration(int((reader.reached_in_s or 0) * 1_000))
+    text = f"{unread}; retention begins to remove them in {left}"
+    if reader.is_reached:
+        text = f"{unread}; retention has removed some of them"
+    yield Check.READER_LATE, reader.share_left, text
+    if reader.behind:
+        silent_ms = now_ms - reader.seen_at
+        text = f"Has not reported for {_duration(silent_ms)}, with {unread}"
+        yield Check.READER_STOPPED, silent_ms / 1_000, text
 
 
 def measure_replication(store: StoreStatus) -> Iterator[Measurement]:
@@ -342,6 +361,7 @@ async def read_notices(call: Call, oldest_ready_at: dict[int, int]) -> list[Noti
                 for failures in await ScheduleReader(context.readers).failures(since_ms)
                 if call.may_use(failures.queue)
             ],
+            readers=await read_readers(context),
             disk_share=disk.used_share if status.store.has_file else 0.0,
             wal_bytes=disk.files["wal"],
             wal_limit_bytes=context.settings.storage.wal_bytes,

@@ -29,6 +29,7 @@ from phpmq_lite.admin.http.call import Call
 from phpmq_lite.admin.http.context import Context
 from phpmq_lite.admin.http.endpoint import Endpoints
 from phpmq_lite.admin.messages.arrow_export import EXPORTS
+from phpmq_lite.admin.pipeline.history_readers import ReaderView, read_readers
 from phpmq_lite.admin.system.facts import LimitUsage, count_paused_readers, list_limits
 from phpmq_lite.admin.system.metric_labels import OTHER, DeathCount, MetricLabels, QueueSeries
 from phpmq_lite.broker import reasons
@@ -133,6 +134,7 @@ class MetricReadings:
     history_offset: int | None = None
     removed: int | None = None
     limits: Sequence[LimitUsage] = ()
+    readers: Sequence[ReaderView] | None = None  # of the history
 
     @property
     def standby(self) -> StandbyState | None:
@@ -209,6 +211,13 @@ def _of_limits(value: Callable[[LimitUsage], int | None]) -> _OfBroker:
     return lambda r: {
         usage.text.key: figure for usage in r.limits if (figure := value(usage)) is not None
     }
+
+
+def _of_readers(value: Callable[[ReaderView, int], float | None]) -> _OfBroker:
+    """Return a value for each history reader; ``value`` takes the current time in Unix ms."""
+    return lambda r: (
+        None if r.readers is None else {view.reader: value(view, r.now_ms) for view in r.readers}
+    )
 
 
 def _published(queue: QueueSeries, _now_ms: int) -> _Values:
@@ -506,6 +515,25 @@ METRICS: Final[dict[str, tuple[MetricDefinition, ...]]] = {  # metrics, by secti
            "Wall clock changes, including any during the last downtime",
            value=lambda r: r.status.clock_jumps),
     ),
+    "Readers of the history, by `reader`": (
+        _D("gauge", "history_reader_behind_rows",
+           "Settled messages that the reader, such as an archive, has not read", ("reader",),
+           _of_readers(lambda view, _: view.behind)),
+        _D("gauge", "history_reader_behind_bytes",
+           "Size of their bodies; an estimate if all readers have more than 20,000 unread messages",
+           ("reader",),
+           _of_readers(lambda view, _: view.behind_bytes)),
+        _D("gauge", "history_reader_lag_seconds",
+           "Age of the oldest unread message; absent if there is none", ("reader",),
+           _of_readers(lambda view, _: view.lag_s)),
+        _D("gauge", "history_reader_retention_seconds",
+           "Time until retention is expected to remove unread messages, at the current rate; 0 if "
+           "it has removed some; absent if none are unread", ("reader",),
+           _of_readers(lambda view, _: view.reached_in_s)),
+        _D("gauge", "history_reader_report_age_seconds",
+           "Time since the reader last reported its position", ("reader",),
+           _of_readers(lambda view, now_ms: max(now_ms - view.seen_at, 0) / 1_000)),
+    ),
     "The admin": (
         _D("counter", "http_requests", "HTTP responses; route is a name, not a path",
            ("route", "method", "status"), lambda r: {
@@ -623,6 +651,7 @@ async def _readings(context: Context) -> MetricReadings:
     try:
         disk = await measure_disk(context.database)
         stored = await measure_database(context.readers)
+        readers = await read_readers(context)
     except (StorageError, OSError):
         return readings
     return replace(
@@ -632,4 +661,5 @@ async def _readings(context: Context) -> MetricReadings:
         history_rows=stored.history_rows,
         history_offset=stored.history_offset,
         removed=stored.removed,
+        readers=readers,
     )

@@ -42,6 +42,7 @@ from phpmq_lite.cli.pipeline.job_runner import (
     source_connection,
 )
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
+from phpmq_lite.cli.status import reader_text
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import executor_zip
 from phpmq_lite.spark.results_folder import LocalResultsFolder, read_gaps
@@ -347,26 +348,42 @@ GAP_COLUMNS: Final = (
 )
 
 
+READER_COLUMNS: Final = (
+    *columns("reader"),
+    *number_columns("offset", behind="ROWS BEHIND", behind_bytes="BYTES BEHIND"),
+    *columns(seen="REPORTED (UTC)", reached="REACHED BY RETENTION (UTC)", bound="BY"),
+)
+
+
 @pipeline.command()
 @flag(("--gaps", "lists_gaps"), "List the accepted gaps instead of the jobs.")
+@flag(("--readers", "lists_readers"), "List the readers of the history instead of the jobs.")
 @output_option
 @target_options
-def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None:
+def status(
+    target: PipelineTarget, lists_gaps: bool, lists_readers: bool, output: str | None
+) -> None:
     """Show the pipeline jobs and their lag. Neither Spark nor Java is required.
 
     Reads the summary of the last run from --out or the broker, and the end of the history from
     the broker.
     """
-    summary = read_summary(target)
     style = output_format(output)
+    if lists_readers:
+        rows = [reader_row(row) for row in target.admin.list("/pipeline/history/readers")]
+        write_rows(rows, READER_COLUMNS, style, "no reader has reported")
+        return
+    summary = read_summary(target)
     if lists_gaps:
         write_rows(gap_rows(target, summary or {}), GAP_COLUMNS, style, "no gaps were accepted")
         return
     bounds: dict[str, Any] | None = None
+    readers: list[dict[str, Any]] = []
     problem: CommandError | None = None
     if target.url is not None:
         try:
             bounds = target.admin.get("/pipeline/history/bounds")
+            readers = list(target.admin.list("/pipeline/history/readers"))
         except CommandError as error:
             problem = error
     if summary is None:
@@ -376,10 +393,19 @@ def status(target: PipelineTarget, lists_gaps: bool, output: str | None) -> None
         )
     write_rows(job_rows(summary, bounds), JOB_COLUMNS, style, "no job has run yet")
     if style == "table":
-        for line in status_notes(summary, bounds, time.time() * 1_000):
+        for line in (
+            *status_notes(summary, bounds, time.time() * 1_000),
+            *map(reader_text, readers),
+        ):
             click.echo(line)
     if problem:
         print_message(f"the end of the history is unknown: {problem}")
+
+
+def reader_row(reader: dict[str, Any]) -> dict[str, Any]:
+    """Return a row for a reader of the history; all its fields, and its times as text."""
+    reached = "removed unread rows" if reader["is_reached"] else format_utc(reader["reached_at"])
+    return {**reader, "seen": format_utc(reader["seen_at"]), "reached": reached}
 
 
 def gap_rows(target: PipelineTarget, summary: dict[str, Any]) -> list[dict[str, Any]]:

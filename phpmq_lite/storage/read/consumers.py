@@ -68,6 +68,16 @@ class HistoryReaderRow:
 
 
 @dataclass(slots=True, frozen=True)
+class UnreadRows:
+    """The first rows after an offset."""
+
+    rows: int
+    bytes: int
+    settled_at: int | None  # Unix ms when the first was settled; None if there are no rows
+    is_cut: bool  # whether there may be more
+
+
+@dataclass(slots=True, frozen=True)
 class AppIdRow:
     """An app_id, under which each version can be published only once."""
 
@@ -95,6 +105,12 @@ class StoredPipeline(RowReader):
 
     async def readers(self) -> list[HistoryReaderRow]:
         return await self._all(HistoryReaderRow, "history_readers")
+
+    async def unread(self, after: int, limit: int) -> UnreadRows:
+        """Sum up the first ``limit`` rows of the history after an offset."""
+        sums = await self._readers.read(self.file, "unread", after=after, limit=limit)
+        rows, size, settled_at = sums[0]
+        return UnreadRows(rows, size, settled_at, is_cut=rows == limit)
 
     async def history_bounds(self) -> HistoryOffsets:
         return HistoryOffsets(*(await self._readers.read("arrow", "bounds"))[0])

@@ -27,6 +27,15 @@ GROUP BY subscription.subscription_id ORDER BY subscription.name;
 -- columns: name, offset, at_ms, owner
 SELECT name, "offset", at_ms, owner FROM reader ORDER BY name;
 
+-- name: unread
+-- The first rows of the history after an offset.
+-- parameters: after (offset, exclusive); limit
+-- columns: rows; bytes; settled_at of the first, or NULL
+-- index: PRIMARY KEY
+SELECT count(*), CAST(coalesce(sum(size), 0) AS bigint),
+  (SELECT settled_at FROM history WHERE "offset" > :after ORDER BY "offset" LIMIT 1)
+FROM (SELECT size FROM history WHERE "offset" > :after ORDER BY "offset" LIMIT :limit) AS next;
+
 -- name: closed_clients
 -- twin: client
 -- Connections closed since a time and before a position, newest first; or a single one, even open.

@@ -1,5 +1,6 @@
 """Levels of monitoring checks, even if the broker does not answer."""
 
+import time
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def test_broker_that_does_not_answer_is_critical_to_check_ready_alone(where: lis
     result = CliRunner().invoke(root_command, ["check", "ready", *where])
     words = "CRITICAL: the broker does not accept messages: no broker answers on "
     assert (result.exit_code, result.stdout[: len(words)]) == (status.CRITICAL, words)
-    for name in ("backlog", "age", "dead-letters", "disk", "backup", "consumers"):
+    for name in ("backlog", "age", "dead-letters", "disk", "backup", "consumers", "pipeline"):
         queue = ["q"] if name == "consumers" else []
         result = CliRunner().invoke(root_command, ["check", name, *queue, *where])
         assert result.exit_code == status.UNKNOWN
@@ -84,3 +85,50 @@ DATED = "these are dated in the future: x"
 )
 def test_future_backup_is_not_fresh(items: list[dict[str, Any]], level: int, text: str) -> None:
     assert status.check_newest_backup(items, NOW_S, 10, 90) == (level, text)
+
+
+def _reader(name: str, left_s: float | None, silent_s: float = 0, **more: Any) -> dict[str, Any]:
+    figures = {"behind": 0 if left_s is None else 1_200, "behind_bytes": 2_048, "is_reached": False}
+    seen_at = round((time.time() - silent_s) * 1_000)
+    return {"reader": name, "reached_in_s": left_s, "seen_at": seen_at} | figures | more
+
+
+BEHIND = "archive-1 is 1,200 rows (2 KiB) behind"
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize(
+    ("readers", "level", "text"),
+    [
+        ([_reader("archive-1", 6 * DAY_S)], 0, f"{BEHIND}; retention reaches it in 6 d"),
+        ([_reader("archive-1", DAY_S)], 1, f"{BEHIND}; retention reaches it in 1 d"),
+        ([_reader("archive-1", 7_200)], 2, f"{BEHIND}; retention reaches it in 2 h"),
+        ([_reader("archive-1", 0, is_reached=True)], 2,
+         f"{BEHIND}; retention has removed rows that it has not read"),
+        ([_reader("archive-1", 6 * DAY_S, 2 * DAY_S)], 1,
+         f"{BEHIND}; retention reaches it in 6 d; it has not reported for 2 d"),
+        ([_reader("archive-1", None, 99 * DAY_S)], 0, "archive-1 has read everything"),
+        ([_reader("a", None), _reader("archive-1", 60), _reader("b", 9_000)], 2,
+         f"{BEHIND}; retention reaches it in 1 min"),
+        ([_reader("a\x1b[2J", None)], 0, "a\\x1b[2J has read everything"),
+        ([], 3, "no reader has reported"),
+    ],
+)  # fmt: skip
+def test_pipeline_level_is_that_of_the_reader_that_retention_reaches_first(
+    monkeypatch: pytest.MonkeyPatch, readers: list[dict[str, Any]], level: int, text: str
+) -> None:
+    monkeypatch.setattr(AdminClient, "list", lambda *_: iter(readers))
+    result = CliRunner().invoke(root_command, ["check", "pipeline", "--url", "http://127.0.0.1:9"])
+    assert (result.exit_code, result.stdout) == (level, f"{status.WORDS[level]}: {text}\n")
+
+
+def test_pipeline_checks_the_reader_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = [_reader("archive-1", 60), _reader("archive-2", 5 * DAY_S, 3_600)]
+    monkeypatch.setattr(AdminClient, "list", lambda *_: iter(readers))
+    begin = ["check", "pipeline", "--url", "http://127.0.0.1:9"]
+    given = ["archive-2", "-w", "8d", "-c", "6d"], ["archive-2"], ["archive-2", "--silent", "59m"]
+    codes = [CliRunner().invoke(root_command, begin + words).exit_code for words in given]
+    assert codes == [2, 0, 1]
+    result = CliRunner().invoke(root_command, [*begin, "archive"])
+    words = "UNKNOWN: no reader archive has reported; these have: archive-1, archive-2\n"
+    assert (result.exit_code, result.stdout) == (3, words)

@@ -1,5 +1,8 @@
 """What needs attention, and what does not."""
 
+from typing import Any
+
+from phpmq_lite.admin.pipeline.history_readers import ReaderView
 from phpmq_lite.admin.system.attention import NOTICES_MAX, AttentionFacts, Notice, find_notices
 from phpmq_lite.checks import Check
 from phpmq_lite.model import DISK_FULL, Shortage
@@ -194,6 +197,29 @@ def test_what_the_verdict_refused_is_reported_apart_from_what_died() -> None:
 def test_queue_of_records_that_a_setting_names_needs_no_consumer() -> None:
     orders = queue_status("orders", 1, settings=QueueSettings(dead_letter_queue="failed"))
     assert found(orders, queue_status("failed", 2, ready=3, is_dead_letter_queue=True)) == []
+
+
+def test_reader_of_the_history_is_reported_before_it_loses_rows() -> None:
+    def levels(**fields: Any) -> list[tuple[str, str, str]]:
+        view = ReaderView(
+            reader="archive-1", offset=3, behind=9, lag_s=10, reached_in_s=10, seen_at=NOW_MS,
+            is_reached=False, reached_at=None, bound=None, owner=None,
+        ).model_copy(update=fields)  # fmt: skip
+        notices = found(seen=AttentionFacts(NOW_MS, readers=[view]))
+        assert {(n.route, n.values["tab"]) for n in notices} <= {("insights", "readers")}
+        return [(n.level, n.subject, n.text) for n in notices]
+
+    assert levels() == []
+    unread = "9 unread messages of the history"
+    late = f"{unread}; retention begins to remove them in 9 s"
+    assert levels(reached_in_s=9) == [("warn", "Reader archive-1", late)]
+    assert [level for level, *_ in levels(reached_in_s=1)] == ["bad"]
+    gone = f"{unread}; retention has removed some of them"
+    assert levels(reached_in_s=0, is_reached=True) == [("bad", "Reader archive-1", gone)]
+    day_ms, silent = 86_400_000, f"Has not reported for 2 d, with {unread}"
+    assert levels(seen_at=NOW_MS - day_ms) == []
+    assert levels(seen_at=NOW_MS - 2 * day_ms) == [("warn", "Reader archive-1", silent)]
+    assert levels(seen_at=0, behind=0, lag_s=None, reached_in_s=None) == []
 
 
 def test_damage_and_a_failed_backup_are_reported() -> None:

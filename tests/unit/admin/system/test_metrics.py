@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from phpmq_lite.admin.accounts.services import SERVICES
 from phpmq_lite.admin.messages.arrow_export import EXPORTS
+from phpmq_lite.admin.pipeline.history_readers import ReaderView
 from phpmq_lite.admin.system import metrics
 from phpmq_lite.admin.system.metric_labels import OTHER, MetricLabels
 from phpmq_lite.admin.system.metrics import HTTP_COUNTERS, HttpCounters, MetricReadings
@@ -210,6 +211,8 @@ def test_scrape_has_every_metric_of_the_engine_with_its_labels(
     readings = MetricReadings(
         broker_status(store=store), context_with(HttpCounters(), StandbyState(True)), NOW_MS,
         files={"database": 1}, disk_free=0, history_rows=0, history_offset=0, removed=0,
+        readers=[ReaderView(reader="a", offset=0, behind=1, lag_s=1, seen_at=0, is_reached=False,
+                            reached_at=1, reached_in_s=1, bound="days", owner=None)],
     )  # fmt: skip
     defined = {each.full_name: each for some in metrics.METRICS.values() for each in some}
     suffixes = {"counter": "_total", "info": "_info"}
@@ -236,6 +239,25 @@ async def test_metrics_show_the_lag_of_each_replica_that_the_broker_may_see() ->
         ("phpmq_store_replica_lag_seconds", "n2"): 3.0,
     }
     assert found["phpmq_store_replicas", ""] == 2
+
+
+async def test_metrics_show_the_lag_of_each_reader_of_the_history() -> None:
+    given: dict[str, Any] = {"offset": 3, "seen_at": NOW_MS - 9_000, "bound": None, "owner": None}
+    given |= {"is_reached": False, "reached_at": None}
+    late = ReaderView(
+        reader="archive-1", behind=7, behind_bytes=80, lag_s=5, reached_in_s=60, **given
+    )
+    done = ReaderView(reader="done", behind=0, **given)
+    found = await samples(broker_status(), readers=[late, done])
+    names = [key for key in found if key[0].startswith("phpmq_history_reader_")]
+    assert {(name.removeprefix("phpmq_history_reader_"), label): found[name, label]
+            for name, label in names} == {
+        ("behind_rows", "archive-1"): 7, ("behind_rows", "done"): 0,
+        ("behind_bytes", "archive-1"): 80, ("behind_bytes", "done"): 0,
+        ("lag_seconds", "archive-1"): 5,
+        ("retention_seconds", "archive-1"): 60,
+        ("report_age_seconds", "archive-1"): 9, ("report_age_seconds", "done"): 9,
+    }  # fmt: skip
 
 
 async def test_metrics_never_name_a_client_or_confuse_a_queue_with_the_rest() -> None:
