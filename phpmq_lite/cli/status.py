@@ -300,9 +300,9 @@ def pipeline(
     rows = [row for row in readers if reader in (None, row["reader"])]
     if not rows:
         names = ", ".join(escape(row["reader"]) for row in readers)
-        known = f"; these have: {names}" if names else ""
-        which = "no reader" if reader is None else f"no reader {escape(reader)}"
-        raise CommandError(f"{which} has reported{known}", NOT_FOUND)
+        others = f"; these have: {names}" if names else ""
+        name = "" if reader is None else f" {escape(reader)}"
+        raise CommandError(f"no reader{name} has reported{others}", NOT_FOUND)
     results = [check_reader(row, time.time(), warning, critical, silent_s) for row in rows]
     report_check(*max(results, key=itemgetter(0)))  # the first of them is furthest behind
 

@@ -13,7 +13,6 @@ from phpmq_lite.checks import CHECKS, Check, Level
 from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.storage.disk_space import measure_database
 from phpmq_lite.storage.read.consumers import HistoryReaderRow, StoredPipeline, UnreadRows
-from phpmq_lite.storage.retention import RetentionBounds
 
 BURST_MS: Final = HOUR_S * 1_000  # rates are averaged over at least this time, to smooth out bursts
 UNREAD_ROWS: Final = 20_000  # rows that a request reads to sum up their sizes, for all readers
@@ -146,7 +145,7 @@ class ReaderView(ResponseModel):
 
 
 def is_silent(silent_s: float) -> bool:
-    """Return whether a reader that last reported so many seconds ago has stopped."""
+    """Return whether a reader has stopped that last reported ``silent_s`` seconds ago."""
     return CHECKS[Check.READER_STOPPED].notice.level(silent_s) is not Level.OK
 
 
@@ -177,17 +176,23 @@ async def _history_extent(context: Context, now_ms: int) -> HistoryExtent:
     recent = bounds.hi - await stored.offset_at(bounds, now_ms - BURST_MS)
     size, settings = await measure_database(context.readers), context.settings.history
     span_ms = max(now_ms - (size.history_oldest_at or now_ms), BURST_MS)
-    limits = RetentionBounds(
-        rows=settings.rows, bytes=settings.bytes, deleted_share=settings.deleted_share
+    # As in storage/retention.py.
+    rows_max, bytes_max = (
+        int(limit * settings.deleted_share) for limit in (settings.rows, settings.bytes)
     )
-    others, deleted = limits.share_of_others(), limits.share_of_deleted()
-    rows, size_bytes = size.deleted_rows, size.deleted_bytes
+    deleted = RowLimits(
+        bounds.lo_deleted + 1, size.deleted_rows, size.deleted_bytes, rows_max, bytes_max
+    )
     return HistoryExtent(
         hi=bounds.hi,
         per_ms=max(recent / BURST_MS, (bounds.hi - bounds.lo) / span_ms),
         age_ms=round(settings.days * DAY_S * 1_000),
         others=RowLimits(
-            bounds.lo + 1, size.history_rows - rows, size.history_bytes - size_bytes, *others
+            bounds.lo + 1,
+            size.history_rows - deleted.rows,
+            size.history_bytes - deleted.bytes,
+            settings.rows - rows_max,
+            settings.bytes - bytes_max,
         ),
-        deleted=RowLimits(bounds.lo_deleted + 1, rows, size_bytes, *deleted),
+        deleted=deleted,
     )
