@@ -96,3 +96,47 @@ DROP TABLE retry_queue;
 -- The next start knows the default TTL of the broker, for those whose queue has no own.
 INSERT INTO counter (name, value)
 SELECT 'without_default_ttl', 1 WHERE EXISTS (SELECT 1 FROM message WHERE state = 6);
+
+-- Settled messages for SQL clients, with the columns of the export (docs/reference/columns.md).  Its
+-- readers need no rights on the tables.  Bodies have a view of their own, because they need a grant
+-- of their own.  To change a view, replace it: DROP would remove the grants.
+CREATE VIEW settled_message AS
+SELECT
+  m."offset",
+  m.seq,
+  lpad(to_hex(m.seq), 16, '0') || lpad(to_hex(m.token), 16, '0') AS message_id,
+  queue.name AS queue,
+  m.position,
+  CASE m.outcome WHEN 2 THEN 'acked' WHEN 3 THEN 'expired' WHEN 4 THEN 'dead' ELSE 'deleted' END
+    AS outcome,
+  m.reason,
+  to_timestamp(m.published_at / 1000.0) AS published_at,
+  to_timestamp(m.first_dispatched_at / 1000.0) AS first_dispatched_at,
+  to_timestamp(m.last_dispatched_at / 1000.0) AS last_dispatched_at,
+  to_timestamp(m.settled_at / 1000.0) AS settled_at,
+  -- on the wall clock as it was then
+  CASE WHEN m.deadline_ms IS NOT NULL THEN to_timestamp((m.deadline_ms + coalesce(
+    (SELECT step_ms FROM clock_step WHERE from_offset <= m."offset" ORDER BY number DESC LIMIT 1),
+    (SELECT step_ms FROM clock_step ORDER BY number LIMIT 1),
+    (SELECT value FROM counter WHERE name = 'clock_step_ms'), 0)) / 1000.0) END AS deadline,
+  m.ttl_s,
+  m.deliveries::INTEGER AS deliveries,
+  m.size,
+  m.publisher,
+  m.consumer,
+  m.urn,
+  m.trace_id,
+  m.meta_id,
+  m.attempts,
+  to_timestamp(CASE WHEN m.due_ms IS NULL THEN coalesce(m.ready_at, m.published_at) END / 1000.0)
+    AS ready_at,
+  to_timestamp(m.deliver_at / 1000.0) AS deliver_at,
+  ((m.position >> 48) + 128)::INTEGER AS priority,
+  coalesce(m.retries, 0)::INTEGER AS retries,
+  m.group_name AS "group",
+  m.unique_key
+FROM history AS m LEFT JOIN queue ON queue.queue_id = m.queue_id;
+
+CREATE VIEW settled_body AS
+SELECT m."offset", content AS body, checksum(seq, content) = m.crc AS is_intact
+FROM history AS m JOIN body USING (seq);

@@ -18,6 +18,7 @@ SERVERS: Final = "needs three machines; tests/integration/test_patroni.py starts
 SHOP: Final = "needs PostgreSQL; tests/docs/test_three_machines.py runs the whole page"
 CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py runs a cluster on this one"
 
+VIEW: Final = "needs PostgreSQL; tests/integration/test_postgres_view.py runs it there"
 POSTGRES: Final = (
     "needs PostgreSQL servers; tests/integration/test_store_copy.py copies there and back"
 )
@@ -100,6 +101,16 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "from phpmq_lite.spark": SPARK,
         "SPARK=": CLUSTER,
         "$SPARK/bin/spark-class": CLUSTER,
+    },
+    "docs/guides/postgresql-view.md": {
+        "GRANT ": VIEW,
+        "CREATE ROLE": VIEW,
+        "settled_message": VIEW,
+    },
+    "docs/guides/read-history.md": {
+        "pip install": INSTALLS,
+        "phpmq-lite pipeline archive": SPARK,
+        "_parquet(": SPARK,
     },
     "docs/guides/schemas.md": {"phpmq-lite serve": RUNS},
     "docs/start/tutorial.md": {
