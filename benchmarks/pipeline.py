@@ -39,10 +39,11 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from phpmq_lite.broker_process import broker_process
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.jobs import archive
 from phpmq_lite.spark.jobs.options import ArchiveOptions
 from phpmq_lite.spark.reader import HistoryReader
-from phpmq_lite.spark.results_folder import open_results, read_archive
+from phpmq_lite.spark.results_folder import open_results
 from phpmq_lite.spark.session import session
 from phpmq_lite.spark.source import PhpmqSource
 from phpmq_lite.spark.source_options import SourceConnection

@@ -95,6 +95,8 @@ def conform_batch(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBat
 
 DAY_MS: Final = 86_400_000
 
+# Columns of the archive's files; older files lack some of them.
+FILE_SCHEMA: Final = commented_schema((*arrow.COLUMNS, arrow.BODY))
 ARCHIVE_SCHEMA: Final = commented_schema((*arrow.COLUMNS, arrow.BODY, *ARCHIVE_COLUMNS))
 TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
 

@@ -26,6 +26,7 @@ from phpmq_lite.insights_document import (
 )
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.checkpoints import last_committed_batch
 from phpmq_lite.spark.columns import DAY_MS
 from phpmq_lite.spark.history import open_history
@@ -40,7 +41,7 @@ from phpmq_lite.spark.jobs.metrics import (
 )
 from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 from phpmq_lite.spark.session import fit_shuffles
 
 if TYPE_CHECKING:

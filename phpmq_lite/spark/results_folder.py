@@ -16,7 +16,7 @@ from urllib.parse import quote
 from phpmq_lite.errors import PipelineError, RefusedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _NO_CLASS: Final = ("ClassNotFoundException", "NoClassDefFoundError", "No FileSystem for scheme")
 _AZURE: Final = "org.apache.hadoop:hadoop-azure:{hadoop}"
@@ -73,13 +73,21 @@ class LocalResultsFolder:
         except FileNotFoundError:
             return []
 
-    def files(self, path: str) -> list[int]:
-        """Return the sizes in bytes of all data files below ``path``, except hidden ones."""
-        sizes: list[int] = []
+    def data_files(self, path: str) -> dict[str, int]:
+        """Return the data files below ``path`` and their sizes in bytes, except hidden ones.
+
+        Paths are relative to the results folder, and sorted.
+        """
+        sizes: dict[str, int] = {}
         for folder, folders, names in os.walk(self._root / path):
             folders[:] = [name for name in folders if _is_data(name)]
-            sizes += [(Path(folder) / name).stat().st_size for name in names if _is_data(name)]
-        return sizes
+            files = (Path(folder) / name for name in names if _is_data(name))
+            sizes |= {str(file.relative_to(self._root)): file.stat().st_size for file in files}
+        return dict(sorted(sizes.items()))
+
+    def files(self, path: str) -> list[int]:
+        """Return the sizes in bytes of all data files below ``path``."""
+        return list(self.data_files(path).values())
 
     def read(self, path: str) -> str | None:
         """Return the text of a UTF-8 file, or None if the file does not exist."""
@@ -103,6 +111,18 @@ class LocalResultsFolder:
         """Rename a file or folder; the target must not exist, but its folder is created."""
         (self._root / target).parent.mkdir(parents=True, exist_ok=True)
         (self._root / source).rename(self._root / target)
+
+    def copy(self, source: str, target: str) -> None:
+        """Link a file to a second path, or copy it if the file system has no links."""
+        to = self._root / target
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.unlink(missing_ok=True)
+        try:
+            to.hardlink_to(self._root / source)
+        except OSError:
+            temporary = to.with_name(f".{to.name}.new")
+            shutil.copyfile(self._root / source, temporary)
+            temporary.replace(to)
 
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with its contents; do nothing if it does not exist."""
@@ -193,16 +213,19 @@ class _HadoopResultsFolder:
             status.getPath().getName() for status in self._fs.listStatus(self._path(path))
         )
 
-    def files(self, path: str) -> list[int]:
-        if not self.exists(path):
-            return []
-        sizes: list[int] = []
-        for status in self._fs.listStatus(self._path(path)):
+    def data_files(self, path: str) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for status in self._fs.listStatus(self._path(path)) if self.exists(path) else ():
             name = status.getPath().getName()
-            if _is_data(name):
-                inner = f"{path}/{name}"
-                sizes += self.files(inner) if status.isDirectory() else [int(status.getLen())]
-        return sizes
+            inner = f"{path}/{name}"
+            if _is_data(name) and status.isDirectory():
+                sizes |= self.data_files(inner)
+            elif _is_data(name):
+                sizes[inner] = int(status.getLen())
+        return dict(sorted(sizes.items()))
+
+    def files(self, path: str) -> list[int]:
+        return list(self.data_files(path).values())
 
     def read(self, path: str) -> str | None:
         if not self.exists(path):
@@ -229,6 +252,10 @@ class _HadoopResultsFolder:
         self._fs.mkdirs(to.getParent())
         self._rename(self._path(source), to)
 
+    def copy(self, source: str, target: str) -> None:
+        util, conf = self._hadoop.FileUtil, self._fs.getConf()
+        util.copy(self._fs, self._path(source), self._fs, self._path(target), False, True, conf)
+
     def _rename(self, source: Any, target: Any) -> None:
         if not self._fs.rename(source, target):
             raise OSError(f"cannot rename {source} to {target}")
@@ -248,6 +275,7 @@ class _HadoopResultsFolder:
 ResultsFolder = LocalResultsFolder | _HadoopResultsFolder
 
 ARCHIVE: Final = "archive"
+LEDGER: Final = "ledger"
 METRICS: Final = "metrics"
 METRICS_STATE: Final = "metrics/state.json"
 METRICS_BEGUN: Final = "metrics/begun.json"
@@ -316,17 +344,6 @@ def read_json_files(files: ResultsFolder, folder: str) -> list[Any]:
 def archive_dates(files: ResultsFolder) -> list[str]:
     """Return the names of the archive's ``date=…`` folders, oldest first."""
     return [name for name in files.names(ARCHIVE) if name.startswith("date=")]
-
-
-def read_archive(spark: "SparkSession", files: ResultsFolder) -> "DataFrame":
-    """Read the archive, or refuse (``no_archive``); ``body`` is null if it was not archived."""
-    from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
-
-    if not archive_dates(files):
-        raise RefusedError(
-            "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
-        )
-    return spark.read.schema(ARCHIVE_SCHEMA).parquet(files.url(ARCHIVE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

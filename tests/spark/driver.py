@@ -224,6 +224,12 @@ class Driver:
         patch.object(
             stream_writer, "write_batch", partial(self._write_batch, stream_writer.write_batch)
         ).start()
+        real = archive._BatchWriter.write
+        patch.object(
+            archive._BatchWriter,
+            "write",
+            lambda writer, batch, number: self._archive_batch(real, writer, batch, number),
+        ).start()
         for half in ("archive", "archive-half"):
             # A session each: the queries are of one name.
             self._start(archive.run, spark.newSession(), archive_options(url, folder / half))
@@ -254,14 +260,24 @@ class Driver:
         target: stream_writer.StreamTarget,
         number: int,
     ) -> None:
-        point = Path(files.url("").removeprefix("file://")).name
-        if number == HALTED_BATCH and point == "archive-half":
-            batch = _halting(batch, point, partition=1)
         real(batch, files, target, number)
         if number == HALTED_BATCH:
-            if point == "archive":
-                self._halt_third_table()
-                self._start(self._metrics)
+            halt("consume")
+
+    def _archive_batch(
+        self,
+        real: Callable[..., None],
+        writer: archive._BatchWriter,
+        batch: DataFrame,
+        number: int,
+    ) -> None:
+        point = Path(writer._files.url("").removeprefix("file://")).name
+        if number == HALTED_BATCH and point == "archive-half":
+            batch = _halting(batch, point, partition=1)
+        real(writer, batch, number)
+        if number == HALTED_BATCH:
+            self._halt_third_table()
+            self._start(self._metrics)
             halt(point)
 
     def _halt_third_table(self) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.insights_document import PipelineJobState
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.checkpoints import CommittedBatch
 from phpmq_lite.spark.columns import TIME_COLUMNS
 from phpmq_lite.spark.insights_summary import write_summary
@@ -28,12 +29,8 @@ from phpmq_lite.spark.jobs.options import (
     JobOptions,
     MetricsOptions,
 )
-from phpmq_lite.spark.results_folder import (
-    LocalResultsFolder,
-    _HadoopResultsFolder,
-    read_archive,
-    read_gaps,
-)
+from phpmq_lite.spark.ledger import ArchiveFile, archive_files, read_ledger, read_manifest
+from phpmq_lite.spark.results_folder import LocalResultsFolder, _HadoopResultsFolder, read_gaps
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.history_rows import (
@@ -70,8 +67,20 @@ class Site:
     def metrics(self) -> Any:
         return metrics.run(self.spark, MetricsOptions(connection=None, out=str(self.out)))
 
-    def compact(self) -> Any:
-        return compact.run(self.spark, CompactOptions(connection=None, out=str(self.out)))
+    def compact(self, **given: Any) -> Any:
+        options = CompactOptions(connection=None, out=str(self.out), **given)
+        return compact.run(self.spark, options)
+
+    def listed(self) -> list[ArchiveFile]:
+        ledger = read_ledger(self.files)
+        assert ledger is not None
+        return archive_files(self.files, ledger)
+
+    def shown(self) -> list[int]:
+        """Return the offsets in all files that other readers find below ``archive``."""
+        found = (self.out / "archive").glob("**/*.parquet")
+        columns = (ParquetFile(file).read(["offset"])["offset"] for file in found)
+        return sorted(offset for column in columns for offset in column.to_pylist())
 
     def offsets(self) -> list[int]:
         rows = read_archive(self.spark, self.files).select("offset").collect()
@@ -103,7 +112,7 @@ def test_archive_has_each_row_once_also_when_a_batch_comes_again(site: Site) -> 
 
     forget_commit(site.out / "checkpoints/archive")
     again = site.archive()
-    assert (again.rows, again.batches) == (20, 1)
+    assert again.rows == 0  # the ledger has them
     assert site.offsets() == list(range(1, 70))
 
 
@@ -143,7 +152,10 @@ def test_gap_that_is_accepted_is_in_the_ledger_and_the_summary(
 def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> None:
     def kinds(date: str) -> dict[str, tuple[str, bool]]:
         found = {}
-        for file in sorted((site.out / "archive" / date).rglob("*.parquet")):
+        for listed in site.listed():
+            if f"/{date}/" not in listed.path:
+                continue
+            file = site.out / listed.path
             group = ParquetFile(file).metadata.row_group(0)
             [times] = [
                 group.column(n)
@@ -263,10 +275,12 @@ def test_large_bodies_are_archived_in_ranges_and_row_groups_of_bounded_bytes(
         n + 1: n.to_bytes(1, "big") for n in range(24)
     }
 
-    [date] = [name for name in site.files.names("archive") if name.startswith("date=")]
-    assert compact._stage(site.spark, site.files, date, 1) == 24
-    compact.finish_swap(site.files)
-    assert len(site.files.files(f"archive/{date}")) == 1
+    ledger = read_ledger(site.files)
+    assert ledger is not None
+    [entry] = ledger.dates.values()
+    manifest = read_manifest(site.files, entry.manifest)
+    _, written = compact.merge(site.spark, site.files, ledger, manifest, 1)
+    assert (written, len(site.listed())) == (1, 1)
     decoded = int(site.spark.conf.get("spark.sql.parquet.columnarReaderBatchSize") or 0)
     assert decoded == (32 << 20) // size
     assert site.offsets() == list(range(1, 25))
@@ -286,17 +300,19 @@ def test_archive_refuses_other_queues(site: Site) -> None:
 
 
 def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:
+    """The list has the merged file at once; other readers see it when nobody needs the old ones."""
     for n in range(4):
         site.settle(days(n * 10 + 1, n * 10 + 11, 0))
     site.settle(days(41, 51, 1))
     site.archive()
-    assert len(site.files.files("archive/date=2026-03-01")) == 4
+    old = [site.out / file.path for file in site.listed()]
     result = site.compact()
     assert result.details == {"dates": 1, "files_before": 4, "files_after": 1}
-    assert len(site.files.files("archive/date=2026-03-01")) == 1
-    assert site.offsets() == list(range(1, 51))
+    merged, last = site.listed()
+    assert (merged.rows, merged.lo, merged.hi, last.rows) == (40, 1, 40, 10)
+    assert all(file.exists() for file in old)
+    assert site.offsets() == site.shown() == list(range(1, 51))
     assert site.compact().details["dates"] == 0
-    assert site.files.names("compact") == []
 
     forget_commit(site.out / "checkpoints/archive")
     site.archive()
@@ -305,8 +321,14 @@ def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:
     site.settle(days(51, 61, 0))  # late rows of the closed date
     site.settle(days(61, 71, 2))
     site.archive()
-    assert site.compact().details == {"dates": 1, "files_before": 2, "files_after": 1}
-    assert site.offsets() == list(range(1, 71))
+    result = site.compact(keep_replaced_ms=0)
+    assert result.details == {"dates": 1, "files_before": 2, "files_after": 1}
+    assert not any(file.exists() for file in old[:4])
+    assert site.offsets() == site.shown() == list(range(1, 71))
+    assert [file.path.split("/")[0] for file in site.listed()] == ["archive"] * 3
+    site.compact(keep_replaced_ms=0)
+    assert not site.files.names("generations")
+    assert site.offsets() == site.shown() == list(range(1, 71))
 
 
 def test_compact_leaves_the_last_committed_batch_alone(site: Site) -> None:
@@ -341,35 +363,49 @@ class Failing(LocalResultsFolder):
         self._change()
         super().move(source, target)
 
+    def copy(self, source: str, target: str) -> None:
+        self._change()
+        super().copy(source, target)
+
     def remove(self, path: str) -> None:
         self._change()
         super().remove(path)
 
 
 @pytest.mark.slow
-def test_compact_survives_a_crash_at_each_step(site: Site) -> None:
-    for n in range(3):
+def test_jobs_survive_a_crash_at_each_step(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch, a merge, and the exchange of replaced files."""
+    for n in range(2):
         site.settle(days(n * 10 + 1, n * 10 + 11, 0))
-    site.settle(days(31, 41, 1))
     site.archive()
+    site.settle(days(21, 31, 1))
     before = site.out.with_name("before")
     shutil.copytree(site.out, before)
     crashes = 0
+    files = Failing(site.out, 0)
+
+    def run() -> None:
+        site.archive()
+        site.compact(keep_replaced_ms=0)
+
+    for module in ("archive", "compact"):
+        monkeypatch.setattr(f"phpmq_lite.spark.jobs.{module}.open_results", lambda *_: files)
     while True:
         files = Failing(site.out, crashes)
         try:
-            compact._stage(site.spark, files, "date=2026-03-01", 1)
-            compact.finish_swap(files)
-        except _CrashError:
+            run()
+        except (_CrashError, StreamingQueryException):
             crashes += 1
         else:
             break
-        compact.finish_swap(site.files)  # what the next job does first
-        assert site.offsets() == list(range(1, 41))
-        assert site.files.names("compact") == []
+        monkeypatch.setattr(files, "_left", 1_000)
+        run()  # what the next run does
+        assert site.offsets() == site.shown() == list(range(1, 31))
+        assert len(site.listed()) == 2
+        assert site.files.names("staged") == []
         shutil.rmtree(site.out)
         shutil.copytree(before, site.out)
-    assert crashes == 7  # plan, three batches away, one in, plan away, the rest away
+    assert crashes > 20
 
 
 @pytest.mark.slow

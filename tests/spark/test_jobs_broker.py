@@ -15,6 +15,7 @@ from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.insights_document import PipelineJobState
 from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.history import HistoryRequest, open_history
 from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics, replay, replay_plans
@@ -26,7 +27,7 @@ from phpmq_lite.spark.jobs.options import (
     MetricsOptions,
     ReplayOptions,
 )
-from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.queries import forget_commit
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.insights_summary import path_item
 from phpmq_lite.spark.jobs import archive as archive_job
 from phpmq_lite.spark.jobs.metrics import (
@@ -23,7 +24,7 @@ from phpmq_lite.spark.jobs.metrics import (
     touched_dates,
     transform,
 )
-from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 from tests.spark.history_rows import (
     DAY_MS,
     START_MS,

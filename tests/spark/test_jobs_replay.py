@@ -9,11 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.jobs import replay
 from phpmq_lite.spark.jobs.archive import TARGET, transform
 from phpmq_lite.spark.jobs.options import JobControl, ReplayOptions
 from phpmq_lite.spark.jobs.stream_writer import write_batch
-from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 from tests.spark.history_rows import START_MS, Row, history_row, to_arrow
 
 

@@ -22,11 +22,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client import connect_blocking
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.checkpoints import final_ack, last_committed_batch
 from phpmq_lite.spark.jobs import archive, consume, metrics
 from phpmq_lite.spark.jobs.options import MetricsOptions
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import LocalResultsFolder, read_archive
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.driver import (
     BATCH,
@@ -177,7 +178,8 @@ def assert_all_is_half_done(site: Site) -> None:
     assert written == {"-00000000", "-00000001"}
     half = site.folder / "archive-half" / "archive"
     assert {folder.name[-9:] for folder in half.glob("date=*/batch=*")} == {"-00000000"}
-    assert list(half.glob(".spark-staging-*"))
+    [staged] = (site.folder / "archive-half" / "staged").iterdir()
+    assert staged.name.endswith("-00000001")
     table = list(metrics.TABLES)[2]
     assert list(site.folder.glob(f"archive/metrics/{table}/.spark-staging-*"))
     assert not (site.folder / "archive" / "metrics" / "state.json").exists()
@@ -196,7 +198,7 @@ def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: st
     archive.run(spark, archive_options(site.url, out))
     found = [row["offset"] for row in read_archive(spark, LocalResultsFolder(out)).collect()]
     assert sorted(found) == site.rows('SELECT "offset" FROM history ORDER BY 1')
-    assert not list(out.glob("archive/.spark-staging-*"))
+    assert not (out / "staged").exists()
 
 
 def test_metrics_equal_those_of_a_run_that_was_never_killed(

@@ -1,14 +1,16 @@
 """Archive job, which writes each row of the history to Parquet exactly once.
 
-Batches are written to ``archive/date=…/batch=…`` by dynamic partition overwrite: a repeated batch
-replaces itself. Spark's own file sink ignores files that it did not write, so compacted files would
-be invisible.
+A batch is written to ``staged/``, counted, and moved to ``archive/date=…/batch=…`` by one change of
+the ledger. A batch that the ledger already has is skipped when Spark repeats it, and rows up to the
+ledger's offset are never archived again, even if the checkpoint is lost.
 """
 
 import json
-import time
-from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
@@ -19,12 +21,27 @@ from phpmq_lite.spark.checkpoints import (
     query_id,
 )
 from phpmq_lite.spark.columns import utc_day
-from phpmq_lite.spark.history import open_history
-from phpmq_lite.spark.jobs.compact import block_swaps
+from phpmq_lite.spark.history import BODY, open_history
+from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, now_ms, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
-from phpmq_lite.spark.jobs.stream_writer import StreamTarget, batch_name, write_stream
+from phpmq_lite.spark.jobs.stream_writer import (
+    StreamTarget,
+    batch_name,
+    parquet_options,
+    write_stream,
+)
+from phpmq_lite.spark.ledger import (
+    STAGED,
+    ArchiveLedger,
+    DateManifest,
+    add_counts,
+    commit,
+    manifest_of,
+    read_ledger,
+    read_manifest,
+)
 from phpmq_lite.spark.pipeline_client import HistoryBounds
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 from phpmq_lite.spark.source_options import DELETED, queues_text
 
 if TYPE_CHECKING:
@@ -34,7 +51,6 @@ TARGET: Final = StreamTarget(
     name="archive",
     folder=results_folder.ARCHIVE,
     checkpoint=results_folder.ARCHIVE_CHECKPOINT,
-    partitions=("date",),
 )
 
 
@@ -57,14 +73,20 @@ def run(
     if options.connection is not None:
         bounds = open_history(options.connection).bounds()
         end, allowed = bounds.hi, bounds.allowed
-        committed = last_committed_batch(open_results(spark, options.out), TARGET.checkpoint)
-        if committed is not None and committed.history_id not in (None, bounds.history_id):
+        files = open_results(spark, options.out)
+        committed = last_committed_batch(files, TARGET.checkpoint)
+        ledger = read_ledger(files)
+        history_ids = {state.history_id for state in (committed, ledger) if state}
+        others = sorted(filter(None, history_ids - {bounds.history_id}))
+        if others:
             raise RefusedError(
                 "other_history",
                 f"the broker's history is {bounds.history_id}, but the archive in "
-                f"{options.out} belongs to {committed.history_id}: the broker was restored or "
-                "replaced. Archive to another folder",
+                f"{options.out} belongs to {', '.join(others)}: the broker was restored "
+                "or replaced. Archive to another folder",
             )
+        if ledger is not None and ledger.offset is not None:  # even if the checkpoint is lost
+            options = replace(options, starting_offsets=str(ledger.offset + 1))
         begin = first_offset(options, bounds, committed)
         control.report(TARGET.name, begin, end)
     stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
@@ -85,10 +107,11 @@ def archive_stream(
     ``allowed`` are the token's queue globs, which belong to the archive's selection.
     """
     files = open_results(spark, options.out)
-    with files.lock("checkpoint"), block_swaps(files):
+    keep_ms = options.keep_replaced_ms
+    with open_ledger(spark, files, keep_ms=keep_ms) as ledger:
         check_selection(files, options, allowed)
-        recorder = None if options.fail_on_data_loss else _GapRecorder(spark, files, options, begin)
-        totals = write_stream(transform(stream), files, TARGET, control, end, recorder)
+        writer = _BatchWriter(spark, files, options, ledger, begin)
+        totals = write_stream(stream, files, TARGET, control, end, writer.write)
         committed = last_committed_batch(files, TARGET.checkpoint)
     return JobResult(
         job="archive",
@@ -96,49 +119,98 @@ def archive_stream(
         offset=committed.offset if committed else None,
         batches=totals.batches,
         is_stopped=totals.is_stopped,
-        notes=() if recorder is None else tuple(map(results_folder.gap_text, recorder.gaps)),
+        notes=tuple(map(results_folder.gap_text, writer.gaps)),
     )
 
 
-class _GapRecorder:
-    """Records accepted gaps; call it with each batch's number after the batch is written."""
+class _BatchWriter:
+    """Adds batches to the archive and its ledger, and records accepted gaps.
+
+    ``begin`` is the offset just before the first row if neither ledger nor checkpoint has one.
+    """
 
     def __init__(
-        self, spark: "SparkSession", files: ResultsFolder, options: ArchiveOptions, begin: int
+        self,
+        spark: "SparkSession",
+        files: ResultsFolder,
+        options: ArchiveOptions,
+        ledger: ArchiveLedger,
+        begin: int,
     ) -> None:
         self._spark, self._files, self._options = spark, files, options
         committed = last_committed_batch(files, TARGET.checkpoint)
         self._begin = begin if committed is None or committed.offset is None else committed.offset
+        self._ledger = ledger
+        if not ledger.number:  # its id exists before its first batch
+            self._ledger = commit(files, ledger, now_ms=now_ms())
         self.gaps: list[results_folder.ArchiveGap] = []
 
-    def __call__(self, number: int) -> None:
-        batch = planned_batch(self._files, TARGET.checkpoint, number)
-        if self._options.connection is None or batch.offset is None:
+    def write(self, batch: "DataFrame", number: int) -> None:
+        """Archive a batch unless the ledger has it; Spark repeats one that it did not commit."""
+        files, ledger = self._files, self._ledger
+        name = batch_name(query_id(files, TARGET.checkpoint) or "", number)
+        if name == ledger.batch:
             return
-        name = batch_name(query_id(self._files, TARGET.checkpoint) or "", number)
+        planned = planned_batch(files, TARGET.checkpoint, number)
+        if planned.offset is not None and ledger.offset is not None:
+            batch = batch.where(sf.col("offset") > ledger.offset)
+            self._begin = ledger.offset
+        has_bodies = BODY in batch.columns
+        if not has_bodies:
+            batch = batch.withColumn(BODY, sf.lit(None).cast("binary"))
+        staged = f"{STAGED}/{name}"
+        writer = transform(batch).write.options(**(parquet_options(batch) if has_bodies else {}))
+        writer.mode("overwrite").partitionBy("date").parquet(files.url(staged))
+        files.sync(staged)  # the broker may remove the rows, and the ledger names the files
+        counts = count_rows(self._spark, files, files.data_files(staged), has_bodies=has_bodies)
+        self._record_gap(planned, name, sum(part.file.rows for part in counts))
+        self._commit(counts, name, planned)
+
+    def _commit(self, counts: list[FileCounts], name: str, planned: CommittedBatch) -> None:
+        files, ledger = self._files, self._ledger
+        moves, manifests = {}, []
+        for date, parts in groupby(sorted(counts, key=lambda part: part.date), lambda p: p.date):
+            path = manifest_of(ledger, date)
+            manifest = DateManifest(date=date) if path is None else read_manifest(files, path)
+            added, sums = [], manifest.counts
+            for part in parts:
+                target = f"{results_folder.ARCHIVE}/date={date}/batch={name}/{part.name}"
+                moves[part.file.path] = target
+                added.append(replace(part.file, path=target, batch=name))
+                sums = add_counts(sums, part.counts)
+            manifests.append(replace(manifest, files=(*manifest.files, *added), counts=sums))
+        self._ledger = commit(
+            files,
+            ledger,
+            now_ms=now_ms(),
+            manifests=manifests,
+            moves=moves,
+            removes=ledger.leftovers,
+            leftovers=(),
+            batch=name,
+            offset=planned.offset,
+            history_id=planned.history_id,
+        )
+        files.remove(f"{STAGED}/{name}")
+
+    def _record_gap(self, planned: CommittedBatch, name: str, rows: int) -> None:
+        options = self._options
+        if options.fail_on_data_loss or options.connection is None or planned.offset is None:
+            return
+        is_partial = options.queues or options.queue_pattern is not None or options.outcomes
         gap = find_gap(
             self._begin,
-            batch.offset,
-            open_history(self._options.connection).bounds(),
-            needs_deleted=not self._options.outcomes or DELETED in self._options.outcomes,
-            archived=lambda: self._archived(name),
+            planned.offset,
+            open_history(options.connection).bounds(),
+            needs_deleted=not options.outcomes or DELETED in options.outcomes,
+            archived=None if is_partial else rows,
             batch=name,
-            at_ms=time.time_ns() // 1_000_000,
+            at_ms=now_ms(),
         )
         if gap is not None:
             results_folder.store_gap(self._files, gap)
             self.gaps.append(gap)
-        self._begin = batch.offset
-
-    def _archived(self, name: str) -> int | None:
-        """Return a batch's row count, or None if the archive excludes queues or outcomes."""
-        options = self._options
-        if options.queues or options.queue_pattern is not None or options.outcomes:
-            return None
-        if not self._files.files(results_folder.ARCHIVE):
-            return 0
-        archive = read_archive(self._spark, self._files)
-        return archive.where(archive["batch"] == name).count()
+        self._begin = planned.offset
 
 
 def first_offset(
@@ -200,20 +272,19 @@ def find_gap(
     bounds: HistoryBounds,
     *,
     needs_deleted: bool,
-    archived: Callable[[], int | None],
+    archived: int | None,
     batch: str,
     at_ms: int,
 ) -> results_folder.ArchiveGap | None:
     """Return the gap in the batch of offsets ``(begin, end]``, or None if no rows are missing.
 
-    ``bounds`` are the bounds of the history after the batch was written.  ``archived`` returns the
+    ``bounds`` are the bounds of the history after the batch was written.  ``archived`` is the
     number of rows in the batch, or None if the archive excludes queues or outcomes.
     """
     hi = min(end, max(bounds.lo, bounds.lo_deleted if needs_deleted else 0))
     if hi <= begin:
         return None
-    count = archived()
-    rows = None if count is None else end - begin - count
+    rows = None if archived is None else end - begin - archived
     if rows == 0:  # retention removed the rows after they were read
         return None
     return results_folder.ArchiveGap(

@@ -1,43 +1,38 @@
-"""Compact job, which merges each closed date's small archive files into a few large ones.
+"""Compact job, which merges each date's small archive files into a few large ones.
 
-A date is closed once all its batches precede the last committed batch in the archive's checkpoint,
-so that none of them can be repeated. A date is merged in four steps, and a crash is safe at each:
-
-1. Merge the date's batches into ``compact/staged``, and check the number of rows.
-2. Write ``compact/plan.json``; from then on, the swap can only be completed.
-3. Move the old batches named in the plan away, and move the merged batch in.
-4. Remove the plan, then the old batches.
-
-``finish_swap`` completes an interrupted swap. Readers of the archive use ``block_swaps``, which
-calls it.
+The dates of the last batch are left for later, because the next batch usually adds to them. The
+merged files are counted, and the ledger's list switches to them at once. The replaced files stay in
+the archive until ``ledger.tidy`` exchanges them.
 """
 
-import hashlib
-import json
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as sf
-
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark import results_folder
-from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
-from phpmq_lite.spark.columns import ARCHIVE_SCHEMA
+from phpmq_lite.spark.archive_reader import read_archive
+from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, now_ms, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
-from phpmq_lite.spark.jobs.stream_writer import batch_name, parquet_options
-from phpmq_lite.spark.results_folder import ResultsFolder, archive_dates, open_results
+from phpmq_lite.spark.jobs.stream_writer import parquet_options
+from phpmq_lite.spark.ledger import (
+    GENERATIONS,
+    STAGED,
+    ArchiveLedger,
+    DateManifest,
+    ReplacedFile,
+    commit,
+    read_manifest,
+)
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 from phpmq_lite.spark.session import fit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LOCK: Final = "archive"  # readers and writers hold it shared, swaps hold it exclusively
-
-_PLAN: Final = f"{results_folder.COMPACT}/plan.json"
-_STAGED: Final = f"{results_folder.COMPACT}/staged"
-_OLD: Final = f"{results_folder.COMPACT}/old"
+_STAGED: Final = f"{STAGED}/merged"
 
 
 def transform(rows: "DataFrame", files: int) -> "DataFrame":
@@ -50,100 +45,93 @@ def transform(rows: "DataFrame", files: int) -> "DataFrame":
 def run(
     spark: "SparkSession", options: CompactOptions, control: JobControl = UNCONTROLLED
 ) -> JobResult:
-    """Compact each closed date that has too many files; the job can be stopped between dates."""
+    """Compact each date that has too many files; the job can be stopped between dates."""
     files = open_results(spark, options.out)
     rows = compacted = before = after = 0
     is_stopped = False
-    with files.lock(LOCK):
-        finish_swap(files)
-        dates = closed_dates(files)
+    keep_ms = options.keep_replaced_ms
+    with open_ledger(spark, files, keep_ms=keep_ms) as ledger:
+        dates = sorted(ledger.dates)
         for number, date in enumerate(dates):
             control.report("compact", number, len(dates))
             if is_stopped := control.stop():
                 break
-            sizes = files.files(f"{results_folder.ARCHIVE}/{date}")
-            file_count = max(1, math.ceil(sum(sizes) / options.target_bytes))
-            if len(sizes) <= file_count:
+            entry = ledger.dates[date]
+            file_count = max(1, math.ceil(entry.size_bytes / options.target_bytes))
+            manifest = read_manifest(files, entry.manifest)
+            is_open = any(file.batch == ledger.batch for file in manifest.files)
+            if is_open or len(manifest.files) <= file_count:
                 continue
-            rows += _stage(spark, files, date, file_count)
-            finish_swap(files)
+            ledger, written = merge(spark, files, ledger, manifest, file_count)
+            rows += entry.rows
             compacted += 1
-            before += len(sizes)
-            after += len(files.files(f"{results_folder.ARCHIVE}/{date}"))
+            before += len(manifest.files)
+            after += written
     control.report("compact", len(dates), len(dates))
     details = {"dates": compacted, "files_before": before, "files_after": after}
     return JobResult(job="compact", rows=rows, is_stopped=is_stopped, details=details)
 
 
-def closed_dates(files: ResultsFolder) -> list[str]:
-    """Return the ``date=…`` folders to which no more batches will be written."""
-    committed = last_committed_batch(files, results_folder.ARCHIVE_CHECKPOINT)
-    query = query_id(files, results_folder.ARCHIVE_CHECKPOINT)
-    if committed is None or query is None:
-        return []
-    last = f"batch={batch_name(query, committed.batch)}"
-    prefix = last[: last.rindex("-") + 1]
-    return [
-        date
-        for date in archive_dates(files)
-        if all(
-            not batch.startswith(prefix) or batch < last
-            for batch in files.names(f"{results_folder.ARCHIVE}/{date}")
-        )
-    ]
+def merge(
+    spark: "SparkSession",
+    files: ResultsFolder,
+    ledger: ArchiveLedger,
+    manifest: DateManifest,
+    file_count: int,
+) -> tuple[ArchiveLedger, int]:
+    """Replace a date's files by ``file_count`` merged ones; return the ledger and their number.
 
-
-def _stage(spark: "SparkSession", files: ResultsFolder, date: str, file_count: int) -> int:
-    """Merge a date, write the plan of its swap, and return the rows, or refuse the swap."""
-    folder = f"{results_folder.ARCHIVE}/{date}"
-    batches = [name for name in files.names(folder) if name.startswith("batch=")]
-    rows = _read(spark, [files.url(f"{folder}/{name}") for name in batches])
-    merged = hashlib.sha256("\n".join(batches).encode()).hexdigest()[:8]
-    fit_batches(spark, rows)
-    compacted = transform(rows, file_count)
-    writer = compacted.write.mode("overwrite").options(**parquet_options(compacted))
-    writer.parquet(files.url(_STAGED))
-    expected = _sums(rows)
-    actual = _sums(_read(spark, [files.url(_STAGED)]))
-    if actual != expected:
+    Raises:
+        RefusedError: ``count_differs``: the merged files lack rows or have too many.
+    """
+    old = manifest.files
+    has_bodies = any(file.has_bodies for file in old)
+    rows = read_archive(spark, files, old).drop("date", "batch")
+    if has_bodies:
+        fit_batches(spark, rows)
+    writer = transform(rows, file_count).write.mode("overwrite")
+    writer.options(**(parquet_options(rows) if has_bodies else {})).parquet(files.url(_STAGED))
+    written = count_rows(spark, files, files.data_files(_STAGED), has_bodies=has_bodies)
+    sizes = {file.path: file.size_bytes for file in old}
+    expected = _totals(count_rows(spark, files, sizes, has_bodies=has_bodies))
+    if (actual := _totals(written)) != expected:
         raise RefusedError(
-            "count_differs", f"{date}: read {expected} (rows, sum of offsets), but wrote {actual}"
+            "count_differs",
+            f"{manifest.date}: read {expected} (rows by queue and outcome, sum of offsets), but"
+            f" wrote {actual}; the archive is unchanged. Run the job again",
         )
-    files.sync(_STAGED)  # Spark does not sync its files, and the originals are about to be removed
-    plan = {"date": date, "batches": batches, "merged": f"batch=merged-{merged}"}
-    files.write(_PLAN, json.dumps(plan))
-    return expected[0]
+    files.sync(_STAGED)  # Spark does not sync its files, and the originals will be removed
+    number = ledger.number + 1
+    batch = f"merged-{number:08d}"
+    folder = f"{GENERATIONS}/{number}/date={manifest.date}/batch={batch}"
+    targets = {part.file.path: f"{folder}/{part.name}" for part in written}
+    merged = tuple(
+        replace(part.file, path=targets[part.file.path], batch=batch) for part in written
+    )
+    at_ms = now_ms()
+    ledger = commit(
+        files,
+        ledger,
+        now_ms=at_ms,
+        manifests=[replace(manifest, files=merged)],
+        moves=targets,
+        replaced=[ReplacedFile(path=file.path, at_ms=at_ms, reason="compact") for file in old],
+    )
+    files.remove(_STAGED)
+    return ledger, len(merged)
 
 
-def _read(spark: "SparkSession", urls: list[str]) -> "DataFrame":
-    return spark.read.schema(ARCHIVE_SCHEMA).parquet(*urls).drop("date", "batch")
-
-
-def _sums(rows: "DataFrame") -> tuple[int, int]:
-    sums = rows.agg(sf.count("*"), sf.sum("offset")).collect()[0]
-    return sums[0], sums[1] or 0
+def _totals(parts: Iterable[FileCounts]) -> tuple[dict[tuple[str, str], int], int]:
+    rows: Counter[tuple[str, str]] = Counter()
+    offsets = 0
+    for part in parts:
+        offsets += part.offsets
+        for queue, outcomes in part.counts.items():
+            rows.update({(queue, outcome): count for outcome, count in outcomes.items()})
+    return dict(rows), offsets
 
 
 @contextmanager
 def block_swaps(files: ResultsFolder) -> Iterator[None]:
-    """Complete an interrupted swap, then prevent swaps; refuse (``is_locked``) during one."""
-    if files.exists(_PLAN):
-        with files.lock(LOCK):
-            finish_swap(files)
-    with files.lock(LOCK, is_shared=True):
-        yield
-
-
-def finish_swap(files: ResultsFolder) -> None:
-    """Complete an interrupted swap, and remove leftovers from an earlier run."""
-    text = files.read(_PLAN)
-    if text is not None:
-        plan = json.loads(text)
-        folder = f"{results_folder.ARCHIVE}/{plan['date']}"
-        for batch in plan["batches"]:
-            if files.exists(f"{folder}/{batch}"):
-                files.move(f"{folder}/{batch}", f"{_OLD}/{batch}")
-        if files.exists(_STAGED):
-            files.move(_STAGED, f"{folder}/{plan['merged']}")
-        files.remove(_PLAN)
-    files.remove(results_folder.COMPACT)
+    """Do nothing: readers of the ledger's list need no lock."""
+    yield

@@ -19,12 +19,13 @@ from pyspark.sql import functions as sf
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.checkpoints import CommittedBatch, last_committed_batch
 from phpmq_lite.spark.columns import DAY_MS, TIME_COLUMNS, utc_day, with_comments
 from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, MetricsOptions
 from phpmq_lite.spark.jobs.stream_writer import remove_staged
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 from phpmq_lite.spark.session import fit_shuffles
 from phpmq_lite.spark.table_columns import METRIC_COLUMNS
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Final, Literal
 
+from phpmq_lite.spark.ledger import KEEP_REPLACED_MS
+
 if TYPE_CHECKING:
     from phpmq_lite.spark.source_options import SourceConnection
 
@@ -43,6 +45,7 @@ class JobOptions:
 
     connection: "SourceConnection | None"  # None if the job does not contact a broker
     out: str
+    keep_replaced_ms: int = KEEP_REPLACED_MS  # for readers of older lists of the archive's files
 
     @property
     def connection_options(self) -> dict[str, str]:

@@ -18,11 +18,12 @@ from pyspark.sql import functions as sf
 from phpmq_lite.envelopes.dead_letter_record import redrive_content
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.jobs import replay_plans
 from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, ReplayOptions
 from phpmq_lite.spark.jobs.replay_plans import ReplayPlan
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_archive
+from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 from phpmq_lite.spark.session import fit_batches, fit_shuffles
 
 if TYPE_CHECKING:

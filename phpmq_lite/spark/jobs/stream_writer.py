@@ -28,12 +28,11 @@ _POLL_S: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTarget:
-    """Where a stream is written; the columns ``partitions`` come before the column ``batch``."""
+    """Where a stream is written."""
 
     name: str  # name of the query, which is also the phase reported by the job
     folder: str
     checkpoint: str
-    partitions: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -61,29 +60,29 @@ def write_stream(
     target: StreamTarget,
     control: JobControl,
     end: int | None = None,
-    after: Callable[[int], None] | None = None,
+    write: "Callable[[DataFrame, int], None] | None" = None,
 ) -> StreamResult:
     """Write all available rows; ``control.stop`` ends the query between two batches.
 
-    ``end`` is reported as the total if the source does not provide one. ``after`` is called with
-    the number of each batch after it is written and before Spark commits it. Spark's exceptions
-    propagate.
+    ``end`` is reported as the total if the source does not provide one. ``write`` writes a batch,
+    given its number, by default with ``write_batch``. Spark's exceptions propagate.
     """
     result = StreamResult()
 
-    def write(batch: "DataFrame", number: int) -> None:
+    def write_or_stop(batch: "DataFrame", number: int) -> None:
         if control.stop():
             result.is_stopped = True
             raise _StoppedError
-        write_batch(batch, files, target, number)
-        if after is not None:
-            after(number)
+        if write is None:
+            write_batch(batch, files, target, number)
+        else:
+            write(batch, number)
 
     remove_staged(files, target.folder)
     query = (
         stream.writeStream.queryName(target.name)
         .option("checkpointLocation", files.url(target.checkpoint))
-        .foreachBatch(write)
+        .foreachBatch(write_or_stop)
         .trigger(availableNow=True)
         .start()
     )
@@ -119,13 +118,12 @@ def write_batch(
 ) -> None:
     """Write one batch, replacing what an earlier attempt wrote."""
     name = batch_name(query_id(files, target.checkpoint) or "", number)
-    if not target.partitions:  # overwriting with an empty batch would not remove old rows
-        files.remove(f"{target.folder}/batch={name}")
+    files.remove(f"{target.folder}/batch={name}")  # an empty batch would not overwrite old rows
     (
         batch.withColumn("batch", sf.lit(name))
         .write.mode("overwrite")
         .options(partitionOverwriteMode="dynamic", **parquet_options(batch))
-        .partitionBy(*target.partitions, "batch")
+        .partitionBy("batch")
         .parquet(files.url(target.folder))
     )
 

@@ -12,11 +12,8 @@ from phpmq_lite.spark.insights_summary import (
     fit_queues,
     path_item,
     record_run,
-    write_summary,
 )
-from phpmq_lite.spark.jobs.compact import LOCK
 from phpmq_lite.spark.jobs.metrics import BUCKET_BASE, COUNTS
-from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 
 SPANS = [f"{s}_{n}" for s in ("wait", "hold") for n in ("p50", "p95", "p99", "max")]
@@ -86,17 +83,6 @@ def test_failed_run_keeps_the_offset_that_the_job_has_reached(tmp_path: Path) ->
         "archive": 30, "metrics": 20, "consume": None,
     }  # fmt: skip
     assert {run["state"] for run in kept} == {"failed"}
-
-
-def test_summary_is_skipped_while_another_job_replaces_files(tmp_path: Path) -> None:
-    run = PipelineJobState(name="consume", state="done", started_at=1)
-    options = JobOptions(connection=None, out=str(tmp_path))
-    with LocalResultsFolder(tmp_path).lock(LOCK):
-        [message] = write_summary(None, options, [run], now_ms=2)  # type: ignore[arg-type]  # not reached
-    assert message.startswith("the summary was not written: another job is working on archive in ")
-    assert [kept["name"] for kept in json.loads((tmp_path / "jobs.json").read_text())] == [
-        "consume"
-    ]
 
 
 @pytest.mark.parametrize("ms", [1, 2, 900, 86_400_000])

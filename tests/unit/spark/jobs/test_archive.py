@@ -76,7 +76,7 @@ def test_rows_removed_before_the_read_are_a_gap(
         100,
         HistoryBounds("h", lo, 900, lo_deleted),
         needs_deleted=needs_deleted,
-        archived=lambda: archived,
+        archived=archived,
         batch="b-1",
         at_ms=5,
     )

@@ -1,0 +1,175 @@
+"""Opens the archive for a job that changes it, and counts the rows of files for its ledger."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from pyspark.sql import functions as sf
+
+from phpmq_lite.spark import ledger as ledgers
+from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
+from phpmq_lite.spark.columns import FILE_SCHEMA, TIME_COLUMNS, utc_day
+from phpmq_lite.spark.history import BODY
+from phpmq_lite.spark.jobs.stream_writer import batch_name, remove_staged
+from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, add_counts
+from phpmq_lite.spark.results_folder import ARCHIVE, ARCHIVE_CHECKPOINT, ResultsFolder
+from phpmq_lite.spark.session import fit_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_OLD_COMPACT: Final = "compact"  # working folder of the compact job of version 0.1.0
+_PATH_PARTS: Final = range(3, 6)  # lengths of paths, from staged/x/y to generations/n/date/batch/y
+
+
+@dataclass(frozen=True, slots=True)
+class FileCounts:
+    """A file, its rows by queue and outcome, and the sum of their offsets."""
+
+    file: ArchiveFile
+    counts: dict[str, dict[str, int]]
+    offsets: int
+
+    @property
+    def name(self) -> str:
+        """The name without folders."""
+        return self.file.path.rpartition("/")[2]
+
+    @property
+    def date(self) -> str:
+        """The date in the path, such as ``2026-03-01``."""
+        return self.file.path.partition("/date=")[2].partition("/")[0]
+
+
+@contextmanager
+def open_ledger(
+    spark: "SparkSession", files: ResultsFolder, *, keep_ms: int
+) -> Iterator[ArchiveLedger]:
+    """Lock the archive, complete what was interrupted, and yield the current ledger.
+
+    After the block, files that were replaced more than ``keep_ms`` ago are removed.
+    An archive of version 0.1.0 gets a ledger, for which all of its rows are counted once.
+    """
+    with files.lock(ledgers.LOCK):
+        ledgers.repair(files)
+        files.remove(ledgers.STAGED)
+        ledger = ledgers.read_ledger(files)
+        if ledger is None:
+            _finish_old_swap(files)
+            remove_staged(files, ARCHIVE)
+            ledger = _adopt(spark, files)
+        yield ledger
+        files.remove(ledgers.STAGED)
+        if latest := ledgers.read_ledger(files):
+            ledgers.tidy(files, latest, now_ms=now_ms(), keep_ms=keep_ms)
+
+
+def now_ms() -> int:
+    """Return the current time in Unix ms."""
+    return time.time_ns() // 1_000_000
+
+
+def count_rows(
+    spark: "SparkSession",
+    files: ResultsFolder,
+    sizes: Mapping[str, int],
+    *,
+    has_bodies: bool | None = None,
+) -> list[FileCounts]:
+    """Count the rows of each file, given the paths and sizes; files without rows are omitted.
+
+    If ``has_bodies`` is None, the bodies are read to find out.
+    """
+    if not sizes:
+        return []
+    rows = spark.read.schema(FILE_SCHEMA).parquet(*map(files.url, sizes))
+    if has_bodies is None:
+        fit_batches(spark, rows)
+    days = [utc_day(time) for time in TIME_COLUMNS]
+    groups = rows.groupBy(sf.col("_metadata.file_path").alias("path"), "queue", "outcome").agg(
+        sf.count("*").alias("rows"),
+        sf.min("offset").alias("lo"),
+        sf.max("offset").alias("hi"),
+        sf.sum("offset").alias("offsets"),
+        sf.min(sf.unix_date(sf.least(*days))).alias("first_day"),
+        sf.max(sf.unix_date(sf.greatest(*days))).alias("last_day"),
+        (sf.count(BODY) > 0 if has_bodies is None else sf.lit(has_bodies)).alias("has_bodies"),
+    )
+    counted = []
+    ordered = sorted(groups.collect(), key=lambda row: row["path"])
+    for url, group in groupby(ordered, lambda row: row["path"]):
+        parts = unquote(url).split("/")
+        path = next(p for n in _PATH_PARTS if (p := "/".join(parts[-n:])) in sizes)
+        outcomes = list(group)
+        counts: dict[str, dict[str, int]] = {}
+        for row in outcomes:
+            counts.setdefault(row["queue"], {})[row["outcome"]] = row["rows"]
+        file = ArchiveFile(
+            path=path,
+            rows=sum(row["rows"] for row in outcomes),
+            size_bytes=sizes[path],
+            lo=min(row["lo"] for row in outcomes),
+            hi=max(row["hi"] for row in outcomes),
+            first_day=min(row["first_day"] for row in outcomes),
+            last_day=max(row["last_day"] for row in outcomes),
+            batch=parts[-2].removeprefix("batch="),
+            has_bodies=any(row["has_bodies"] for row in outcomes),
+        )
+        counted.append(FileCounts(file, counts, sum(row["offsets"] for row in outcomes)))
+    return counted
+
+
+def _adopt(spark: "SparkSession", files: ResultsFolder) -> ArchiveLedger:
+    """Return a ledger for the files of an archive that has none; store it if there are any.
+
+    A batch after the last committed one may be incomplete. Spark repeats it, and then it is
+    replaced.
+    """
+    committed = last_committed_batch(files, ARCHIVE_CHECKPOINT)
+    query = query_id(files, ARCHIVE_CHECKPOINT)
+    last = None if committed is None else batch_name(query or "", committed.batch)
+    sizes: dict[str, int] = {}
+    leftovers = set()
+    for path, size in files.data_files(ARCHIVE).items():
+        folder = path.rpartition("/")[0]
+        batch = folder.rpartition("batch=")[2]
+        if query and batch.startswith(query[:8]) and (last is None or batch > last):
+            leftovers.add(folder)
+        else:
+            sizes[path] = size
+    ledger = ledgers.create_ledger(
+        history_id=committed.history_id if committed else None,
+        offset=committed.offset if committed else None,
+        batch=last,
+        leftovers=tuple(sorted(leftovers)),
+    )
+    if not sizes and not leftovers:
+        return ledger
+    manifests = []
+    counted = sorted(count_rows(spark, files, sizes), key=lambda part: part.date)
+    for date, group in groupby(counted, lambda part: part.date):
+        parts = list(group)
+        sums: ledgers.Counts = {}
+        for part in parts:
+            sums = add_counts(sums, part.counts)
+        listed = tuple(part.file for part in parts)
+        manifests.append(DateManifest(date=date, files=listed, counts=sums))
+    return ledgers.commit(files, ledger, now_ms=now_ms(), manifests=manifests)
+
+
+def _finish_old_swap(files: ResultsFolder) -> None:
+    """Complete a swap that the compact job of version 0.1.0 began."""
+    text = files.read(f"{_OLD_COMPACT}/plan.json")
+    if text is not None:
+        plan = json.loads(text)
+        folder, staged = f"{ARCHIVE}/{plan['date']}", f"{_OLD_COMPACT}/staged"
+        for batch in plan["batches"]:
+            files.remove(f"{folder}/{batch}")
+        if files.exists(staged):
+            files.move(staged, f"{folder}/{plan['merged']}")
+    files.remove(_OLD_COMPACT)

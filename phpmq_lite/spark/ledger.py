@@ -1,0 +1,338 @@
+"""Ledger of the archive: which files it consists of, and what each change added or removed.
+
+``ledger/00000042.json`` is one version, and the highest number is the current one. It names one
+manifest for each date, ``ledger/dates/2026-03-01.42.json``, which lists the files of the date.
+Neither is ever changed. A change first writes ``ledger/prepared.json``; from then on, it can only
+be completed, which ``repair`` does. Writers hold the lock ``LOCK``; readers need no lock, because
+files that a change replaced remain for a grace period, during which older lists stay readable.
+
+Merged and rewritten files are created below ``generations/``, outside of the archive, where the
+replaced files stay. After the grace period, ``tidy`` removes those and copies the new files in, so
+that ``archive/**/*.parquet`` shows each row once at any time.
+"""
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from phpmq_lite.spark.results_folder import ARCHIVE, LEDGER, ResultsFolder
+
+LOCK: Final = "archive"  # held exclusively by every job that changes the archive
+STAGED: Final = "staged"
+GENERATIONS: Final = "generations"
+KEEP_REPLACED_MS: Final = 24 * 3_600_000
+
+_PREPARED: Final = f"{LEDGER}/prepared.json"
+_VERSION: Final = 1
+
+Counts = Mapping[str, Mapping[str, int]]  # queue -> outcome -> rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveFile:
+    """A Parquet file; ``path`` is relative to the results folder.
+
+    Days are numbers of days since 1970. They span all times of the rows, not only ``settled_at``.
+    """
+
+    path: str
+    rows: int
+    size_bytes: int
+    lo: int  # first offset
+    hi: int  # last offset
+    first_day: int
+    last_day: int
+    batch: str
+    has_bodies: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DateEntry:
+    """The totals of one date's manifest, by which readers skip manifests."""
+
+    manifest: str
+    rows: int
+    size_bytes: int
+    lo: int
+    hi: int
+    first_day: int
+    last_day: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DateManifest:
+    """The files of one date, and how many rows were ever archived, pruned and erased."""
+
+    date: str
+    files: tuple[ArchiveFile, ...] = ()
+    counts: Counts = field(default_factory=dict)  # all rows that were ever archived
+    removed: Counts = field(default_factory=dict)  # rows that prune and erase removed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacedFile:
+    """A file that only readers of older lists still open."""
+
+    path: str
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveLedger:
+    """One version of the ledger; dates are UTC dates of ``settled_at``, such as ``2026-03-01``."""
+
+    number: int
+    archive_id: str  # 8 hex digits, created with the folder
+    history_id: str | None = None
+    offset: int | None = None  # last archived offset
+    batch: str | None = None  # name of the last batch
+    at_ms: int = 0
+    dates: Mapping[str, DateEntry] = field(default_factory=dict)
+    pruned: Mapping[str, str] = field(default_factory=dict)  # date -> manifest with its counts
+    replaced: tuple[ReplacedFile, ...] = ()
+    leftovers: tuple[str, ...] = ()  # folders of a batch that an older version did not commit
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in the archive."""
+        return sum(entry.rows for entry in self.dates.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files that the list names."""
+        return sum(entry.size_bytes for entry in self.dates.values())
+
+
+def read_ledger(files: ResultsFolder) -> ArchiveLedger | None:
+    """Return the current version, or None if the archive has no ledger."""
+    numbers = [name.removesuffix(".json") for name in files.names(LEDGER)]
+    latest = max((int(number) for number in numbers if number.isdecimal()), default=None)
+    text = None if latest is None else files.read(_root_path(latest))
+    return None if text is None else _parse_root(json.loads(text))
+
+
+def create_ledger(**fields: Any) -> ArchiveLedger:
+    """Return version 0 for a new archive, which ``commit`` does not write."""
+    return ArchiveLedger(number=0, archive_id=secrets.token_hex(4), **fields)
+
+
+def archive_files(
+    files: ResultsFolder,
+    ledger: ArchiveLedger,
+    *,
+    dates: Iterable[str] | None = None,
+    after_offset: int | None = None,
+    first_day: int | None = None,
+    last_day: int | None = None,
+) -> list[ArchiveFile]:
+    """Return the files that may have matching rows, by date; reads only the manifests needed.
+
+    Args:
+        files: the results folder.
+        ledger: the version to read.
+        dates: only these dates of ``settled_at``, such as ``2026-03-01``.
+        after_offset: only files with rows above this offset.
+        first_day: only files with a time on or after this day (days since 1970).
+        last_day: only files with a time on or before this day.
+    """
+
+    def matches(part: ArchiveFile | DateEntry) -> bool:
+        return (
+            (after_offset is None or part.hi > after_offset)
+            and (first_day is None or part.last_day >= first_day)
+            and (last_day is None or part.first_day <= last_day)
+        )
+
+    requested = None if dates is None else set(dates)
+    return [
+        file
+        for date, entry in sorted(ledger.dates.items())
+        if (requested is None or date in requested) and matches(entry)
+        for file in read_manifest(files, entry.manifest).files
+        if matches(file)
+    ]
+
+
+def manifest_of(ledger: ArchiveLedger, date: str) -> str | None:
+    """Return the path of a date's manifest, also if the date was pruned; None for a new date."""
+    entry = ledger.dates.get(date)
+    return ledger.pruned.get(date) if entry is None else entry.manifest
+
+
+def read_manifest(files: ResultsFolder, path: str) -> DateManifest:
+    """Return a manifest, which must exist."""
+    document = json.loads(files.read(path) or "")
+    parts = tuple(ArchiveFile(**file) for file in document.pop("files"))
+    return DateManifest(files=parts, **document)
+
+
+def add_counts(counts: Counts, more: Counts) -> dict[str, dict[str, int]]:
+    """Return the sums by queue and outcome."""
+    sums = {queue: dict(outcomes) for queue, outcomes in counts.items()}
+    for queue, outcomes in more.items():
+        into = sums.setdefault(queue, {})
+        for outcome, rows in outcomes.items():
+            into[outcome] = into.get(outcome, 0) + rows
+    return sums
+
+
+def commit(
+    files: ResultsFolder,
+    ledger: ArchiveLedger,
+    *,
+    now_ms: int,
+    manifests: Iterable[DateManifest] = (),
+    moves: Mapping[str, str] | None = None,
+    copies: Mapping[str, str] | None = None,
+    removes: Sequence[str] = (),
+    replaced: Iterable[ReplacedFile] = (),
+    **changes: Any,
+) -> ArchiveLedger:
+    """Store a new version atomically, and return it.
+
+    Args:
+        files: the results folder, whose ``LOCK`` is held.
+        ledger: the current version.
+        now_ms: Unix ms.
+        manifests: the dates that change; a date without files leaves the list.
+        moves: source and target of each file to move.
+        copies: source and target of each file to copy.
+        removes: files that are no longer needed.
+        replaced: files that leave the list but stay for the grace period.
+        changes: other fields of ``ArchiveLedger``.
+    """
+    number, dates, pruned = ledger.number + 1, dict(ledger.dates), dict(ledger.pruned)
+    retired = [_root_path(ledger.number)] if ledger.number else []
+    documents = {}
+    for manifest in manifests:
+        path = f"{LEDGER}/dates/{manifest.date}.{number}.json"
+        documents[path] = asdict(manifest)
+        if before := manifest_of(ledger, manifest.date):
+            retired.append(before)
+            dates.pop(manifest.date, None)
+            pruned.pop(manifest.date, None)
+        if manifest.files:
+            dates[manifest.date] = _entry(path, manifest.files)
+        else:
+            pruned[manifest.date] = path
+    retired_files = (ReplacedFile(path=p, at_ms=now_ms, reason="ledger") for p in retired)
+    remaining = (file for file in ledger.replaced if file.path not in set(removes))
+    root = replace(
+        ledger,
+        number=number,
+        at_ms=now_ms,
+        dates=dates,
+        pruned=pruned,
+        replaced=(*remaining, *replaced, *retired_files),
+        **changes,
+    )
+    prepared = {
+        "root": {"version": _VERSION, **asdict(root)},
+        "manifests": documents,
+        "moves": dict(moves or {}),
+        "copies": dict(copies or {}),
+        "removes": list(removes),
+    }
+    files.write(_PREPARED, json.dumps(prepared))
+    repair(files)
+    return root
+
+
+def repair(files: ResultsFolder) -> None:
+    """Complete a change that was interrupted; the caller holds ``LOCK``."""
+    text = files.read(_PREPARED)
+    if text is None:
+        return
+    change = json.loads(text)
+    for path, document in change["manifests"].items():
+        files.write(path, json.dumps(document))
+    for source, target in change["moves"].items():
+        if files.exists(source):
+            files.remove(target)
+            files.move(source, target)
+    for source, target in change["copies"].items():
+        files.copy(source, target)
+    for path in change["removes"]:
+        files.remove(path)
+    for folder in _parents(change["removes"]):
+        if not files.files(folder):
+            files.remove(folder)
+    files.write(_root_path(change["root"]["number"]), json.dumps(change["root"]))
+    files.remove(_PREPARED)
+
+
+def tidy(
+    files: ResultsFolder, ledger: ArchiveLedger, *, now_ms: int, keep_ms: int = KEEP_REPLACED_MS
+) -> ArchiveLedger:
+    """Remove replaced files after ``keep_ms``, and copy the files that replaced them in."""
+    expired = {file.path for file in ledger.replaced if file.at_ms + keep_ms <= now_ms}
+    visible: dict[str, set[str]] = {}  # date -> replaced files that are still in the archive
+    for file in ledger.replaced:
+        if file.path.startswith(f"{ARCHIVE}/"):
+            visible.setdefault(file.path.split("/")[1].removeprefix("date="), set()).add(file.path)
+    copies: dict[str, str] = {}
+    manifests = []
+    for date, paths in visible.items():
+        if not paths <= expired:  # removing only some of them would hide rows
+            expired -= paths
+        elif date in ledger.dates:
+            manifest = read_manifest(files, ledger.dates[date].manifest)
+            inside = {file.path: _inside(file.path) for file in manifest.files}
+            copies |= {path: target for path, target in inside.items() if path != target}
+            current = tuple(replace(file, path=inside[file.path]) for file in manifest.files)
+            manifests.append(replace(manifest, files=current))
+    if not expired:
+        return ledger
+    outside = [ReplacedFile(path=path, at_ms=now_ms, reason="copied") for path in copies]
+    return commit(
+        files,
+        ledger,
+        now_ms=now_ms,
+        manifests=manifests,
+        copies=copies,
+        removes=sorted(expired),
+        replaced=outside,
+    )
+
+
+def _inside(path: str) -> str:
+    """Return the path in the archive for a file below ``generations/<number>/``."""
+    parts = path.split("/")
+    return "/".join([ARCHIVE, *parts[2:]]) if parts[0] == GENERATIONS else path
+
+
+def _parents(paths: Iterable[str]) -> list[str]:
+    """Return the folders of data files, innermost first."""
+    folders = set()
+    for path in paths:
+        parts = path.split("/")
+        if parts[0] in (ARCHIVE, GENERATIONS):
+            folders |= {"/".join(parts[:depth]) for depth in range(2, len(parts))}
+    return sorted(folders, key=lambda folder: -folder.count("/"))
+
+
+def _entry(path: str, parts: Sequence[ArchiveFile]) -> DateEntry:
+    return DateEntry(
+        manifest=path,
+        rows=sum(file.rows for file in parts),
+        size_bytes=sum(file.size_bytes for file in parts),
+        lo=min(file.lo for file in parts),
+        hi=max(file.hi for file in parts),
+        first_day=min(file.first_day for file in parts),
+        last_day=max(file.last_day for file in parts),
+    )
+
+
+def _root_path(number: int) -> str:
+    return f"{LEDGER}/{number:08d}.json"
+
+
+def _parse_root(document: dict[str, Any]) -> ArchiveLedger:
+    del document["version"]
+    dates = {date: DateEntry(**entry) for date, entry in document.pop("dates").items()}
+    replaced = tuple(ReplacedFile(**file) for file in document.pop("replaced"))
+    leftovers = tuple(document.pop("leftovers"))
+    return ArchiveLedger(dates=dates, replaced=replaced, leftovers=leftovers, **document)
