@@ -79,6 +79,8 @@ ALTER TABLE history ADD COLUMN retries INTEGER;
 ALTER TABLE history ADD COLUMN priority INTEGER;
 ALTER TABLE history ADD COLUMN group_name TEXT;
 ALTER TABLE history ADD COLUMN unique_key TEXT;
+-- When its data was erased (Unix ms).
+ALTER TABLE history ADD COLUMN erased_at INTEGER;
 
 -- What was published to NAME.retry with a time to live is delivered in NAME after that time.  Until
 -- now it waited there, and expired; from now on, it is scheduled in NAME.

@@ -218,10 +218,10 @@ ACTIONS: Final[Mapping[Action, ActionDefinition]] = {  # least destructive first
     Action.ERASE: ActionDefinition(
         "Erase", "erased", frozenset(State) - ALIVE, SkipReason.NOT_SETTLED, needs_admin=True,
         is_danger=True, icon="delete",
-        summary="Permanently erase the body of a settled message, but keep the message's row.",
-        text="The body is erased permanently; the message's row stays in the history. Use this for "
-        "secrets that were sent by mistake. The body cannot be restored, but earlier backups still "
-        "contain it.",
+        summary="Permanently erase the data of a settled message, but keep the message's row.",
+        text="The body, trace, group, keys and reported errors are erased permanently; the "
+        "message's row stays in the history. Use this for secrets that were sent by mistake. They "
+        "cannot be restored, but earlier backups still contain them.",
     ),
     # The following only undo other actions.
     Action.PLACE: ActionDefinition(

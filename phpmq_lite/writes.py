@@ -16,10 +16,11 @@ class Write(Protocol):
 # -- history and events
 
 
-class EraseBody(NamedTuple):
-    """Overwrite and then remove the body of a settled message."""
+class EraseMessage(NamedTuple):
+    """Overwrite and then remove the data of a settled message; its history row remains."""
 
     seq: int
+    at_ms: int
 
 
 class LinkMessages(NamedTuple):

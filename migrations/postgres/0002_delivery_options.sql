@@ -36,7 +36,8 @@ ALTER TABLE history
   ADD COLUMN retries BIGINT,
   ADD COLUMN priority BIGINT,
   ADD COLUMN group_name TEXT COLLATE "C",
-  ADD COLUMN unique_key TEXT COLLATE "C";
+  ADD COLUMN unique_key TEXT COLLATE "C",
+  ADD COLUMN erased_at BIGINT;
 
 -- As in 0001, with the number of scheduled messages.
 DROP FUNCTION update_queues(BIGINT[], BIGINT[], BIGINT[]);
@@ -134,7 +135,8 @@ SELECT
   ((m.position >> 48) + 128)::INTEGER AS priority,
   coalesce(m.retries, 0)::INTEGER AS retries,
   m.group_name AS "group",
-  m.unique_key
+  m.unique_key,
+  to_timestamp(m.erased_at / 1000.0) AS erased_at
 FROM history AS m LEFT JOIN queue ON queue.queue_id = m.queue_id;
 
 CREATE VIEW settled_body AS

@@ -25,7 +25,7 @@ from phpmq_lite.admin.messages import (
     traces,
     wait,
 )
-from phpmq_lite.admin.pipeline import claims, history_readers, insights, staging
+from phpmq_lite.admin.pipeline import claims, erase, history_readers, insights, staging
 from phpmq_lite.admin.queues import actions as queue_actions
 from phpmq_lite.admin.queues import dead_letters, definitions, queue, schedules
 from phpmq_lite.admin.queues import list as queue_list
@@ -74,6 +74,7 @@ _MODULES: Final = (
     frames,
     insights,
     claims,
+    erase,
     staging,
     live,
     audit,

@@ -25,6 +25,7 @@ UNDONE: Final = "undo"  # undoing an action deletes what the action created
 REDRIVEN: Final = "redriven"
 TAKEN_BACK: Final = "taken back"
 REPLACED: Final = "replaced"  # by a publish with its unique key
+ERASED: Final = "erase"  # so that its data can be erased
 
 # -- why a held message returns to its queue
 ACK_TIMEOUT: Final = "acknowledgement timeout"

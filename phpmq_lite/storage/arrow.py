@@ -235,6 +235,7 @@ COLUMNS: Final = (  # columns of the history, in order; see docs/reference/colum
         "none",
         source="publisher",
     ),
+    ArrowColumn("erased_at", "timestamp", "when its data was erased; see Erase data", "not erased"),
 )
 DELETED: Final = "deleted"
 BODY: Final = ArrowColumn(

@@ -33,7 +33,7 @@ from phpmq_lite.writes import (
     CopyStagedRows,
     DeleteSchedule,
     DropStage,
-    EraseBody,
+    EraseMessage,
     ScheduleRun,
     UnblockMessages,
     Write,
@@ -48,7 +48,13 @@ OPTIONAL: Final = frozenset({"insert_event", "link_messages", "insert_audit", "a
 
 # These writes execute several statements, listed here in order.
 _SEVERAL: Final[dict[type[Write], tuple[str, ...]]] = {
-    EraseBody: ("overwrite_body", "delete_body"),
+    EraseMessage: (
+        "overwrite_body",
+        "delete_body",
+        "erase_trace",
+        "erase_details",
+        "erase_columns",
+    ),
     DropStage: ("drop_stage", "drop_stage_queues"),
     Schedule: ("delete_schedule", "put_schedule"),
     DeleteSchedule: ("delete_schedule", "delete_schedule_runs"),

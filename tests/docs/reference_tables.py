@@ -64,6 +64,7 @@ WORDS: Final[dict[str, str]] = {
     "event_entry.detail": "as in `event`",
     "event_entry.kind": "as in `event`",
     "event_entry.seq": "of the message",
+    "history.erased_at": "Unix ms when its body and what was read from it were erased; NULL: not",
     "line": "a view of one row: the number that the next message gets",
     "line.next_number": "never given before",
     "migration": "which migrations this database has had",

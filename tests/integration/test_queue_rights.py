@@ -131,6 +131,7 @@ ABOUT: dict[str, list[dict[str, Any]] | None] = {
         {"subscription": "new", "queue": FOREIGN},
         {"subscription": "canary-subscription", "queue": "mine"},
     ],
+    "api-pipeline-erase": [{"offsets": [{"first": 1, "last": 100}], "live": True}],
     "api-claims-ack": [{"subscription": "canary-subscription", "upto": 9}],
     "api-claims-release": [{"subscription": "canary-subscription", "forget": True}],
     "api-publish-staged": [

@@ -13,7 +13,7 @@ from phpmq_lite.errors import BatchRefusedError, OutcomeUnknownError, StorageErr
 from phpmq_lite.model import Batch, Message, OrderedSet, QueueRow, State
 from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, Writer
-from phpmq_lite.writes import EraseBody
+from phpmq_lite.writes import EraseMessage
 from tests.support.batch_builders import batch_of_new
 from tests.support.stores import make_database
 
@@ -164,7 +164,7 @@ async def test_work_in_the_thread_is_not_overtaken(opened: Writer) -> None:
     [
         pytest.param(lambda b: setattr(b, "commands", 5_001), id="commands"),
         pytest.param(lambda b: setattr(b, "created_bytes", (1 << 20) + 1), id="bytes"),
-        pytest.param(lambda b: b.writes.append(EraseBody(1)), id="rare"),
+        pytest.param(lambda b: b.writes.append(EraseMessage(1, 1)), id="rare"),
         pytest.param(lambda b: b.claims_removed.append(1), id="several"),
     ],
 )

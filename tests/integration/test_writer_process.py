@@ -23,7 +23,7 @@ from phpmq_lite.storage.sqlite.store import SqliteStore
 from phpmq_lite.storage.sqlite.writer import FEW_COMMANDS, START_BATCHES, Fatal, Writer
 from phpmq_lite.storage.sqlite.writer_process import WriterProcess, encode
 from phpmq_lite.storage.store import note_clock
-from phpmq_lite.writes import EraseBody
+from phpmq_lite.writes import EraseMessage
 from tests.support.batch_builders import batch_of_new
 from tests.support.stores import make_database
 
@@ -195,7 +195,7 @@ async def test_small_batch_is_stored_in_the_loop(served: Writer) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda b: b.writes.append(EraseBody(1)), id="operator's rows"),
+        pytest.param(lambda b: b.writes.append(EraseMessage(1, 1)), id="operator's rows"),
         pytest.param(lambda b: b.bodies.__setitem__(0, bytes(33 << 20)), id="too large"),
         pytest.param(lambda b: setattr(b, "created_bytes", 2_049 * b.commands), id="large bodies"),
     ],

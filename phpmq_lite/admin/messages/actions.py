@@ -26,7 +26,7 @@ from phpmq_lite.admin.http.fields import (
 from phpmq_lite.admin.http.input import Untrimmed, check_queue_name
 from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.admin.messages.jobs import stores_of
-from phpmq_lite.admin.messages.message import Message
+from phpmq_lite.admin.messages.message import Message, no_body
 from phpmq_lite.admin.messages.owned_stores import make_undo
 from phpmq_lite.broker.operator.message_actions import ActionOptions, ActionOutcome, act_on_messages
 from phpmq_lite.frame_options import NOW, DeliveryTime
@@ -236,6 +236,8 @@ def _declare(action: Action) -> None:
         id_ = message.message_id
         if message.state not in row.takes:
             refuse_skipped(action, row.refusal)
+        if row.needs_body and message.erased_at is not None:
+            raise no_body(message)
         result = await apply_action(call, action, [message.seq], form, id_)
         if not result.outcome.changed:
             refuse_skipped(action, *result.outcome.skipped)

@@ -82,6 +82,7 @@ class MessageView(ResponseModel):
     )
     holder: str | None = Field(description="address of the current consumer; null if none")
     reason: str | None = Field(description="details about the outcome; null if none")
+    erased_at: int | None = Field(description="when its data was erased, Unix ms; null if not")
     offset: int | None = Field(description="history offset; null for live messages")
     origin: str | None = Field(
         validation_alias="source_queue", description="queue a dead letter came from; null if none"

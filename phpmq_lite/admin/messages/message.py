@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from time import gmtime, strftime
 from typing import Annotated, Final, Literal, Self
 
 from aiohttp import web
@@ -209,7 +210,7 @@ async def get_body(call: Call, row: Message, _query: BodyInput) -> web.StreamRes
         return await download_body(call, row)
     body = await call.context.reader.body(row)
     if body is None:
-        raise _no_body(row)
+        raise no_body(row)
     return respond(BodyView.of(body))
 
 
@@ -229,7 +230,7 @@ async def download_body(call: Call, row: Message) -> web.Response:
     await memory_hold_of(call.request).resize(row.size)
     body = await call.context.reader.whole_body(row)
     if body is None:
-        raise _no_body(row)
+        raise no_body(row)
     name = row.message_id + (".damaged" if body.is_damaged else "")
     digest = await asyncio.to_thread(lambda: hashlib.sha256(body.content).digest())
     return web.Response(
@@ -239,7 +240,11 @@ async def download_body(call: Call, row: Message) -> web.Response:
     )
 
 
-def _no_body(row: MessageRow) -> Problem:
+def no_body(row: MessageRow) -> Problem:
+    if row.erased_at is not None:
+        at = strftime("%Y-%m-%d %H:%M", gmtime(row.erased_at / 1_000))
+        detail = f"The data of message {row.message_id} was erased on {at} UTC."
+        return Problem(410, "erased", detail)
     return Problem(410, "gone_body", f"The body of message {row.message_id} is no longer stored.")
 
 

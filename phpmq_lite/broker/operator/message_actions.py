@@ -32,7 +32,7 @@ from phpmq_lite.model import (
 )
 from phpmq_lite.operator_actions import ACTIONS, Action, SkipReason
 from phpmq_lite.queue_settings import home_of
-from phpmq_lite.writes import AUDIT_BYTES, EraseBody, bounded_text
+from phpmq_lite.writes import AUDIT_BYTES, EraseMessage, bounded_text
 
 ACTION_SLICE: Final = 1_000  # maximum number of messages per call
 PAGE_ROWS: Final = 1_000  # number of rows that a queue action processes per batch
@@ -520,7 +520,7 @@ def _take_back(work: PagedAction, record: Message, body: bytes | None) -> SkipRe
 
 
 def _erase(work: PagedAction, message: Message, _body: bytes | None) -> SkipReason | Step:
-    work.core.batch.writes.append(EraseBody(message.seq))  # its history row remains
+    work.core.batch.writes.append(EraseMessage(message.seq, work.core.now.wall_ms))
     work.core.record_event(message, Action.ERASE, work.detail)
     return Step.DONE
 

@@ -79,6 +79,7 @@ class MessageRow:
     unique_key: str | None = None
     due_at: int | None = None  # when a scheduled message becomes ready
     head_since: int | None = None  # first dispatch of the head of a group
+    erased_at: int | None = None  # when its data was erased
 
     @property
     def message_id(self) -> str:
@@ -313,6 +314,44 @@ class MessageReader(RowReader):
     async def links(self, seqs: Iterable[int]) -> list[LinkRow]:
         """Return a message's links to others, such as redrive, restore, edit and dead letter."""
         return await self._all(LinkRow, "links", seqs=json.dumps(list(seqs)), limit=LINK_ROWS)
+
+    async def with_copies(self, seqs: Sequence[int], rounds: int) -> list[int]:
+        """Return messages and, after those from which they are reached, all that have their data.
+
+        These are dead-letter records and what was restored, redriven or edited, and the messages
+        from which these were made, over at most ``rounds`` links.
+        """
+        related = dict.fromkeys(seqs)
+        latest = [*related]
+        for _ in range(rounds):
+            linked: dict[int, None] = {}
+            for at in range(0, len(latest), PAGE_ROWS):
+                rows = await self._read("copies", seqs=json.dumps(latest[at : at + PAGE_ROWS]))
+                for seq, other in rows:
+                    linked[seq or (seq_of(other) if is_message_id(other) else 0)] = None
+            latest = [seq for seq in linked if seq and seq not in related]
+            if not latest:
+                break
+            related |= dict.fromkeys(latest)
+        return [*related]
+
+    async def stored(self, seqs: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Return which messages are live, which are settled, and which of those were erased."""
+        parts: tuple[list[int], list[int], list[int]] = [], [], []
+        for at in range(0, len(seqs), PAGE_ROWS):
+            rows = await self._read("stored_of", seqs=json.dumps(seqs[at : at + PAGE_ROWS]))
+            for seq, is_live, is_erased in rows:
+                parts[0 if is_live else 1 + is_erased].append(seq)
+        return parts
+
+    async def seqs_at(self, first: int, last: int) -> list[int]:
+        """Return the messages at a range of offsets, both inclusive."""
+        return [seq for (seq,) in await self._read("seqs_at_offsets", first=first, last=last)]
+
+    async def staged_tokens(self, trace_ids: Sequence[str]) -> list[str]:
+        """Return the tokens under which rows with these traces are staged."""
+        rows = await self._read("staged_tokens", traces=json.dumps(trace_ids))
+        return [token for (token,) in rows]
 
     async def retries(self, rows: Iterable[MessageRow]) -> dict[int, list[EventRow]]:
         """Return the retries of those messages that have any, by seq, oldest first."""

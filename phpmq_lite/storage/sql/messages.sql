@@ -33,13 +33,13 @@ m.published_at, m.first_dispatched_at, m.last_dispatched_at, m.deliveries, m.cha
 -- Columns of a live message, in the order of messages.MessageRow.
 NULL AS "offset", m.seq, m.token, m.queue_id, q.name, m.position, m.state,
   NULL AS reason, NULL AS settled_at, m.ttl_s, m.deadline_ms + {clock_step},
-  {shared_columns}, m.due_ms + {clock_step}, m.head_since
+  {shared_columns}, m.due_ms + {clock_step}, m.head_since, NULL AS erased_at
 
 -- part: settled_columns
 -- Columns of a settled message, in the order of messages.MessageRow.
 m."offset", m.seq, m.token, m.queue_id, q.name, m.position, m.outcome,
   m.reason, m.settled_at, m.ttl_s, {settled_deadline},
-  {shared_columns}, NULL AS due_at, NULL AS head_since
+  {shared_columns}, NULL AS due_at, NULL AS head_since, m.erased_at
 
 -- part: joins
 -- Adds the body, and names and addresses for the ids in a row.
@@ -249,6 +249,33 @@ WHERE seq IN ids(:seqs)
   AND kind IN ('redrive', 'restore', 'edit', 'dead_letter') AND length(detail) = 32
 ORDER BY event_id + 0  -- otherwise, PostgreSQL might read all events in order
 LIMIT :limit;
+
+-- name: copies
+-- Messages that have the data of others: the messages of records, and what was made from a message.
+-- parameters: seqs (a JSON array)
+-- columns: seq, or NULL and an id
+-- index: event_seq
+-- index: message_source
+-- index: history_seq
+SELECT CAST(NULL AS bigint) AS seq, detail FROM event WHERE seq IN ids(:seqs)
+  AND kind IN ('redrive', 'restore', 'edit', 'dead_letter') AND length(detail) = 32
+UNION ALL SELECT seq, NULL FROM message WHERE source_seq IN ids(:seqs) AND source_seq IS NOT NULL
+UNION ALL SELECT source_seq, NULL FROM message WHERE seq IN ids(:seqs) AND source_seq IS NOT NULL
+UNION ALL SELECT source_seq, NULL FROM history WHERE seq IN ids(:seqs) AND source_seq IS NOT NULL;
+
+-- name: stored_of
+-- parameters: seqs (a JSON array)
+-- columns: seq; whether it is live, and whether its data was erased (0 or 1)
+-- index: history_seq
+SELECT seq, 1, 0 FROM message WHERE seq IN ids(:seqs)
+UNION ALL
+SELECT seq, 0, CASE WHEN erased_at IS NULL THEN 0 ELSE 1 END FROM history WHERE seq IN ids(:seqs);
+
+-- name: seqs_at_offsets
+-- parameters: first, last (offsets, inclusive)
+-- columns: seq
+-- index: PRIMARY KEY
+SELECT seq FROM history WHERE "offset" BETWEEN :first AND :last ORDER BY "offset";
 
 -- name: retries
 -- Attempts of messages that their workers reported as failed or put off, oldest first.

@@ -4,6 +4,18 @@
 -- index: PRIMARY KEY
 DELETE FROM body WHERE seq = :seq;
 
+-- name: erase_details
+-- Removes what workers reported about the failures of a message.
+-- index: event_seq
+UPDATE event SET detail = NULL WHERE seq = :seq AND kind IN ('retry', 'failure');
+
+-- name: erase_columns
+-- Removes what the history holds of a message's content, also its checksum.
+-- index: history_seq
+UPDATE history SET trace_id = NULL, meta_id = NULL, group_name = NULL, unique_key = NULL, crc = 0,
+  erased_at = coalesce(erased_at, CAST(:at_ms AS bigint))
+WHERE seq = :seq;
+
 -- name: link_messages
 -- Links a message to the message from which it was created, by an event with that message's id.
 -- index: PRIMARY KEY

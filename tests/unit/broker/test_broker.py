@@ -11,7 +11,7 @@ from phpmq_lite.broker.operator.queue_operations import create_queue
 from phpmq_lite.broker.queue import Connection
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.model import AuditEntry, Limits, LoadedRows, LoadedWindow, Message, State, checksum
-from phpmq_lite.writes import EraseBody
+from phpmq_lite.writes import EraseMessage
 from tests.support.core_rig import (
     STEADY_MS,
     CoreRig,
@@ -584,7 +584,7 @@ def test_numbers_are_stored_with_the_batch_that_uses_them(rig: CoreRig) -> None:
 
 def test_next_number_is_stored_if_the_newest_body_may_be_erased(rig: CoreRig) -> None:
     rig.publish(b"a")
-    batch = rig.run(lambda: rig.core.batch.writes.append(EraseBody(1)))
+    batch = rig.run(lambda: rig.core.batch.writes.append(EraseMessage(1, 1)))
     assert batch.counters["next_number"] == 2
 
 

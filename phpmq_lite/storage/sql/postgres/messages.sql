@@ -97,3 +97,10 @@ ORDER BY m.position DESC;
 -- name: body_part
 SELECT length(content), substr(content, least(:start, 2147483646)::int + 1, :size::int)
 FROM body WHERE seq = :seq;
+
+-- name: staged_tokens
+-- Tokens of staged rows with certain traces.
+-- parameters: traces (a JSON array)
+-- columns: token
+SELECT DISTINCT stage.token FROM stage_row JOIN stage ON stage_id = row_id >> 17
+WHERE stage.token IS NOT NULL AND trace_id IN (SELECT jsonb_array_elements_text(CAST(:traces AS jsonb)));

@@ -151,3 +151,10 @@ LIMIT :limit;
 -- parameters: seq; start, size (bytes)
 -- columns: length of the whole body, the part
 SELECT length(content), body_part(seq, :start, :size) FROM body WHERE seq = :seq;
+
+-- name: staged_tokens
+-- Tokens of staged rows with certain traces.
+-- parameters: traces (a JSON array)
+-- columns: token
+SELECT DISTINCT stage.token FROM stage_row JOIN stage ON stage_id = row_id >> 17
+WHERE stage.token IS NOT NULL AND trace_id IN (SELECT value FROM json_each(:traces));

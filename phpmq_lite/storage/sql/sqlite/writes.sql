@@ -3,6 +3,12 @@
 -- index: INTEGER PRIMARY KEY
 UPDATE body SET content = zeroblob(length(content)) WHERE seq = :seq;
 
+-- name: erase_trace
+-- Removes a message from the trace index; before its columns.
+-- index: trace_place USING PRIMARY KEY
+DELETE FROM trace_place WHERE (block, trace_id, seq) IN (
+  SELECT seq >> 14, trace_id, seq FROM history WHERE seq = :seq AND trace_id IS NOT NULL);
+
 -- name: quarantined_rows
 -- Staged rows that are invalid and will be quarantined.
 -- index: INTEGER PRIMARY KEY

@@ -26,7 +26,7 @@ from phpmq_lite.model import (
     State,
 )
 from phpmq_lite.operator_actions import Action, SkipReason
-from phpmq_lite.writes import AdvanceAudit, EraseBody, InsertAudit
+from phpmq_lite.writes import AdvanceAudit, EraseMessage, InsertAudit
 from tests.support.core_rig import CoreRig, bodies, event_kinds, message, outcomes, sent_messages
 from tests.support.fake_inspector import BAD, GOOD, rig_with_inspector, rig_with_strict_queue
 
@@ -398,7 +398,7 @@ def test_concurrent_restores_store_one_message(rig: CoreRig) -> None:
 def test_erase_overwrites_and_removes_the_body(rig: CoreRig) -> None:
     rig.publish(b"a")
     batch = run(rig, Action.ERASE, settled(1, State.ACKED))
-    assert batch.writes[0] == EraseBody(1)
+    assert batch.writes[0] == EraseMessage(1, rig.core.now.wall_ms)
     assert (event_kinds(batch), outcome(rig).changed) == ([(1, "erase")], [1])
 
 
