@@ -15,6 +15,7 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from phpmq_lite.spark.results_folder import ARCHIVE, LEDGER, ResultsFolder
@@ -87,6 +88,7 @@ class ArchiveLedger:
     number: int
     archive_id: str  # 8 hex digits, created with the folder
     history_id: str | None = None
+    begin: int | None = None  # offset before the first archived one
     offset: int | None = None  # last archived offset
     batch: str | None = None  # name of the last batch
     at_ms: int = 0
@@ -169,6 +171,11 @@ def read_manifest(files: ResultsFolder, path: str) -> DateManifest:
     return DateManifest(files=parts, **document)
 
 
+def first_ms(date: str) -> int:
+    """Return the Unix ms at which a UTC date such as ``2026-03-01`` begins."""
+    return int(datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp()) * 1_000
+
+
 def add_counts(counts: Counts, more: Counts) -> dict[str, dict[str, int]]:
     """Return the sums by queue and outcome."""
     sums = {queue: dict(outcomes) for queue, outcomes in counts.items()}
@@ -189,6 +196,7 @@ def commit(
     copies: Mapping[str, str] | None = None,
     removes: Sequence[str] = (),
     replaced: Iterable[ReplacedFile] = (),
+    writes: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> ArchiveLedger:
     """Store a new version atomically, and return it.
@@ -202,11 +210,12 @@ def commit(
         copies: source and target of each file to copy.
         removes: files that are no longer needed.
         replaced: files that leave the list but stay for the grace period.
+        writes: JSON documents that other files get by the same change.
         changes: other fields of ``ArchiveLedger``.
     """
     number, dates, pruned = ledger.number + 1, dict(ledger.dates), dict(ledger.pruned)
     retired = [_root_path(ledger.number)] if ledger.number else []
-    documents = {}
+    documents = dict(writes or {})
     for manifest in manifests:
         path = f"{LEDGER}/dates/{manifest.date}.{number}.json"
         documents[path] = asdict(manifest)
@@ -218,25 +227,18 @@ def commit(
             dates[manifest.date] = _entry(path, manifest.files)
         else:
             pruned[manifest.date] = path
-    retired_files = (ReplacedFile(path=p, at_ms=now_ms, reason="ledger") for p in retired)
-    remaining = (file for file in ledger.replaced if file.path not in set(removes))
-    root = replace(
-        ledger,
-        number=number,
-        at_ms=now_ms,
-        dates=dates,
-        pruned=pruned,
-        replaced=(*remaining, *replaced, *retired_files),
-        **changes,
-    )
-    prepared = {
+    remaining = [file for file in ledger.replaced if file.path not in set(removes)]
+    remaining += (ReplacedFile(path=path, at_ms=now_ms, reason="ledger") for path in retired)
+    fields = {"number": number, "at_ms": now_ms, "dates": dates, "pruned": pruned, **changes}
+    root = replace(ledger, replaced=(*remaining, *replaced), **fields)
+    change = {
         "root": {"version": _VERSION, **asdict(root)},
-        "manifests": documents,
+        "writes": documents,
         "moves": dict(moves or {}),
         "copies": dict(copies or {}),
         "removes": list(removes),
     }
-    files.write(_PREPARED, json.dumps(prepared))
+    files.write(_PREPARED, json.dumps(change))
     repair(files)
     return root
 
@@ -247,7 +249,7 @@ def repair(files: ResultsFolder) -> None:
     if text is None:
         return
     change = json.loads(text)
-    for path, document in change["manifests"].items():
+    for path, document in change["writes"].items():
         files.write(path, json.dumps(document))
     for source, target in change["moves"].items():
         if files.exists(source):

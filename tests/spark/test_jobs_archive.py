@@ -3,24 +3,29 @@
 import json
 import os
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import duckdb
 import pytest
+from click.testing import CliRunner
 from pyarrow.dataset import dataset
 from pyarrow.parquet import ParquetFile
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.insights_document import PipelineJobState
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.checkpoints import CommittedBatch
 from phpmq_lite.spark.columns import TIME_COLUMNS
 from phpmq_lite.spark.insights_summary import write_summary
-from phpmq_lite.spark.jobs import archive, compact, consume, metrics
+from phpmq_lite.spark.jobs import archive, compact, consume, metrics, prune
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
     CompactOptions,
@@ -28,6 +33,7 @@ from phpmq_lite.spark.jobs.options import (
     JobControl,
     JobOptions,
     MetricsOptions,
+    PruneOptions,
 )
 from phpmq_lite.spark.ledger import ArchiveFile, archive_files, read_ledger, read_manifest
 from phpmq_lite.spark.results_folder import LocalResultsFolder, _HadoopResultsFolder, read_gaps
@@ -406,6 +412,39 @@ def test_jobs_survive_a_crash_at_each_step(site: Site, monkeypatch: pytest.Monke
         shutil.rmtree(site.out)
         shutil.copytree(before, site.out)
     assert crashes > 20
+
+
+def test_prune_removes_old_dates_and_keeps_their_counts(site: Site) -> None:
+    """The dates of the rows are long ago, so only the newest is younger than the limit."""
+    for day in range(3):
+        site.settle(days(day * 10 + 1, day * 10 + 11, day))
+    site.archive()
+    assert duckdb_offsets(site) == list(range(1, 31))
+    age_s = int(time.time()) - (START_MS + 2 * DAY_MS) // 1_000
+    options = PruneOptions(connection=None, out=str(site.out), older_than_s=age_s)
+    result = prune.run(site.spark, options)
+    assert (result.rows, result.details["dates"], result.details["files"]) == (20, 2, 2)
+    assert site.offsets() == duckdb_offsets(site) == list(range(21, 31))
+    assert site.shown() == list(range(1, 31))  # until nobody reads older lists
+    ledger = read_ledger(site.files)
+    assert ledger is not None
+    assert sorted(ledger.pruned) == ["2026-03-01", "2026-03-02"]
+    manifest = read_manifest(site.files, ledger.pruned["2026-03-01"])
+    assert manifest.counts == manifest.removed == {"orders": {"acked": 10}}
+    assert prune.run(site.spark, replace(options, keep_replaced_ms=0)).rows == 0
+    assert site.shown() == site.offsets() == list(range(21, 31))
+    assert site.files.names("archive") == ["date=2026-03-03"]
+
+
+def duckdb_offsets(site: Site) -> list[int]:
+    """Let DuckDB read what ``pipeline files`` prints."""
+    command = ["pipeline", "files", "--path", str(site.out / "x.db"), "--out", str(site.out)]
+    (site.out / "x.db").touch()
+    result = CliRunner().invoke(root_command, command)
+    assert result.exit_code == 0, result.output
+    query = 'SELECT "offset" FROM read_parquet($files) ORDER BY 1'
+    rows = duckdb.execute(query, {"files": result.stdout.split()}).fetchall()
+    return [offset for (offset,) in rows]
 
 
 @pytest.mark.slow

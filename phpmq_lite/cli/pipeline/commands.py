@@ -1,8 +1,10 @@
 """The ``pipeline`` command group: jobs, replay, status, exactly-once write keys, packaging."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import date
 from functools import wraps
@@ -40,12 +42,21 @@ from phpmq_lite.cli.pipeline.job_runner import (
     require_spark,
     run_jobs,
     source_connection,
+    spark_session,
 )
+from phpmq_lite.cli.pipeline.spark_errors import explain_spark_errors
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
+from phpmq_lite.cli.progress import show_progress
 from phpmq_lite.cli.status import reader_text
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import executor_zip
-from phpmq_lite.spark.results_folder import LocalResultsFolder, read_gaps
+from phpmq_lite.spark.results_folder import (
+    ARCHIVE,
+    LocalResultsFolder,
+    ResultsFolder,
+    open_results,
+    read_gaps,
+)
 from phpmq_lite.spark.source_options import DELETED
 from phpmq_lite.text_files import TextFileError, read_text
 
@@ -93,6 +104,14 @@ def starting_offset(value: str) -> str:
     raise click.BadParameter(f"{value!r} is not a valid offset; use earliest, latest or a number")
 
 
+_keep_replaced: Final = option(
+    ("--keep-replaced", "keep_replaced_s"),
+    "Keep files that were replaced or pruned this long, for readers of older lists.",
+    duration,
+    "24h",
+)
+
+
 def _archive_options(command: Any) -> Any:
     return add_options(
         command,
@@ -127,6 +146,7 @@ def _archive_options(command: Any) -> Any:
             click.Choice(list(OUTCOMES)),
         ),
         flag("--bodies", "Also archive bodies, which replay requires."),
+        _keep_replaced,
     )
 
 
@@ -139,8 +159,11 @@ def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
     return PipelineJob(name, options_type(connection=connection, out=target.results, **fields))
 
 
-def _archive_job(target: PipelineTarget, *, accept_gap: bool, **fields: Any) -> PipelineJob:
-    return _job(target, "archive", fail_on_data_loss=not accept_gap, **fields)
+def _archive_job(
+    target: PipelineTarget, *, accept_gap: bool, keep_replaced_s: int, **fields: Any
+) -> PipelineJob:
+    fields |= {"fail_on_data_loss": not accept_gap, "keep_replaced_ms": keep_replaced_s * 1_000}
+    return _job(target, "archive", **fields)
 
 
 @pipeline.command()
@@ -183,14 +206,96 @@ def metrics(
 
 
 @pipeline.command()
+@_keep_replaced
 @output_option
 @target_options
-def compact(target: PipelineTarget, output: str | None) -> None:
+def compact(target: PipelineTarget, keep_replaced_s: int, output: str | None) -> None:
     """Merge the archive's small files for past dates.
 
     Rows are counted and compared before the files are replaced.
     """
-    run_jobs(target, [_job(target, "compact")], output=output)
+    job = _job(target, "compact", keep_replaced_ms=keep_replaced_s * 1_000)
+    run_jobs(target, [job], output=output)
+
+
+@pipeline.command()
+@option(
+    ("--older-than", "older_than_s"),
+    "Remove the dates (UTC) that ended this long ago, such as 90d.",
+    duration,
+    required=True,
+)
+@_keep_replaced
+@output_option
+@target_options
+def prune(
+    target: PipelineTarget, older_than_s: int, keep_replaced_s: int, output: str | None
+) -> None:
+    """Remove old dates from the archive.
+
+    Their counts stay in the archive's ledger, and their metrics stay. The files stay until
+    --keep-replaced has passed, and a later job of the archive removes them.
+    """
+    times = {"older_than_s": older_than_s, "keep_replaced_ms": keep_replaced_s * 1_000}
+    run_jobs(target, [_job(target, "prune", **times)], output=output)
+
+
+FILE_COLUMNS: Final = (*columns(path="PATH"), *number_columns("rows", "bytes", "lo", "hi"))
+
+
+@pipeline.command()
+@click.argument("table", default=ARCHIVE)
+@repeatable(
+    ("--date", "dates"),
+    "Only rows settled on this day (UTC). Repeatable.",
+    utc_date,
+    metavar="YYYY-MM-DD",
+)
+@output_option
+@target_options
+def files(target: PipelineTarget, table: str, dates: tuple[date, ...], output: str | None) -> None:
+    """List the files of the archive, or of another table such as metrics/minutes.
+
+    Prints one path or URI per line. Each row of the archive is in exactly one of the files, and
+    they stay readable for 24 hours, whatever other jobs do. Without --out on this machine, the
+    command starts Spark.
+    """
+    with ExitStack() as stack:
+        spark = None
+        if target.results_folder is None:
+            require_spark()
+            progress = stack.enter_context(show_progress(sys.stderr))
+            stack.enter_context(explain_spark_errors(target))
+            spark = stack.enter_context(spark_session(target, progress))
+        folder = open_results(spark, target.results)
+        rows = file_rows(folder, table, [day.isoformat() for day in dates] or None)
+        if not rows:
+            raise CommandError(f"{target.results} has no files of {table}", NOT_FOUND)
+        for row in rows:
+            url = folder.url(row["path"])
+            row["path"] = url if target.results_folder is None else url.removeprefix("file://")
+    if output is None:
+        for row in rows:
+            click.echo(row["path"])
+    else:
+        write_rows(rows, FILE_COLUMNS, output, "no files")
+
+
+def file_rows(
+    folder: ResultsFolder, table: str, dates: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return the files of a table with paths relative to ``folder``, by path or by date."""
+    from phpmq_lite.spark.ledger import archive_files, read_ledger
+
+    ledger = read_ledger(folder) if table == ARCHIVE else None
+    if ledger is not None:
+        listed = map(asdict, archive_files(folder, ledger, dates=dates))
+        return [{**file, "bytes": file.pop("size_bytes")} for file in listed]
+    return [
+        {"path": path, "bytes": size}
+        for path, size in folder.data_files(table).items()
+        if dates is None or any(f"/date={day}/" in path for day in dates)
+    ]
 
 
 @pipeline.command()
@@ -201,7 +306,10 @@ def run(target: PipelineTarget, every_s: int | None, output: str | None, **field
 
     Run it from a timer, or with --continuous.
     """
-    jobs = [_archive_job(target, **fields), _job(target, "metrics"), _job(target, "compact")]
+    archiving = _archive_job(target, **fields)
+    keep_ms = archiving.options.keep_replaced_ms
+    merging = _job(target, "compact", keep_replaced_ms=keep_ms)
+    jobs = [archiving, _job(target, "metrics"), merging]
     run_jobs(target, jobs, every_s=every_s, output=output)
 
 
@@ -318,7 +426,6 @@ def _check_continuation(**selection: Any) -> None:
 def _describe(target: PipelineTarget, options: "ReplayOptions") -> Iterator[str]:
     """Yield lines with the period of a replay, its name, and how to continue it."""
     from phpmq_lite.spark.jobs import replay_plans
-    from phpmq_lite.spark.results_folder import open_results
 
     name = replay_plans.plan_name(options)
     plan = None

@@ -188,6 +188,7 @@ class _BatchWriter:
             removes=ledger.leftovers,
             leftovers=(),
             batch=name,
+            begin=self._begin if ledger.begin is None else ledger.begin,
             offset=planned.offset,
             history_id=planned.history_id,
         )

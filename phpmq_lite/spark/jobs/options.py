@@ -82,6 +82,13 @@ class CompactOptions(JobOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PruneOptions(JobOptions):
+    """Options for removing old dates from the archive."""
+
+    older_than_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions(JobOptions):
     """Options for a replay. A message must match at least one value of every filter.
 
