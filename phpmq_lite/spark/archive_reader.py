@@ -19,7 +19,8 @@ def read_archive(
 ) -> "DataFrame":
     """Read the archive, or only the ``chosen`` files; refuse (``no_archive``) if there is none.
 
-    Columns that older files lack are null, as is ``body`` if it was not archived.
+    Columns that older files lack are null, except ``history_offset``, as is ``body`` if it was not
+    archived.
     """
     if chosen is not None:
         paths = [file.path for file in chosen]
@@ -35,6 +36,9 @@ def read_archive(
         )
     rows = spark.read.schema(FILE_SCHEMA).parquet(*map(files.url, paths))
     batch = sf.regexp_extract("_metadata.file_path", "/batch=([^/]+)/", 1)
-    about = {name: ARCHIVE_SCHEMA[name].metadata for name in ("date", "batch")}
+    about = {field.name: field.metadata for field in ARCHIVE_SCHEMA}
+    offset = sf.coalesce("history_offset", "offset")
+    offset = offset.alias("history_offset", metadata=about["history_offset"])
+    rows = rows.withColumn("history_offset", offset)
     day = utc_day("settled_at").alias("date", metadata=about["date"])
     return rows.select("*", day, batch.alias("batch", metadata=about["batch"]))

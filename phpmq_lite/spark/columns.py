@@ -47,7 +47,9 @@ def with_comments(rows: "DataFrame", columns: Sequence[ArrowColumn]) -> "DataFra
 
 
 # Columns of settled messages, in offset order. Times are UTC, with millisecond precision.
-HISTORY_COLUMNS: Final = commented_schema(arrow.COLUMNS)
+HISTORY_COLUMNS: Final = commented_schema(arrow.READER_COLUMNS)
+# Columns that the reader fills in, because each range has one value, or that of another column.
+FILLED: Final = frozenset({"history_id", "broker", "history_offset"})
 # Columns of messages claimed by a subscription, in the order of their claims.
 QUEUE_COLUMNS: Final = commented_schema(arrow.CLAIM_COLUMNS)
 _BODY: Final = commented_schema([arrow.BODY])
@@ -78,6 +80,12 @@ def check_read_schema(requested: StructType, offered: StructType) -> None:
             )
 
 
+def requested_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns to request from the broker, so that the others can be filled in."""
+    renamed = ("offset" if name == "history_offset" else name for name in names)
+    return tuple(dict.fromkeys(name for name in renamed if name not in FILLED))
+
+
 def arrow_schema(schema: StructType) -> "pa.Schema":
     """Return the Arrow schema that Spark requires for a batch: UTC times in microseconds."""
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -85,19 +93,30 @@ def arrow_schema(schema: StructType) -> "pa.Schema":
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def conform_batch(batch: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
-    """Select the columns that Spark requires, and convert milliseconds to microseconds."""
+def conform_batch(
+    batch: "pa.RecordBatch", schema: "pa.Schema", constants: Mapping[str, str] | None = None
+) -> "pa.RecordBatch":
+    """Select the columns that Spark requires, and convert milliseconds to microseconds.
+
+    ``constants`` are the values of columns that are equal in all rows.
+    """
     import pyarrow as pa
 
-    arrays = [batch.column(field.name).cast(field.type) for field in schema]
+    constants = constants or {}
+    arrays = [
+        pa.repeat(constants[name], batch.num_rows)
+        if name in constants
+        else batch.column("offset" if name == "history_offset" else name).cast(kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 DAY_MS: Final = 86_400_000
 
 # Columns of the archive's files; older files lack some of them.
-FILE_SCHEMA: Final = commented_schema((*arrow.COLUMNS, arrow.BODY))
-ARCHIVE_SCHEMA: Final = commented_schema((*arrow.COLUMNS, arrow.BODY, *ARCHIVE_COLUMNS))
+FILE_SCHEMA: Final = commented_schema((*arrow.READER_COLUMNS, arrow.BODY))
+ARCHIVE_SCHEMA: Final = commented_schema((*arrow.READER_COLUMNS, arrow.BODY, *ARCHIVE_COLUMNS))
 TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
 
 

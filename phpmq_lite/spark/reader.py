@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from phpmq_lite.errors import DataLossError, OptionError
 from phpmq_lite.model import OUTCOMES
-from phpmq_lite.spark.columns import arrow_schema, conform_batch
+from phpmq_lite.spark.columns import arrow_schema, conform_batch, requested_columns
 from phpmq_lite.spark.history import HistoryRequest, HistorySource, open_history, resolve_position
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
 from phpmq_lite.spark.source_options import DELETED, HistoryOptions, QueueOptions, Remedy
@@ -82,7 +82,7 @@ def _range_request(
         history_id=part.history_id,
         lo=part.lo,
         hi=part.hi,
-        columns=tuple(columns),
+        columns=requested_columns(columns),
         queues=part.queues,
         queue_pattern=options.queue_pattern,
         outcomes=part.outcomes,
@@ -127,9 +127,10 @@ def _read_history(
         )
     request = _range_request(options, part, schema.names)
     target = arrow_schema(schema)
+    constants = {"history_id": part.history_id, "broker": options.broker or part.history_id}
     try:
         for batch in open_history(options.connection).rows(request):
-            yield conform_batch(batch, target)
+            yield conform_batch(batch, target, constants)
     except DataLossError:  # only raised before the first row; after it, ShortReadError is raised
         if options.fails_on_data_loss:
             raise

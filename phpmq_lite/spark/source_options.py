@@ -72,6 +72,7 @@ OPTIONS: Final[Mapping[str, frozenset[SourceMode]]] = {
     "failOnDataLoss": _READS,
     "includeBody": _HISTORY,
     "columns": _HISTORY,
+    "broker": _HISTORY,
     "pushFilters": _BATCH,
     "reader": _STREAM,
     "txnAppId": _BATCH_WRITE,
@@ -180,7 +181,8 @@ class HistoryOptions:
     """Options for a batch or stream read of the history.
 
     Empty ``outcomes`` means all. ``columns`` keeps the given order; empty means all columns, and
-    ``has_body`` appends the body. If ``partitions`` is None, the reader chooses a suitable number.
+    ``has_body`` appends the body. ``broker`` is the value of that column, by default the
+    ``history_id``. If ``partitions`` is None, the reader chooses a suitable number.
     Ranges of offsets are ``(lo, hi]``.
     """
 
@@ -196,6 +198,7 @@ class HistoryOptions:
     fails_on_data_loss: bool = True
     pushes_filters: bool = False
     offsets_per_trigger: int | None = None
+    broker: str | None = None
     reader: str | None = None
 
     @property
@@ -257,6 +260,7 @@ def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptio
         fails_on_data_loss=parser.flag("failOnDataLoss", default=True),
         pushes_filters=parser.flag("pushFilters", default=False),
         offsets_per_trigger=parser.number("maxOffsetsPerTrigger", 1, 1 << 62),
+        broker=parser.text("broker"),
         reader=parser.text("reader"),
     )
 

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -22,6 +22,10 @@ from phpmq_lite.storage.statements import compiled, load, parts, postgres_value
 
 BUSY_MS: Final = 5_000  # maximum time to wait for a lock, in ms; ADBC sets no timeout of its own
 RANGE_SLICE: Final = 10_000  # maximum number of offsets or claims per statement
+QUEUES_LOOKED_UP: Final = 32  # more queues are rather found by reading all rows
+TIME_MIN: Final = -(1 << 60)  # Unix ms, where no bound is given
+TIME_MAX: Final = 1 << 60
+BOUNDARY_MS: Final = 16_000  # how exact ``boundaries`` is
 PART_BYTES: Final = 4 << 20  # maximum total body size per statement; a single body may be larger
 
 ArrowDriver = Literal["auto", "adbc", "python"]
@@ -235,8 +239,21 @@ COLUMNS: Final = (  # columns of the history, in order; see docs/reference/colum
         "none",
         source="publisher",
     ),
+    ArrowColumn("charged", "int32", "deliveries that count towards max_deliveries"),
+    ArrowColumn("source_seq", "int64", "seq of the message that died", "no dead letter"),
+    ArrowColumn("source_queue", "string", "queue in which that one died", "no dead letter"),
+    ArrowColumn("source_reason", "string", "why that one died", "no dead letter"),
     ArrowColumn("erased_at", "timestamp", "when its data was erased; see Erase data", "not erased"),
+    ArrowColumn("history_id", "string", "id of the history that the offset belongs to"),
+    ArrowColumn("history_offset", "int64", "the offset, whose name other databases reserve"),
 )
+# The same, with what only a reader knows.
+READER_COLUMNS: Final = (
+    *COLUMNS[:-1],
+    ArrowColumn("broker", "string", "name given to the reader, or the history_id", source="reader"),
+    COLUMNS[-1],
+)
+ACKED: Final = "acked"
 DELETED: Final = "deleted"
 BODY: Final = ArrowColumn(
     "body", "binary", "its content", "damaged, or removed by retention", source="publisher"
@@ -264,6 +281,27 @@ class HistoryOffsets:
     lo_deleted: int  # above this offset, no rows are missing
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RowFilters:
+    """Conditions on history rows, all of which must hold; times are Unix ms.
+
+    ``from`` is inclusive and ``until`` exclusive; None means no bound.  Empty ``urns`` and
+    ``traces`` mean all; with any, rows without an URN or trace do not match.
+    """
+
+    settled_from: int | None = None
+    settled_until: int | None = None
+    published_from: int | None = None
+    published_until: int | None = None
+    urns: Sequence[str] = ()
+    traces: Sequence[str] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the conditions that are set, in order."""
+        return tuple(name for name in self.__slots__ if getattr(self, name) not in (None, ()))
+
+
 @dataclass(slots=True, frozen=True)
 class RowSelection:
     """Selects history rows with offsets above ``lo`` and up to ``hi`` that match all filters.
@@ -280,6 +318,7 @@ class RowSelection:
     body: bool = False
     allowed: Sequence[str] = ()  # globs for queues that the caller can use; empty means all
     history_id: str | None = None  # if set, the history must have this id
+    filters: RowFilters = field(default_factory=RowFilters)
 
     @property
     def needs_deleted(self) -> bool:
@@ -327,6 +366,10 @@ class RangeRows:
                 f"range ({self.lo}, {self.hi}] should contain {self.count} rows, "
                 f"but {returned} were read"
             )
+
+
+# Names of parts: what is read, and conditions; and the values of their parameters.
+_Conditions = tuple[str, list[str], dict[str, Any]]
 
 
 class HistoryRanges:
@@ -397,16 +440,56 @@ class HistoryRanges:
         if selection.history_id not in (None, bounds.history_id):
             detail = f"the history id is {bounds.history_id}, not {selection.history_id}"
             raise RefusedError("other_history", detail)
-        text, values = self._conditions(selection)
+        conditions = self._conditions(selection)
         while True:
             lo, hi = _clipped(selection, bounds, is_gap_ok=is_gap_ok)
-            reading = _RangeReader(self, 'm."offset"', text, values, chosen)
-            count = reading.count(lo, hi)
+            reading = self._reader(selection.filters, lo, hi, conditions, chosen)
+            count = reading.count()
             before, bounds = bounds, self.bounds()
             lo_deleted = max(lo, before.lo_deleted)
             has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > lo_deleted
             if bounds.lo <= lo and not has_lost_deleted:  # no rows were removed during the count
-                return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(lo, hi))
+                return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches())
+
+    def settled_range(self, settled_from: int | None, settled_until: int | None) -> tuple[int, int]:
+        """Return a range (lo, hi] of offsets with all messages settled in a time (Unix ms).
+
+        The range may contain others; without any, lo and hi are equal.
+        """
+        bounds = self.bounds()
+        return hull(self._settled_spans(bounds.lo, bounds.hi, settled_from, settled_until), bounds)
+
+    def _reader(
+        self, filters: RowFilters, lo: int, hi: int, conditions: _Conditions, columns: Any
+    ) -> "_RangeReader":
+        """Return a reader of the parts of a range that can have rows that match."""
+        base, names, values = conditions
+        spans = [(lo, hi)] if lo < hi else []
+        if spans and "only_settled" in names:
+            spans = self._settled_spans(lo, hi, filters.settled_from, filters.settled_until)
+        slices = [part for span in spans for part in _slices(*span)]
+        if slices and filters.traces:
+            whole = {"lo": slices[0]["lo"], "hi": slices[-1]["hi"]}
+            rows = self._rows(
+                self._statements["trace_offsets"],
+                {"traces": values["traces"], **whole, "limit": RANGE_SLICE + 1},
+            )
+            if len(rows) <= RANGE_SLICE:
+                base, slices = "offset_range", [whole] if rows else []
+                values = values | {"offsets": json.dumps([row["offset"] for row in rows])}
+        if base == "queue_range":  # which has these conditions
+            names = [name for name in names if name not in ("only_queues", "only_outcomes")]
+        text = " ".join(self.parts[name] for name in (base, *names))
+        return _RangeReader(self, 'm."offset"', text, values, columns, slices)
+
+    def _settled_spans(
+        self, lo: int, hi: int, settled_from: int | None, settled_until: int | None
+    ) -> list[tuple[int, int]]:
+        text, rows = self._statements["boundaries"], []
+        for at_ms in boundary_times(settled_from, settled_until):
+            found = self._rows(text, {"lo": lo, "hi": hi, "at_ms": at_ms})
+            rows.append([row["low"] for row in found])
+        return settled_spans(*rows)
 
     def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> RangeRows:
         """Return the messages that a subscription holds, with their bodies, in claim order.
@@ -430,10 +513,10 @@ class HistoryRanges:
             raise RefusedError("bad_value", detail)
         values = {"subscription_id": held["subscription_id"]}
         text = self.parts["claim_range"]
-        reading = _RangeReader(self, "c.claim", text, values, CLAIM_COLUMNS, needs_bodies=True)
-        count = reading.count(lo, hi)
+        slices = [*_slices(lo, hi)]
+        reading = _RangeReader(self, "c.claim", text, values, CLAIM_COLUMNS, slices, True)
         schema = arrow_schema(CLAIM_COLUMNS)
-        return RangeRows(lo, hi, count, schema, reading.batches(lo, hi), held["queue"])
+        return RangeRows(lo, hi, reading.count(), schema, reading.batches(), held["queue"])
 
     def read_table(
         self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()
@@ -445,20 +528,33 @@ class HistoryRanges:
         rows: list[dict[str, Any]] = self.read_table(text, values or {}).to_pylist()
         return rows
 
-    def _conditions(self, selection: RowSelection) -> tuple[str, dict[str, Any]]:
-        text, values = self.parts["history_range"], {}
+    def _conditions(self, selection: RowSelection) -> _Conditions:
+        filters, outcomes = selection.filters, selection.outcomes or tuple(OUTCOMES)
+        for name in outcomes:
+            if name not in OUTCOMES:
+                detail = f"{name!r} is not a valid outcome; use {', '.join(OUTCOMES)}"
+                raise RefusedError("bad_value", detail)
+        names: list[str] = []
+        values: dict[str, Any] = {"outcomes": json.dumps([OUTCOMES[o].state for o in outcomes])}
+        base = "history_range" if ACKED in outcomes else "unusual_range"
         queue_ids = self._queue_ids(selection)
         if queue_ids is not None:
-            text += f" {self.parts['only_queues']}"
+            names.append("only_queues")
             values["queue_ids"] = json.dumps(queue_ids)
+            base = "queue_range" if len(queue_ids) <= QUEUES_LOOKED_UP else base
         if selection.outcomes:
-            for name in selection.outcomes:
-                if name not in OUTCOMES:
-                    detail = f"{name!r} is not a valid outcome; use {', '.join(OUTCOMES)}"
-                    raise RefusedError("bad_value", detail)
-            text += f" {self.parts['only_outcomes']}"
-            values["outcomes"] = json.dumps([OUTCOMES[name].state for name in selection.outcomes])
-        return text, values
+            names.append("only_outcomes")
+        for what in ("settled", "published"):
+            begin, until = (getattr(filters, f"{what}_{side}") for side in ("from", "until"))
+            if begin is not None or until is not None:
+                names.append(f"only_{what}")
+                values[f"{what}_from"] = TIME_MIN if begin is None else begin
+                values[f"{what}_until"] = TIME_MAX if until is None else until
+        for what in ("urns", "traces"):
+            if texts := getattr(filters, what):
+                names.append(f"only_{what}")
+                values[what] = json.dumps([*texts])
+        return base, names, values
 
     def _ids_by_name(self) -> dict[str, int]:
         rows = self._rows(self._statements["queues"])
@@ -516,16 +612,17 @@ class _RangeReader:
     range: str  # FROM and WHERE clauses
     values: dict[str, Any]
     columns: Sequence[ArrowColumn]
+    slices: Sequence[dict[str, int]]  # ranges with at most RANGE_SLICE rows each
     needs_bodies: bool = False  # if set, a damaged body raises an error instead of becoming null
 
-    def count(self, lo: int, hi: int) -> int:
+    def count(self) -> int:
         text = f"SELECT count(*) AS count {self.range}"
         return sum(
             self.ranges.read_table(text, self.values | part).to_pylist()[0]["count"]
-            for part in _slices(lo, hi)
+            for part in self.slices
         )
 
-    def batches(self, lo: int, hi: int) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
@@ -533,7 +630,7 @@ class _RangeReader:
             for column in columns
         )
         text = f"SELECT {selected} {self.range} ORDER BY {self.number}"
-        for part in _slices(lo, hi):
+        for part in self.slices:
             for piece in self._split_slice(part):
                 table = self.ranges.read_table(text, self.values | piece, columns)
                 batches = map(_with_defined_bits, table.combine_chunks().to_batches())
@@ -572,6 +669,22 @@ class _RangeReader:
         for row in self.ranges.read_table(text, values).to_pylist():
             yield {"lo": lo, "hi": row["number"]}
             lo = row["number"]
+
+
+def boundary_times(settled_from: int | None, settled_until: int | None) -> tuple[int, int]:
+    """Return ``at_ms`` of ``boundaries`` for the begin and for the end of a time (Unix ms)."""
+    begin = TIME_MIN if settled_from is None else settled_from
+    return begin, TIME_MAX if settled_until is None else settled_until + BOUNDARY_MS
+
+
+def settled_spans(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the ranges (lo, hi] between the boundaries of the begin and the end of a time."""
+    return [(low - 1, high - 1) for low, high in zip(lows, highs, strict=True) if low < high]
+
+
+def hull(spans: Sequence[tuple[int, int]], bounds: HistoryOffsets) -> tuple[int, int]:
+    """Return the smallest range (lo, hi] with all spans, or an empty one if there are none."""
+    return (spans[0][0], spans[-1][1]) if spans else (bounds.lo, bounds.lo)
 
 
 def _slices(lo: int, hi: int) -> Iterator[dict[str, int]]:

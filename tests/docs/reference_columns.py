@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, METRIC_COLUMNS
-from phpmq_lite.storage.arrow import BODY, CLAIM_COLUMNS, COLUMNS, ArrowColumn
+from phpmq_lite.storage.arrow import BODY, CLAIM_COLUMNS, READER_COLUMNS, ArrowColumn
 from tests.docs.reference_cli import cell, plain
 
 PAGE: Final = "docs/reference/columns.md"
@@ -44,7 +44,7 @@ class Section(NamedTuple):
 
 
 SECTIONS: Final = (
-    Section("The history", f"One row for each settled message. {_OFFSET}", (*COLUMNS, BODY)),
+    Section("The history", f"One row for each settled message. {_OFFSET}", (*READER_COLUMNS, BODY)),
     Section("A queue", "One row for each claimed message, with `mode=queue`.", CLAIM_COLUMNS),
     Section(
         "The archive",

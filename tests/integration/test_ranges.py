@@ -102,6 +102,12 @@ def test_row_has_what_the_history_has(ranges: HistoryRanges) -> None:
             "retries": i % 6,
             "group": f"g{i}" if i % 6 else None,
             "unique_key": f"k{i}" if i % 6 else None,
+            "charged": i % 3 if i % 6 else 0,
+            "source_seq": i if i % 6 == 4 else None,
+            "source_queue": "mail" if i % 6 == 4 else None,
+            "source_reason": "poison" if i % 6 == 4 else None,
+            "history_id": HISTORY_ID,
+            "history_offset": i,
             "body": f"{i + 10:040}".encode(),
         }
 

@@ -45,6 +45,7 @@ ONE_ENGINE: Final = {
         _FOLDER_STATE: {"copy": "states set_state drop_state"},
         "SQLite reads this with its progress": {"history_index": "waiting"},
         _TAIL: {
+            "arrow": "placed",
             "history_index": "advance_traced index_live_traces index_traces next_live_numbers",
             "messages": "indexed_upto older_tail newer_tail",
             "search": "placed traced settled_tail settled_unnumbered "

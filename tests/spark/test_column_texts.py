@@ -10,7 +10,7 @@ from phpmq_lite.spark.columns import ARCHIVE_SCHEMA, commented_schema, with_comm
 from phpmq_lite.spark.jobs.archive import transform
 from phpmq_lite.spark.jobs.metrics import TABLES
 from phpmq_lite.spark.table_columns import METRIC_COLUMNS
-from phpmq_lite.storage.arrow import BODY, COLUMNS
+from phpmq_lite.storage.arrow import BODY, READER_COLUMNS
 from tests.spark.history_rows import history_row, to_arrow
 
 
@@ -29,9 +29,9 @@ def test_metric_tables_have_the_columns_and_texts_of_the_page(spark: SparkSessio
 
 def test_texts_are_in_the_files_and_in_describe(spark: SparkSession, tmp_path: Path) -> None:
     history = spark.createDataFrame(to_arrow([history_row(1)]))
-    described = with_comments(transform(history), (*COLUMNS, BODY))
+    described = with_comments(transform(history), (*READER_COLUMNS, BODY))
     described.write.parquet(str(tmp_path / "archive"))
     spark.read.parquet(str(tmp_path / "archive")).createOrReplaceTempView("archived")
     comments = {row.col_name: row.comment for row in spark.sql("DESCRIBE archived").collect()}
-    assert comments == {column.name: column.comment for column in (*COLUMNS, BODY)} | {"date": None}
+    assert comments == {column.name: column.comment for column in (*READER_COLUMNS, BODY)} | {"date": None}
     spark.catalog.dropTempView("archived")

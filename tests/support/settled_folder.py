@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from phpmq_lite.model import checksum
 from phpmq_lite.storage.data_folder import DATABASE, DataFolder
+from phpmq_lite.storage.statements import load
 from tests.support.both_engines import copy_rows
 from tests.support.stored_rows import stored_rows
 from tests.support.stores import ON_POSTGRES, conninfo_of, empty_database
@@ -38,7 +39,11 @@ FROM n
 """
 _OPTIONS = """
 UPDATE history SET
+  charged = "offset" % 3,
   retries = "offset" % 6, group_name = 'g' || "offset", unique_key = 'k' || "offset",
+  source_seq = CASE WHEN "offset" % 6 = 4 THEN "offset" END,
+  source_queue_id = CASE WHEN "offset" % 6 = 4 THEN 2 END,
+  source_reason = CASE WHEN "offset" % 6 = 4 THEN 'poison' END,
   ready_at = published_at + 5 * ("offset" % 6),
   due_ms = CASE WHEN "offset" % 6 = 5 THEN :now END,
   deliver_at = CASE WHEN "offset" % 6 = 4 THEN :now + 9 END,
@@ -77,16 +82,21 @@ def _fill(connection: sqlite3.Connection, rows: int, size: int) -> None:
         execute(_FILL, given)
         execute(_BODIES, given)
         execute(_OPTIONS, {"now": NOW_MS})
+        index = load("history_index", "sqlite")  # all but a tail, as in a running broker
+        for name in ("index_singly", "index_traces"):
+            execute(index[name], {"count": rows - rows // 10})
     execute(
         "INSERT OR REPLACE INTO counter VALUES ('next_number', ?), ('placed_upto', ?),"
         " ('clock_step_ms', ?)",
-        (rows + 11, rows, STEP_MS),
+        (rows + 11, rows - rows // 10, STEP_MS),
     )
     execute(
-        "INSERT OR REPLACE INTO counter SELECT 'history_rows', count(*) FROM history"
-        " WHERE outcome <> 5 UNION ALL SELECT 'deleted_rows', count(*) FROM history"
-        " WHERE outcome = 5 UNION ALL SELECT 'history_bytes', coalesce(sum(size), 0) FROM history"
-        " WHERE outcome <> 5 UNION ALL SELECT 'deleted_bytes', coalesce(sum(size), 0) FROM history"
+        "INSERT OR REPLACE INTO counter WITH placed AS (SELECT * FROM history"
+        "  WHERE \"offset\" <= (SELECT value FROM counter WHERE name = 'placed_upto'))"
+        " SELECT 'history_rows', count(*) FROM placed"
+        " WHERE outcome <> 5 UNION ALL SELECT 'deleted_rows', count(*) FROM placed"
+        " WHERE outcome = 5 UNION ALL SELECT 'history_bytes', coalesce(sum(size), 0) FROM placed"
+        " WHERE outcome <> 5 UNION ALL SELECT 'deleted_bytes', coalesce(sum(size), 0) FROM placed"
         " WHERE outcome = 5"
     )
     connection.create_function("checksum", 2, checksum, deterministic=True)

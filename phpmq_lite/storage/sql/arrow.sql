@@ -34,6 +34,15 @@ coalesce(m.retries, 0)
 -- part: column_group
 m.group_name
 
+-- part: column_source_queue
+(SELECT name FROM queue WHERE queue.queue_id = m.source_queue_id)
+
+-- part: column_history_id
+(SELECT value FROM meta WHERE name = 'history_id')
+
+-- part: column_history_offset
+m."offset"
+
 -- part: column_claim
 c.claim
 
@@ -43,9 +52,26 @@ AND m.queue_id IN ids(:queue_ids)
 -- part: only_outcomes
 AND m.outcome IN ids(:outcomes)
 
+-- part: only_settled
+AND m.settled_at >= :settled_from AND m.settled_at < :settled_until
+
+-- part: only_published
+AND m.published_at >= :published_from AND m.published_at < :published_until
+
 -- part: history_range
 -- Settled messages within a range of offsets.
 FROM history AS m
+WHERE m."offset" > :lo AND m."offset" <= :hi
+
+-- part: unusual_range
+-- The same, of messages that were not acknowledged.
+-- index: history_unusual
+FROM history AS m INDEXED BY history_unusual
+WHERE m.outcome <> 2 AND m."offset" > :lo AND m."offset" <= :hi
+
+-- part: offset_range
+-- The same, of certain offsets.
+FROM ids(:offsets) AS wanted CROSS JOIN history AS m ON m."offset" = wanted.value
 WHERE m."offset" > :lo AND m."offset" <= :hi
 
 -- part: claim_range
@@ -76,11 +102,9 @@ SELECT
 coalesce((SELECT settled_at FROM history WHERE "offset" >= (low + high) / 2 AND "offset" < ends
   ORDER BY "offset" LIMIT 1) < CAST(:at_ms AS bigint) - 8000, 1 = 1)
 
--- name: offset_at
--- Offset before the first message settled at or after a given time.  Times only grow between two
--- clock steps, so each segment is searched by bisection.
--- parameters: lo, hi (as in bounds); at_ms (Unix ms)
--- columns: offset; lo if no message was settled earlier, hi if none was settled later
+-- part: boundaries
+-- In each segment, an offset before which all messages were settled before :at_ms, in (low, ends).
+-- Times only grow between two clock steps, so each segment is searched by bisection.
 WITH RECURSIVE segment (low, high) AS (
   SELECT low, coalesce(
     (SELECT min(from_offset) FROM clock_step WHERE from_offset > low AND from_offset <= :hi),
@@ -97,6 +121,19 @@ WITH RECURSIVE segment (low, high) AS (
     CASE WHEN {is_settled_before} THEN high ELSE (low + high) / 2 END,
     ends
   FROM halving WHERE low < high)
+
+-- name: boundaries
+-- parameters: lo, hi (as in bounds); at_ms (Unix ms)
+-- columns: low (no message of the segment before it was settled at or after :at_ms, and none from it
+--   on more than 16 s before); ends (of the segment, exclusive)
+{boundaries}
+SELECT low, ends FROM halving WHERE low = high ORDER BY ends;
+
+-- name: offset_at
+-- Offset before the first message settled at or after a given time.
+-- parameters: lo, hi (as in bounds); at_ms (Unix ms)
+-- columns: offset; lo if no message was settled earlier, hi if none was settled later
+{boundaries}
 SELECT coalesce(min((
   SELECT "offset" FROM history
   WHERE "offset" >= low AND "offset" < ends AND settled_at >= :at_ms ORDER BY "offset" LIMIT 1

@@ -20,8 +20,10 @@ ARROW = {"int64": "bigint", "int32": "int", "string": "string", "binary": "binar
 
 
 def test_history_and_queue_have_the_columns_that_the_broker_sends() -> None:
+    *others, last = arrow.COLUMNS
+    broker = arrow.ArrowColumn("broker", "string")  # which only the reader knows
     for ours, theirs in (
-        (columns.history_columns(body=True), (*arrow.COLUMNS, arrow.BODY)),
+        (columns.history_columns(body=True), (*others, broker, last, arrow.BODY)),
         (QUEUE_COLUMNS, arrow.CLAIM_COLUMNS),
     ):
         assert [(field.name, field.dataType.simpleString()) for field in ours] == [
@@ -87,4 +89,17 @@ def test_columns_carry_options_but_no_token() -> None:
     bare = remove_table_options(marked)
     assert [(field.name, field.dataType, field.metadata) for field in bare] == [
         (field.name, field.dataType, {}) for field in QUEUE_COLUMNS
+    ]
+
+
+def test_columns_that_are_equal_in_all_rows_are_filled_in() -> None:
+    """The broker does not send them; ``history_offset`` repeats ``offset``."""
+    names = ("history_id", "history_offset", "queue", "broker")
+    assert columns.requested_columns((*names, "body")) == ("offset", "queue", "body")
+    sent = pa.RecordBatch.from_pydict({"offset": [4, 5], "queue": ["a", "b"]})
+    constants = {"history_id": "f" * 32, "broker": "Bremen"}
+    target = columns.arrow_schema(columns.history_columns(names))
+    assert columns.conform_batch(sent, target, constants).to_pylist() == [
+        {"history_id": "f" * 32, "history_offset": offset, "queue": queue, "broker": "Bremen"}
+        for offset, queue in ((4, "a"), (5, "b"))
     ]

@@ -41,6 +41,7 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
         "numPartitions": "3",
         "failondataloss": "False",
         "pushFilters": "true",
+        "broker": "Bremen",
     }
     options = history_options(given, SourceMode.BATCH_READ)
     assert options.connection == SourceConnection("http://127.0.0.1:9101", "t")
@@ -51,6 +52,7 @@ def test_options_of_a_history_are_read_whatever_their_case() -> None:
     assert options.ending == HistoryPosition("time", 1_700_000_000_000)
     assert (options.partitions, options.fails_on_data_loss) == (3, False)
     assert options.pushes_filters
+    assert options.broker == "Bremen"
 
 
 @pytest.mark.parametrize("name", ["a,b", " a ", ",", "~til", 'say "hi"', '["a"]', "[a]", "ä\\"])
