@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError, StorageError
-from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowSelection
+from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowFilters, RowSelection
 
 PREFIX: Final = struct.Struct(">cI")  # frame header: kind, payload length
 PIECE_BYTES: Final = 1 << 20  # maximum size of a frame's payload
@@ -132,7 +132,8 @@ def answer_request(
             bounds = request["lo"], request["hi"]
             rows = ranges.claims(request["subscription"], *bounds, request["allowed"])
         else:
-            selection = RowSelection(**request["selection"])
+            filters = RowFilters(**request["selection"]["filters"])
+            selection = RowSelection(**request["selection"] | {"filters": filters})
             rows = ranges.history(selection, is_gap_ok=request["is_gap_ok"])
         output.put_json(
             HEADER,

@@ -39,6 +39,6 @@ def read_archive(
     about = {field.name: field.metadata for field in ARCHIVE_SCHEMA}
     offset = sf.coalesce("history_offset", "offset")
     offset = offset.alias("history_offset", metadata=about["history_offset"])
-    rows = rows.withColumn("history_offset", offset)
+    names = [offset if name == "history_offset" else name for name in rows.columns]
     day = utc_day("settled_at").alias("date", metadata=about["date"])
-    return rows.select("*", day, batch.alias("batch", metadata=about["batch"]))
+    return rows.select(*names, day, batch.alias("batch", metadata=about["batch"]))

@@ -16,6 +16,7 @@ from phpmq_lite.errors import (
 )
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient, check_row_count
 from phpmq_lite.spark.source_options import HistoryPosition, SourceConnection
+from phpmq_lite.storage.arrow import NO_FILTERS, RowFilters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +44,7 @@ class HistoryRequest:
     queue_pattern: str | None = None
     outcomes: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
+    filters: RowFilters = NO_FILTERS
     allows_gaps: bool = False
 
     @property
@@ -121,7 +123,7 @@ class _BrokerHistory(PipelineClient):
             "gap": "ok" if request.allows_gaps else None,
         }
         query += [(name, value) for name, value in optional.items() if value]
-        return self.history(query, request.history_id, request.allowed)
+        return self.history(query, request.history_id, request.allowed, request.filters)
 
 
 class _FileHistory:
@@ -151,13 +153,24 @@ class _FileHistory:
             raise PipelineError(str(error)) from error
 
     def bounds(
-        self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
+        self,
+        reader: str | None = None,
+        position: int | None = None,
+        at_ms: int | None = None,
+        filters: RowFilters = NO_FILTERS,
     ) -> HistoryBounds:
         # Use Python's SQLite library, because this process may have the file open with sqlite3.
         with self._open("python") as ranges:
             bounds = ranges.bounds()
             offset = None if at_ms is None else ranges.offset_at(at_ms)
-            return HistoryBounds(bounds.history_id, bounds.lo, bounds.hi, bounds.lo_deleted, offset)
+            answer = HistoryBounds(
+                bounds.history_id, bounds.lo, bounds.hi, bounds.lo_deleted, offset
+            )
+            begin, until = filters.settled_from, filters.settled_until
+            if begin is None and until is None:
+                return answer
+            settled_lo, settled_hi = ranges.settled_range(begin, until)
+            return replace(answer, settled_lo=settled_lo, settled_hi=settled_hi)
 
     def queues(self) -> list[str]:
         with self._open("python") as ranges:
@@ -175,6 +188,7 @@ class _FileHistory:
             request.plain_columns,
             request.has_body,
             history_id=request.history_id,
+            filters=request.filters,
         )
         with self._open("auto") as ranges:
             rows = ranges.history(selection, is_gap_ok=request.allows_gaps)

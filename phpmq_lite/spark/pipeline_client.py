@@ -4,7 +4,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from http.client import HTTPException, HTTPResponse
@@ -27,6 +27,7 @@ from phpmq_lite.http_client import (
     NotConnectedError,
 )
 from phpmq_lite.spark.source_options import Remedy, SourceConnection
+from phpmq_lite.storage.arrow import NO_FILTERS, RowFilters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,8 @@ class HistoryBounds:
 
     Rows of deleted messages are complete only above ``lo_deleted``. ``offset`` is the last offset
     settled before the requested time, or None. ``allowed`` are the queue globs that limit the
-    token; empty means all queues.
+    token; empty means all queues. ``settled_lo`` and ``settled_hi`` are a range of offsets with all
+    rows of the requested time.
     """
 
     history_id: str
@@ -56,6 +58,8 @@ class HistoryBounds:
     lo_deleted: int
     offset: int | None = None
     allowed: tuple[str, ...] = ()
+    settled_lo: int = 0
+    settled_hi: int = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +104,34 @@ class PipelineClient:
     # -- history
 
     def bounds(
-        self, reader: str | None = None, position: int | None = None, at_ms: int | None = None
+        self,
+        reader: str | None = None,
+        position: int | None = None,
+        at_ms: int | None = None,
+        filters: RowFilters = NO_FILTERS,
     ) -> HistoryBounds:
         """Return the history's bounds; if ``reader`` is given, its ``position`` is recorded."""
         path = f"{BASE}/history/bounds"
         if reader is not None and position is not None:
             bounds = self._post(path, {"reader": reader, "position": position})
         if at_ms is not None or reader is None or position is None:
-            bounds = self._get(path, [] if at_ms is None else [("at_ms", at_ms)])
+            settled = [item for item in filters_query(filters) if item[0].startswith("settled")]
+            bounds = self._get(path, [*([] if at_ms is None else [("at_ms", at_ms)]), *settled])
         lo, hi, lo_deleted = bounds["lo"], bounds["hi"], bounds["lo_deleted"]
         allowed = tuple(bounds.get("allowed", ()))
-        return HistoryBounds(
+        answer = HistoryBounds(
             bounds["history_id"], lo, hi, lo_deleted, bounds.get("offset"), allowed
         )
+        if bounds.get("settled_hi") is None:
+            return answer
+        return replace(answer, settled_lo=bounds["settled_lo"], settled_hi=bounds["settled_hi"])
 
     def history(
-        self, query: Query, history_id: str, allowed: Sequence[str] = ()
+        self,
+        query: Query,
+        history_id: str,
+        allowed: Sequence[str] = (),
+        filters: RowFilters = NO_FILTERS,
     ) -> Iterator["pa.RecordBatch"]:
         """Yield the rows after ``lo`` in ``query`` in offset order, and check the number of rows.
 
@@ -125,7 +141,8 @@ class PipelineClient:
         Raises:
             ShortReadError: the row count differs from the declared one, or the connection breaks
                 repeatedly without new rows.
-            OptionError: the token is not limited to the queue globs ``allowed``, but to others.
+            OptionError: the token is not limited to the queue globs ``allowed``, but to others; or
+                the broker is older and ignores ``filters``.
         """
 
         def check(response: HTTPResponse) -> None:
@@ -134,9 +151,14 @@ class PipelineClient:
                 raise DataLossError(f"the broker's history is {now_id}, not {history_id}")
             if response.getheader("X-Queue-Globs", digest) != digest:
                 check_allowed(allowed, self.bounds().allowed)
+            if response.getheader("X-Row-Filters", "") != ",".join(filters.names):
+                raise OptionError(
+                    f"the broker at {self._url} is older and ignores filters"
+                    f" ({', '.join(filters.names)}); upgrade it, or set pushFilters to false"
+                )
 
         digest = globs_digest(allowed)
-        range_query = [*query, ("history", history_id)]
+        range_query = [*query, ("history", history_id), *filters_query(filters)]
         return self._batches(f"{BASE}/history/arrow", range_query, "offset", check)
 
     def queues(self) -> list[str]:
@@ -326,6 +348,19 @@ class PipelineClient:
                 raise ShortReadError(f"{source} did not declare the number of rows")
             check(response)
             yield from check_row_count(_decode_stream(response, source), int(announced))
+
+
+def filters_query(filters: RowFilters) -> list[tuple[str, str | int]]:
+    """Return the filters as parameters of a request."""
+    values = {
+        "settled_from_ms": filters.settled_from,
+        "settled_until_ms": filters.settled_until,
+        "published_from_ms": filters.published_from,
+        "published_until_ms": filters.published_until,
+    }
+    times: list[tuple[str, str | int]] = [(n, ms) for n, ms in values.items() if ms is not None]
+    urns, traces = [("urn", urn) for urn in filters.urns], [("trace_id", t) for t in filters.traces]
+    return [*times, *urns, *traces]
 
 
 def check_allowed(planned: Sequence[str], current: Sequence[str]) -> None:

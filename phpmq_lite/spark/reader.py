@@ -4,6 +4,7 @@ Spark creates and pickles readers in several processes, so their constructors se
 driver calls ``partitions``, the offset methods and ``commit``; executors call ``read``.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,9 +23,11 @@ from pyspark.sql.types import StructType
 from phpmq_lite.errors import DataLossError, OptionError
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.columns import arrow_schema, conform_batch, requested_columns
+from phpmq_lite.spark.filters import PushedFilters
 from phpmq_lite.spark.history import HistoryRequest, HistorySource, open_history, resolve_position
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
 from phpmq_lite.spark.source_options import DELETED, HistoryOptions, QueueOptions, Remedy
+from phpmq_lite.storage.arrow import NO_FILTERS, RowFilters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +57,7 @@ class OffsetRange(ds.InputPartition):
     queues: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
+    filters: RowFilters = NO_FILTERS
 
 
 def cut_range(
@@ -87,6 +91,7 @@ def _range_request(
         queue_pattern=options.queue_pattern,
         outcomes=part.outcomes,
         allowed=part.allowed,
+        filters=part.filters,
         allows_gaps=not options.fails_on_data_loss,
     )
 
@@ -96,8 +101,9 @@ def byte_cuts(
 ) -> Iterator[int]:
     """Yield the offsets after which to cut, so that no part but a single body has more bytes."""
     size, last = 0, offsets.lo
-    for lo in range(offsets.lo, offsets.hi, OFFSETS_WORTH_A_TASK):
-        part = replace(offsets, lo=lo, hi=min(lo + OFFSETS_WORTH_A_TASK, offsets.hi))
+    step = max(1, offsets.hi - offsets.lo) if offsets.filters.traces else OFFSETS_WORTH_A_TASK
+    for lo in range(offsets.lo, offsets.hi, step):
+        part = replace(offsets, lo=lo, hi=min(lo + step, offsets.hi))
         request = _range_request(options, part, ("offset", "size"))
         for batch in history.rows(replace(request, allows_gaps=True)):
             columns = (batch.column(name).to_pylist() for name in ("offset", "size"))
@@ -114,7 +120,10 @@ def _plan(
     cuts: Iterable[int] = ()
     if options.reads_bodies:
         cuts = byte_cuts(history, options, offsets, BYTES_PER_PARTITION)
-    return cut_range(offsets, options.partitions, cuts)
+    partitions = options.partitions
+    if partitions is None and offsets.filters.traces:
+        partitions = 1  # few rows, which the broker looks up for each range
+    return cut_range(offsets, partitions, cuts)
 
 
 def _read_history(
@@ -164,30 +173,28 @@ class HistoryReader(ds.DataSourceReader):
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._min_lo = 0  # minimum of lo, set by pushed filters
-        self._max_hi = 1 << 62
-        self._queue_filter: frozenset[str] | None = None
-        self._outcomes: frozenset[str] = frozenset(options.outcomes or OUTCOMES)
+        self._pushed = PushedFilters()
 
     def partitions(self) -> Sequence[ds.InputPartition]:
         """Clamp the requested range to the history's bounds, and split it."""
-        options = self._options
+        options, pushed = self._options, self._pushed
+        outcomes = pushed.outcomes & set(options.outcomes or OUTCOMES)
+        if pushed.is_empty or not outcomes:
+            return []
         history = open_history(options.connection)
-        bounds = history.bounds()
-        lo = max(resolve_position(history, bounds, options.starting), self._min_lo)
-        hi = min(resolve_position(history, bounds, options.ending), self._max_hi)
+        bounds = history.bounds(filters=pushed.rows)
+        lo = max(resolve_position(history, bounds, options.starting), pushed.lo, bounds.settled_lo)
+        hi = min(resolve_position(history, bounds, options.ending), pushed.hi, bounds.settled_hi)
         queues = options.queues
-        if self._queue_filter is not None:
-            names = self._queue_filter & set(history.queues())
+        if pushed.queues is not None:
+            names = pushed.queues & set(history.queues())
             queues = tuple(sorted(names & set(queues) if queues else names))
             if not queues:
                 return []
-        if not self._outcomes:
-            return []
-        outcomes = () if self._outcomes == set(OUTCOMES) else tuple(sorted(self._outcomes))
-        lo = _check_gap(lo, bounds, replace(options, outcomes=outcomes))
-        offsets = OffsetRange(lo, hi, bounds.history_id, node(), queues, outcomes, bounds.allowed)
-        return _plan(history, options, offsets)
+        chosen = () if outcomes == set(OUTCOMES) else tuple(sorted(outcomes))
+        lo = _check_gap(lo, bounds, replace(options, outcomes=chosen))
+        offsets = OffsetRange(lo, hi, bounds.history_id, node(), queues, chosen, bounds.allowed)
+        return _plan(history, options, replace(offsets, filters=pushed.rows))
 
     def read(self, partition: ds.InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of a range; without ranges, Spark calls this once and gets no rows."""
@@ -196,45 +203,24 @@ class HistoryReader(ds.DataSourceReader):
 
 
 class FilteringHistoryReader(HistoryReader):
-    """Batch reader that applies filters on ``offset``, ``queue`` and ``outcome`` itself.
+    """Batch reader that has the broker apply filters.
 
     This is a separate class because defining ``pushFilters`` is an error if the session does not
     push filters.
     """
 
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:  # noqa: N802 - Spark's name
-        """Apply filters that narrow the range, queues or outcomes; return all other filters."""
-        return [condition for condition in filters if not self._apply_filter(condition)]
+        """Apply the filters that the broker tests exactly; return all others to Spark."""
+        return [condition for condition in filters if not self._pushed.push(condition)]
 
-    def _apply_filter(self, condition: ds.Filter) -> bool:
-        match condition:
-            case ds.GreaterThan(("offset",), int(value)):
-                self._min_lo = max(self._min_lo, value)
-            case ds.GreaterThanOrEqual(("offset",), int(value)):
-                self._min_lo = max(self._min_lo, value - 1)
-            case ds.LessThan(("offset",), int(value)):
-                self._max_hi = min(self._max_hi, value - 1)
-            case ds.LessThanOrEqual(("offset",), int(value)):
-                self._max_hi = min(self._max_hi, value)
-            case ds.EqualTo(("offset",), int(value)):
-                self._min_lo = max(self._min_lo, value - 1)
-                self._max_hi = min(self._max_hi, value)
-            case ds.EqualTo(("queue",), str(name)):
-                self._restrict_queues(frozenset([name]))
-            case ds.In(("queue",), names) if all(isinstance(name, str) for name in names):
-                self._restrict_queues(frozenset(names))
-            case ds.EqualTo(("outcome",), str(name)):
-                self._outcomes &= {name}
-            case ds.In(("outcome",), names) if all(isinstance(name, str) for name in names):
-                self._outcomes &= set(names)
-            case ds.IsNotNull(("offset",)) | ds.IsNotNull(("queue",)) | ds.IsNotNull(("outcome",)):
-                pass  # these columns are never null
-            case _:
-                return False
-        return True
 
-    def _restrict_queues(self, names: frozenset[str]) -> None:
-        self._queue_filter = names if self._queue_filter is None else self._queue_filter & names
+def has_pushed_filters() -> bool:
+    """Return whether Spark plans this read with filters to push.
+
+    It does so in a process of its own, which alone loads this module, and only if the session's
+    ``spark.sql.python.filterPushdown.enabled`` is true. Spark passes the setting to no one.
+    """
+    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
 
 class HistoryStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):

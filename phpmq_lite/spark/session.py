@@ -159,7 +159,7 @@ ALWAYS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
     "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",  # required by the option pushFilters
+    "spark.sql.python.filterPushdown.enabled": "true",  # for sessions that ``register`` finds
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.compression.codec": "zstd",  # 61 bytes for 88 of snappy

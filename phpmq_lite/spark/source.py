@@ -1,7 +1,7 @@
 """Spark data source ``phpmq``, which chooses a reader or writer for each use."""
 
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructType
@@ -13,6 +13,7 @@ from phpmq_lite.spark.reader import (
     HistoryReader,
     HistoryStreamReader,
     QueueStreamReader,
+    has_pushed_filters,
 )
 from phpmq_lite.spark.source_options import (
     SourceMode,
@@ -26,14 +27,19 @@ from phpmq_lite.spark.writer import BatchWriter, StreamWriter, check_write_schem
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAME = "phpmq"
+NAME: Final = "phpmq"
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: "SparkSession") -> None:
     """Register ``format("phpmq")`` in a session; not needed if ``pyspark_phpmq`` is installed.
 
-    The class is pickled by name, so executors need this package on their path.
+    Filters are applied by the broker: Spark's push-down for Python sources is turned on, unless you
+    set ``spark.sql.python.filterPushdown.enabled`` yourself. The class is pickled by name, so
+    executors need this package on their path.
     """
+    if spark.conf.get(PUSHDOWN, None) is None:
+        spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(PhpmqSource)
 
 
@@ -71,7 +77,8 @@ class PhpmqSource(ds.DataSource):
             )
         options = history_options(values, SourceMode.BATCH_READ)
         columns.check_read_schema(schema, columns.history_columns(body=True))
-        kind = FilteringHistoryReader if options.pushes_filters else HistoryReader
+        is_filtering = options.pushes_filters and has_pushed_filters()
+        kind = FilteringHistoryReader if is_filtering else HistoryReader
         return kind(options, columns.remove_table_options(schema))
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802 - Spark's

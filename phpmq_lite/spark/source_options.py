@@ -196,7 +196,7 @@ class HistoryOptions:
     ending: HistoryPosition = HistoryPosition("latest")
     partitions: int | None = None
     fails_on_data_loss: bool = True
-    pushes_filters: bool = False
+    pushes_filters: bool = True
     offsets_per_trigger: int | None = None
     broker: str | None = None
     reader: str | None = None
@@ -258,7 +258,7 @@ def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptio
         ending=parser.position("ending", "latest", is_stream),
         partitions=parser.number("numPartitions", 1, 10_000),
         fails_on_data_loss=parser.flag("failOnDataLoss", default=True),
-        pushes_filters=parser.flag("pushFilters", default=False),
+        pushes_filters=parser.flag("pushFilters", default=True),
         offsets_per_trigger=parser.number("maxOffsetsPerTrigger", 1, 1 << 62),
         broker=parser.text("broker"),
         reader=parser.text("reader"),

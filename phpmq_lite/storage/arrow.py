@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -302,6 +302,9 @@ class RowFilters:
         return tuple(name for name in self.__slots__ if getattr(self, name) not in (None, ()))
 
 
+NO_FILTERS: Final = RowFilters()
+
+
 @dataclass(slots=True, frozen=True)
 class RowSelection:
     """Selects history rows with offsets above ``lo`` and up to ``hi`` that match all filters.
@@ -318,7 +321,7 @@ class RowSelection:
     body: bool = False
     allowed: Sequence[str] = ()  # globs for queues that the caller can use; empty means all
     history_id: str | None = None  # if set, the history must have this id
-    filters: RowFilters = field(default_factory=RowFilters)
+    filters: RowFilters = NO_FILTERS
 
     @property
     def needs_deleted(self) -> bool:

@@ -25,6 +25,7 @@ from tests.support.fork_server import broker_process
 from tests.support.http_users import BrokerFixture, wait_until
 from tests.support.settled_folder import (
     HISTORY_ID,
+    NOW_MS,
     QUEUES,
     ShortStreamError,
     execute_in_process,
@@ -126,6 +127,41 @@ async def test_queues_come_by_name_and_by_pattern(shared: ExportSite) -> None:
     assert table.num_rows == 1_000
 
 
+TIMES = f"settled_from_ms={NOW_MS + 100_000}&settled_until_ms={NOW_MS + 200_000}"
+
+
+@reading
+@pytest.mark.parametrize(
+    ("query", "filters", "expected"),
+    [
+        ("", "", range(1, 1_001)),
+        (TIMES, "settled_from,settled_until", range(100, 200)),
+        (f"published_from_ms={NOW_MS + 990}&queue=mail", "published_from", range(991, 1_001, 3)),
+        ("urn=urn:orders:1&urn=x", "urns", [n for n in range(13, 1_001, 4) if n % 3]),
+        ("trace_id=0000000a-0000&trace_id=000003e7-0000", "traces", [10]),
+        (f"{TIMES}&outcomes=dead&body=1", "settled_from,settled_until", range(102, 200, 4)),
+    ],
+)
+async def test_rows_are_filtered_and_the_filters_named(
+    shared: ExportSite, query: str, filters: str, expected: Sequence[int]
+) -> None:
+    url = shared.url(f"lo=0&hi=1000&columns=offset&{query}")
+    async with shared.session.head(url) as response:
+        assert response.headers["X-Row-Count"] == str(len(expected))
+        assert response.headers["X-Row-Filters"] == filters
+    assert (await read_counted(shared.session, url))["offset"].to_pylist() == [*expected]
+
+
+@reading
+async def test_bounds_of_a_time_include_its_rows(shared: ExportSite) -> None:
+    status, bounds = await shared.get(TIMES, "history/bounds")
+    assert status == 200
+    assert 84 <= bounds["settled_lo"] < 100
+    assert 199 <= bounds["settled_hi"] < 216
+    status, bounds = await shared.get("settled_until_ms=5", "history/bounds")
+    assert (bounds["settled_lo"], bounds["settled_hi"]) == (0, 0)
+
+
 @reading
 async def test_head_returns_only_the_count(shared: ExportSite) -> None:
     for _ in range(3):
@@ -138,7 +174,8 @@ async def test_bounds_describe_the_history(site: ExportSite) -> None:
     status, told = await site.get("", "history/bounds")
     assert status == 200
     expected = {"history_id": HISTORY_ID, "lo": 0, "hi": 1_000, "lo_deleted": 0}
-    assert told == expected | {"offset": None, "queues": None}
+    expected |= dict.fromkeys(("offset", "queues", "settled_lo", "settled_hi"))
+    assert told == expected
     remove_history_upto(site.database, 100)
     status, told = await site.get("at_ms=1800000500000&queues=1", "history/bounds")
     assert (told["lo"], told["hi"], told["lo_deleted"]) == (100, 1_000, 100)
@@ -187,6 +224,11 @@ async def test_page_of_another_site_notes_no_reader(
         ("lo=0&hi=2&queue=%01", 422, "invalid"),
         ("lo=0&hi=2&history=another", 409, "other_history"),
         ("lo=1001&hi=2000", 409, "gap"),
+        ("lo=0&hi=2&settled_from_ms=5&settled_until_ms=5", 422, "invalid"),
+        ("lo=0&hi=2&published_from_ms=6&published_until_ms=5", 422, "invalid"),
+        ("lo=0&hi=2&published_from_ms=-6", 422, "invalid"),
+        ("lo=0&hi=2&urn=a%00b", 422, "invalid"),
+        (f"lo=0&hi=2&trace_id={'x' * 1_001}", 422, "invalid"),
     ],
 )
 async def test_invalid_range_is_a_problem(

@@ -12,7 +12,15 @@ import pytest
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.model import checksum
 from phpmq_lite.storage import arrow as module
-from phpmq_lite.storage.arrow import BODY, COLUMNS, HistoryRanges, RowSelection, arrow_schema
+from phpmq_lite.storage.arrow import (
+    BODY,
+    COLUMNS,
+    HistoryRanges,
+    RowFilters,
+    RowSelection,
+    arrow_schema,
+)
+from phpmq_lite.storage.statements import compiled
 from tests.support.both_engines import copy_rows
 from tests.support.postgres_server import PostgresServer
 from tests.support.settled_folder import NOW_MS, QUEUES, execute_in_process, settled_folder
@@ -60,6 +68,20 @@ SELECTIONS = [
     RowSelection(0, ROWS, pattern="o*", allowed=("*",)),
     RowSelection(5, 5),
     RowSelection(0, 9_999, outcomes=("acked",)),
+    RowSelection(0, ROWS, outcomes=("dead", "deleted"), pattern="*"),
+    RowSelection(3, ROWS, filters=RowFilters(urns=("urn:orders:1", "urn:orders:3", "ü", "x"))),
+    RowSelection(
+        3, ROWS, QUEUES[:2], filters=RowFilters(traces=("0000000a-0000", "0000012b-0000", "x"))
+    ),
+    RowSelection(0, ROWS, filters=RowFilters(traces=("none",), settled_until=NOW_MS + 9_000)),
+    RowSelection(
+        0,
+        ROWS,
+        body=True,
+        filters=RowFilters(settled_from=NOW_MS + 20_000, settled_until=NOW_MS + 260_500),
+    ),
+    RowSelection(0, ROWS, (QUEUES[0],), filters=RowFilters(published_from=NOW_MS + 250)),
+    RowSelection(0, ROWS, filters=RowFilters(published_until=NOW_MS + 9, settled_from=1)),
 ]
 
 
@@ -170,3 +192,60 @@ def test_missing_driver_is_an_error_that_names_the_extra(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "adbc_driver_postgresql", None)
     with pytest.raises(StorageError, match="without the extra 'postgres'"):
         HistoryRanges("postgresql://127.0.0.1/x")
+
+
+MANY = 60_000
+FIND = RowFilters(traces=("0000ea5b-0000", "00000c35-0000"))
+
+
+@pytest.fixture(scope="module")
+def large(
+    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[HistoryRanges, psycopg.RawCursor[Any]]]:
+    path = settled_folder(tmp_path_factory.mktemp("large") / "data", MANY)
+    with postgres.database() as name:
+        conninfo = postgres.conninfo(name)
+        copy_rows(path, conninfo)
+        with (
+            psycopg.connect(conninfo, autocommit=True) as connection,
+            HistoryRanges(postgres.url(name)) as ranges,
+        ):
+            connection.execute(
+                'UPDATE history SET outcome = CASE WHEN "offset" % 1000 = 7 THEN 4 ELSE 2 END,'
+                ' queue_id = CASE WHEN "offset" % 1000 = 7 THEN 2 ELSE 1 END'
+            )
+            connection.execute("VACUUM ANALYZE history")
+            yield ranges, psycopg.RawCursor(connection)
+
+
+@pytest.mark.parametrize(
+    ("selection", "index"),
+    [
+        (RowSelection(0, MANY), "history_pkey"),
+        (RowSelection(0, MANY, queues=(QUEUES[1],)), "history_place"),
+        (RowSelection(0, MANY, outcomes=("dead", "expired")), "history_unusual"),
+        (RowSelection(0, MANY, filters=FIND), "history_trace"),
+    ],
+)
+def test_selection_is_found_by_an_index(
+    large: tuple[HistoryRanges, psycopg.RawCursor[Any]],
+    selection: RowSelection,
+    index: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranges, cursor = large
+    plans: list[str] = []
+    read_table = ranges._database.read_table
+
+    def explain(text: str, values: dict[str, Any], columns: Any) -> Any:
+        if "AS m" in text:
+            statement, names = compiled(text)
+            cursor.execute(f"EXPLAIN {statement}", [values[name] for name in names])
+            plans.append("\n".join(line for (line,) in cursor))
+        return read_table(text, values, columns)
+
+    monkeypatch.setattr(ranges._database, "read_table", explain)
+    rows = ranges.history(selection)
+    assert rows.count == sum(batch.num_rows for batch in rows) > 0
+    assert any(index in plan for plan in plans), plans
+    assert not any("Seq Scan on history" in plan for plan in plans), plans

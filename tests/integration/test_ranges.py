@@ -23,6 +23,7 @@ from phpmq_lite.storage.arrow import (
     ArrowDriver,
     HistoryRanges,
     RangeError,
+    RowFilters,
     RowSelection,
     arrow_schema,
     columns_of,
@@ -172,6 +173,38 @@ def test_batch_exceeds_the_part_size_by_at_most_one_body(
         (RowSelection(0, ROWS, allowed=("m*", "x")), lambda i: i % 3 == 1),
         (RowSelection(0, ROWS, queues=("mail",), pattern="o*"), lambda i: False),
         (RowSelection(0, ROWS, outcomes=("acked", "dead")), lambda i: i % 4 in (0, 2)),
+        (RowSelection(0, ROWS, outcomes=("dead", "deleted")), lambda i: i % 4 > 1),
+        (
+            RowSelection(0, ROWS, queues=("mail",), outcomes=("dead",)),
+            lambda i: i % 3 == 1 and i % 4 == 2,
+        ),
+        (
+            RowSelection(3, 290, filters=RowFilters(urns=("urn:orders:1", "x"))),
+            lambda i: 5 < i <= 290 and i % 3 > 0 and i % 4 == 1,
+        ),
+        (
+            RowSelection(0, ROWS, filters=RowFilters(traces=("0000000a-0000", "0000012b-0000"))),
+            lambda i: i in (10, 299),
+        ),
+        (RowSelection(11, ROWS, filters=RowFilters(traces=("0000000a-0000",))), lambda i: False),
+        (
+            RowSelection(
+                0,
+                ROWS,
+                filters=RowFilters(settled_from=NOW_MS + 9_001, settled_until=NOW_MS + 280_000),
+            ),
+            lambda i: 9 < i < 280,
+        ),
+        (
+            RowSelection(0, ROWS, ("mail",), filters=RowFilters(settled_until=NOW_MS + 50_001)),
+            lambda i: i <= 50 and i % 3 == 1,
+        ),
+        (
+            RowSelection(
+                0, ROWS, filters=RowFilters(published_from=NOW_MS + 8, published_until=NOW_MS + 11)
+            ),
+            lambda i: i in (8, 9, 10),
+        ),
         (
             RowSelection(5, 100, pattern="o*", allowed=("*.eu",)),
             lambda i: 5 < i <= 100 and i % 3 == 2,
@@ -185,6 +218,84 @@ def test_selection_holds_all_conditions(
     found = offsets(rows)
     assert found == [i for i in range(1, ROWS + 1) if expected(i)]
     assert rows.count == len(found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "indexes"),
+    [
+        (ALL, ["USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"]),
+        (RowSelection(0, ROWS, queues=("mail",)), ["history_run USING PRIMARY KEY (block=? AND"]),
+        (
+            RowSelection(0, ROWS, outcomes=("dead", "expired")),
+            ["history_unusual (outcome=? AND offset>? AND offset<?)"],
+        ),
+        (
+            RowSelection(0, ROWS, filters=RowFilters(traces=("0000000a-0000",))),
+            [
+                "trace_place USING PRIMARY KEY (block=? AND trace_id=?)",
+                "history_seq (seq=?",
+                "USING INTEGER PRIMARY KEY (rowid=?)",
+            ],
+        ),
+    ],
+)
+def test_selection_is_found_by_an_index(
+    tmp_path: Path, asked: RowSelection, indexes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = HistoryRanges(settled_folder(tmp_path / "data", ROWS), driver="python")
+    plans: list[str] = []
+    read_table = ranges._database.read_table
+
+    def explain(text: str, values: dict[str, Any], columns: Any) -> Any:
+        if "history AS m" in text:
+            steps = ranges._database.connection.execute(f"EXPLAIN QUERY PLAN {text}", values)
+            plans.extend(step[-1] for step in steps)
+        return read_table(text, values, columns)
+
+    monkeypatch.setattr(ranges._database, "read_table", explain)
+    with ranges:
+        assert len(offsets(ranges.history(asked))) > 0
+    for index in indexes:
+        assert any(index in plan for plan in plans), plans
+    assert not any(plan.startswith(("SCAN m", "SCAN history ")) for plan in plans), plans
+
+
+COUNTED = """
+import sys
+from phpmq_lite.storage.arrow import HistoryRanges, RowFilters, RowSelection
+begin, until = map(int, sys.argv[2:])
+
+def bytes_read():
+    return int(open("/proc/self/io").read().split()[1])
+
+for filters in (RowFilters(), RowFilters(settled_from=begin, settled_until=until)):
+    for body in (False, True):
+        with HistoryRanges(sys.argv[1], driver="python") as ranges:
+            steps = []
+            ranges._database.connection.set_progress_handler(lambda: steps.append(1) and 0, 100)
+            before = bytes_read()
+            found = ranges.history(RowSelection(0, 60_000, body=body, filters=filters))
+            rows = sum(batch.num_rows for batch in found)
+            print(rows, bytes_read() - before, len(steps))
+"""
+
+
+def test_one_day_of_sixty_is_read_with_a_fortieth_of_the_bytes(tmp_path: Path) -> None:
+    path, day_ms = settled_folder(tmp_path / "data", 60_000), 86_400_000
+    execute_in_process(path, f'UPDATE history SET settled_at = {NOW_MS} + "offset" * 86400')
+    days = (NOW_MS + n * day_ms for n in (31, 32))
+    command = [sys.executable, "-c", COUNTED, str(path), *map(str, days)]
+    read = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    whole, whole_bodies, day, day_bodies = (
+        [int(n) for n in line.split()] for line in read.splitlines()
+    )
+    for (rows, size, steps), (day_rows, day_size, day_steps) in (
+        (whole, day),
+        (whole_bodies, day_bodies),
+    ):
+        assert (rows, day_rows) == (60_000, 1_000)
+        assert day_size * 40 <= size
+        assert day_steps * 40 <= steps  # of SQLite's machine
 
 
 def test_columns_keep_the_schema_order(ranges: HistoryRanges) -> None:
@@ -402,6 +513,39 @@ def test_equal_reads_are_equal_byte_for_byte_over_clock_changes(ranges: HistoryR
         f" VALUES ({ROWS + 1}, {NOW_MS}, -3600000)",
     )
     assert content() == before
+
+
+def test_range_of_a_time_has_each_segment_of_the_clock(
+    ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day in which the clock was far ahead does not widen what is read of the others."""
+    execute_in_process(
+        ranges.path,
+        'UPDATE history SET settled_at = settled_at + 9000000 WHERE "offset" BETWEEN 51 AND 60',
+        'UPDATE history SET settled_at = settled_at - 100000 WHERE "offset" > 250',
+    )
+    set_clock(ranges.path, (1, 0), (51, 9_000_000), (61, 0), (251, -100_000))
+    filters = RowFilters(settled_from=NOW_MS + 180_000, settled_until=NOW_MS + 190_000)
+    monkeypatch.setattr(module, "RANGE_SLICE", 5)
+    read: list[int] = []
+    read_table = ranges._database.read_table
+
+    def note(text: str, values: dict[str, Any], columns: Any) -> Any:
+        if "count(*)" in text:
+            read.extend(range(values["lo"] + 1, values["hi"] + 1))
+        return read_table(text, values, columns)
+
+    monkeypatch.setattr(ranges._database, "read_table", note)
+    assert offsets(ranges.history(RowSelection(0, ROWS, filters=filters))) == [
+        *range(180, 190),
+        *range(280, 290),
+    ]
+    assert len(read) <= 2 * (10 + 16)  # the clock may be 8 s off at each end
+    lo, hi = ranges.settled_range(filters.settled_from, filters.settled_until)
+    assert 171 <= lo < 180
+    assert 289 <= hi < 298
+    none = ranges.settled_range(NOW_MS + 10**8, None)
+    assert none[0] == none[1]
 
 
 @pytest.mark.parametrize("shift_s", [0, -30, 40])

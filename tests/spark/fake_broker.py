@@ -60,6 +60,7 @@ class FakeBroker:
     versions: dict[str, int] = field(default_factory=dict)
     sealed: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict)
     publish_rows: int = 100_000  # of one call
+    ignores_filters: bool = False  # as earlier versions do
     notes: list[tuple[str, int]] = field(default_factory=list)  # of readers
     asked: list[str] = field(default_factory=list)  # paths with their query
     faults: Faults = field(default_factory=Faults)
@@ -97,6 +98,10 @@ class FakeBroker:
         if "at_ms" in asked:
             before = int(asked["at_ms"]) - START_MS - 1
             answer["offset"] = max(self.lo, min(before, self.hi))
+        if "settled_from_ms" in asked or "settled_until_ms" in asked:
+            begin, until = int(asked.get("settled_from_ms", 0)), asked.get("settled_until_ms")
+            answer["settled_lo"] = max(begin - START_MS - 1, 0)
+            answer["settled_hi"] = self.hi if until is None else int(until) - START_MS - 1
         if "queues" in asked:
             answer["queues"] = sorted({row["queue"] for row in self.rows})
         return answer
@@ -228,10 +233,19 @@ class Handler(BaseHTTPRequestHandler):
                 and (not broker.allowed or row["queue"] in broker.allowed)
                 and (not outcomes or row["outcome"] in outcomes)
                 and (row["outcome"] != "deleted" or row["offset"] > broker.lo_deleted)
+                and self._is_match(row, asked)
             ]
             names = asked["columns"].split(",") + (["body"] if asked.get("body") == "1" else [])
             schema = pa.schema([field for field in HISTORY if field.name in names])
             self._arrow(schema, rows)
+
+    def _is_match(self, row: dict[str, Any], asked: dict[str, str]) -> bool:
+        settled_ms = round(row["settled_at"].timestamp() * 1_000)
+        return self.broker.ignores_filters or (
+            int(asked.get("settled_from_ms", 0)) <= settled_ms
+            and settled_ms < int(asked.get("settled_until_ms", 1 << 62))
+            and ("urn" not in asked or row["urn"] in self.many["urn"])
+        )
 
     def _claims(self, asked: dict[str, str]) -> None:
         broker = self.broker
@@ -268,6 +282,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Row-Count", str(count))
         self.send_header("X-History-Id", self.broker.history_id)
         self.send_header("X-Queue-Globs", globs_digest(self.broker.allowed))
+        filters = {
+            "settled_from_ms": "settled_from", "settled_until_ms": "settled_until", "urn": "urns"
+        }  # fmt: skip
+        if not self.broker.ignores_filters:
+            named = [name for query, name in filters.items() if query in self.many]
+            self.send_header("X-Row-Filters", ",".join(named))
         self.end_headers()
         if faults.broken:
             faults.broken -= 1

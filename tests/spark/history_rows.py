@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 DAY_MS: Final = 86_400_000
 START_MS: Final = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp() * 1000)
 
-COLUMNS: Final = arrow_schema((*arrow.COLUMNS, arrow.BODY))
+COLUMNS: Final = arrow_schema((*arrow.READER_COLUMNS, arrow.BODY))
 
+HISTORY_ID: Final = "0123456789abcdef" * 2
 Row = dict[str, Any]
 
 
@@ -47,6 +48,10 @@ def history_row(offset: int, **given: Any) -> Row:
         "ready_at": published,
         "priority": 128,
         "retries": 0,
+        "charged": 1,
+        "history_id": HISTORY_ID,
+        "broker": HISTORY_ID,
+        "history_offset": offset,
         "body": f'{{"n":{offset}}}'.encode(),
     }
     return row | given
@@ -64,7 +69,7 @@ def history_rows(count: int, *, days: int = 4, seed: int = 5) -> list[Row]:
         row["seq"] = row["position"] = seq
     rows.sort(key=lambda row: (row["settled_at"], row["seq"]))
     for offset, row in enumerate(rows, 1):
-        row["offset"] = offset
+        row["offset"] = row["history_offset"] = offset
         row["message_id"] = f"{row['seq']:032x}"
     return rows
 

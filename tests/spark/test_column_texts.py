@@ -33,5 +33,7 @@ def test_texts_are_in_the_files_and_in_describe(spark: SparkSession, tmp_path: P
     described.write.parquet(str(tmp_path / "archive"))
     spark.read.parquet(str(tmp_path / "archive")).createOrReplaceTempView("archived")
     comments = {row.col_name: row.comment for row in spark.sql("DESCRIBE archived").collect()}
-    assert comments == {column.name: column.comment for column in (*READER_COLUMNS, BODY)} | {"date": None}
+    assert comments == {column.name: column.comment for column in (*READER_COLUMNS, BODY)} | {
+        "date": None
+    }
     spark.catalog.dropTempView("archived")

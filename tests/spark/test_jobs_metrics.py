@@ -25,6 +25,7 @@ from phpmq_lite.spark.jobs.metrics import (
     transform,
 )
 from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.storage.arrow import READER_COLUMNS
 from tests.spark.history_rows import (
     DAY_MS,
     START_MS,
@@ -127,11 +128,13 @@ def present(figures: dict[str, Any]) -> dict[str, Any]:
 def test_archive_of_version_0_1_has_no_columns_of_later_versions(
     spark: SparkSession, archive: DataFrame, rows: list[Row], tmp_path: Path
 ) -> None:
-    later = ("ready_at", "deliver_at", "priority", "retries", "group", "unique_key")
+    names = [column.name for column in READER_COLUMNS]
+    later = names[names.index("ready_at") :]
     folder = str(tmp_path / "archive")
     archive.drop(*later).write.partitionBy("date", "batch").parquet(folder)
     older = read_archive(spark, LocalResultsFolder(tmp_path))
     assert older.where("ready_at IS NULL AND priority IS NULL").count() == len(rows)
+    assert older.where("broker IS NULL AND history_offset = offset").count() == len(rows)
     computed = transform(older, "hours", ALL_DATES).collect()
     assert sum(row["published"] for row in computed) == len(rows)
     waits = [

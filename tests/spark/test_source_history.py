@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from phpmq_lite.spark.columns import HISTORY_COLUMNS
-from phpmq_lite.spark.source import PhpmqSource
+from phpmq_lite.spark.source import PUSHDOWN, PhpmqSource, register
 from phpmq_lite.storage.arrow import COLUMNS
 from tests.spark.fake_broker import START_MS, FakeBroker
 from tests.spark.queries import Batches, forget_commit, read, run
@@ -120,7 +120,7 @@ def test_columns_and_body_come_as_asked(spark: SparkSession, broker: FakeBroker)
 def test_pushed_filters_narrow_the_request(spark: SparkSession, broker: FakeBroker) -> None:
     broker.settle(100)
     broker.settle(100, "mails")
-    frame = read(spark, url=broker.url, columns="offset,queue,size", pushFilters=True)
+    frame = read(spark, url=broker.url, columns="offset,queue,size,settled_at,urn,history_offset")
     wanted = frame.where("queue = 'mails' AND offset > 90 AND offset <= 102 AND size = 4")
     assert sorted(row.offset for row in wanted.collect()) == [101, 102]
     asked = broker.asked[-1]
@@ -128,14 +128,39 @@ def test_pushed_filters_narrow_the_request(spark: SparkSession, broker: FakeBrok
     assert "queue=mails" in asked
     assert frame.where("queue = 'nowhere'").count() == 0
     assert frame.where("queue IN ('orders', 'nowhere') AND offset = 100").count() == 1
+    # Times in the session's zone, and filters that only Spark can evaluate.
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        day = "settled_at >= '2023-11-14 17:13:20.0501' AND settled_at < '2023-11-14 17:13:20.06'"
+        plan = frame.where(f"{day} AND urn <=> NULL AND history_offset <> 55")
+        assert sorted(row.offset for row in plan.collect()) == [51, 52, 53, 54, 56, 57, 58, 59]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    asked = broker.asked[-1]
+    assert f"settled_from_ms={START_MS + 51}&settled_until_ms={START_MS + 60}" in asked
+    assert "lo=50&hi=59" in asked
+    assert frame.where("urn = 'urn:a' AND urn IS NOT NULL").count() == 0
+    assert "urn=urn%3Aa" in broker.asked[-1]
+    broker.ignores_filters = True  # as earlier versions do
+    with pytest.raises(PySparkException, match="is older and ignores filters"):
+        frame.where("urn = 'urn:a'").count()
 
 
-def test_filters_are_left_to_spark_when_not_asked_for(
+def test_filters_are_left_to_spark_when_they_are_not_to_be_pushed(
     spark: SparkSession, broker: FakeBroker
 ) -> None:
     broker.settle(100)
     assert read(spark, url=broker.url).where("offset > 90").count() == 10
+    assert "lo=90&hi=100" in broker.asked[-1]
+    assert read(spark, url=broker.url, pushFilters=False).where("offset > 90").count() == 10
     assert "lo=0&hi=100" in broker.asked[-1]
+    other = spark.newSession()
+    other.conf.set(PUSHDOWN, "false")
+    register(other)
+    assert other.conf.get(PUSHDOWN) == "false"
+    for given in ({}, {"pushFilters": True}):
+        assert read(other, url=broker.url, **given).where("offset > 90").count() == 10
+        assert "lo=0&hi=100" in broker.asked[-1]
 
 
 @pytest.mark.parametrize(
@@ -343,3 +368,6 @@ def test_source_is_found_by_its_name_alone(spark: SparkSession, broker: FakeBrok
     broker.settle(3)
     fresh = spark.newSession()  # the source is not registered here
     assert fresh.read.format("phpmq").option("url", broker.url).load().count() == 3
+    fresh.conf.unset(PUSHDOWN)
+    register(fresh)
+    assert fresh.conf.get(PUSHDOWN) == "true"

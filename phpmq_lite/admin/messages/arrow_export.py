@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from phpmq_lite.admin.http.endpoint import Endpoints, From
 from phpmq_lite.admin.http.fields import QueryModel, StrictInput, SubscriptionName
 from phpmq_lite.admin.http.input import check_queue_name, check_text
 from phpmq_lite.admin.http.output import abort_response
-from phpmq_lite.admin.http.problems import Problem
+from phpmq_lite.admin.http.problems import Problem, invalid
 from phpmq_lite.broker.pipeline import readers
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.export.exports import ExportProcesses, RunningExport
@@ -23,6 +24,7 @@ from phpmq_lite.installation import install_command
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
+from phpmq_lite.storage.arrow import RowFilters
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
 endpoints: Final = Endpoints()
@@ -48,7 +50,8 @@ OFFSET_MAX: Final = 1 << 62
 STALLED_S: Final = 300.0
 WHOLE_S: Final = 600.0  # maximum duration of an export, excluding the broker's pauses
 RETRY_S: Final = 1  # Retry-After value in seconds, sent while all export slots are in use
-NAMES: Final = 1_000  # maximum number of queue names in a request
+NAMES: Final = 1_000  # maximum number of queue names in a request, and of URNs and traces
+TEXT_LENGTH: Final = 1_000  # of an URN or a trace
 
 _log = get_logger(__name__)
 
@@ -69,8 +72,18 @@ class RemovedReaderView(ReaderInput):
     """The reader whose position was removed."""
 
 
-class ExportBoundsInput(QueryModel):
-    """A time whose offset is looked up."""
+Time = Annotated[int | None, Field(ge=0, le=OFFSET_MAX)]
+
+
+class SettledInput(QueryModel):
+    """A time in which messages were settled."""
+
+    settled_from_ms: Time = Field(None, description="settled at or after this time, Unix ms")
+    settled_until_ms: Time = Field(None, description="settled before this time, Unix ms")
+
+
+class ExportBoundsInput(SettledInput):
+    """Times whose offsets are looked up."""
 
     at_ms: int | None = Field(
         None,
@@ -89,6 +102,11 @@ class ExportBoundsView(BaseModel):
     hi: int = Field(description="last offset in the history; 0 if it is empty")
     lo_deleted: int = Field(description="rows after this offset are complete, even deleted ones")
     offset: int | None = Field(description="last offset before at_ms, else lo; null without at_ms")
+    settled_lo: int | None = Field(
+        description="all rows of the requested time are in (settled_lo, settled_hi], with others;"
+        " null without settled_from_ms and settled_until_ms"
+    )
+    settled_hi: int | None = Field(description="end of that range; equal to settled_lo: no rows")
     queues: list[str] | None = Field(description="all queue names; null if not requested")
     allowed: list[str] = Field(
         description="queue globs that limit the caller; missing if there are none",
@@ -96,7 +114,7 @@ class ExportBoundsView(BaseModel):
     )
 
 
-class RangeInput(QueryModel):
+class RangeInput(SettledInput):
     """A range of rows (after ``lo``, up to and including ``hi``), and the columns to return."""
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
@@ -117,6 +135,34 @@ class RangeInput(QueryModel):
     body: Literal["0", "1"] = Field("0", description="1 to include the body column")
     gap: Literal["fail", "ok"] = Field("fail", description="on missing rows: fail, or ok to skip")
     history: str = Field("", max_length=64, description="history_id that must match, if set")
+    published_from_ms: Time = Field(None, description="published at or after this time, Unix ms")
+    published_until_ms: Time = Field(None, description="published before this time, Unix ms")
+    urn: list[str] = Field(default=[], max_length=NAMES, description="URN; may be repeated")
+    trace_id: list[str] = Field(default=[], max_length=NAMES, description="trace; may be repeated")
+
+    def filters(self) -> RowFilters:
+        """Return the conditions on rows, or raise a 422 ``Problem`` for one that is invalid."""
+        for what, begin, until in (
+            ("settled", self.settled_from_ms, self.settled_until_ms),
+            ("published", self.published_from_ms, self.published_until_ms),
+        ):
+            if begin is not None and until is not None and begin >= until:
+                detail = f"{what}_from_ms is {begin}, which is not before {what}_until_ms, {until}."
+                raise invalid(detail, f"{what}_from_ms", f"less than {until}")
+        for what, texts in (("urn", self.urn), ("trace_id", self.trace_id)):
+            for text in texts:
+                check_text(text, what)
+                if len(text) > TEXT_LENGTH or "\0" in text:
+                    bound = f"1 to {TEXT_LENGTH} characters other than NUL"
+                    raise invalid(f"{what} is {text[:50]!r}; it must have {bound}.", what, bound)
+        return RowFilters(
+            settled_from=self.settled_from_ms,
+            settled_until=self.settled_until_ms,
+            published_from=self.published_from_ms,
+            published_until=self.published_until_ms,
+            urns=tuple(self.urn),
+            traces=tuple(self.trace_id),
+        )
 
 
 class ClaimsInput(QueryModel):
@@ -133,9 +179,15 @@ async def get_bounds(call: Call, query: ExportBoundsInput) -> ExportBoundsView:
     stored = StoredPipeline(call.context.readers)
     bounds = await stored.history_bounds()
     has_names = query.queues == "1"
+    begin, until = query.settled_from_ms, query.settled_until_ms
+    settled: tuple[int | None, int | None] = None, None
+    if begin is not None or until is not None:
+        settled = await stored.settled_range(bounds, begin, until)
     return ExportBoundsView(
         **asdict(bounds),
         offset=None if query.at_ms is None else await stored.offset_at(bounds, query.at_ms),
+        settled_lo=settled[0],
+        settled_hi=settled[1],
         queues=[*filter(call.may_use, await stored.queue_names())] if has_names else None,
         allowed=_globs_in_force(call),
     )
@@ -182,7 +234,8 @@ def _audit_reader(call: Call, reader: str) -> tuple[str, bool]:
 
 
 def _read_range(call: Call) -> RangeInput:
-    query = dict(call.request.query) | {"queue": call.request.query.getall("queue", [])}
+    lists = ("queue", "urn", "trace_id")
+    query = dict(call.request.query) | {name: call.request.query.getall(name, []) for name in lists}
     return RangeInput.model_validate({key: value for key, value in query.items() if value})
 
 
@@ -196,7 +249,12 @@ def _read_range(call: Call) -> RangeInput:
 async def stream_history(
     call: Call, query: Annotated[RangeInput, From(_read_range)]
 ) -> web.StreamResponse:
-    """Stream the settled messages in an offset range as Arrow; ``X-Row-Count`` is the row count."""
+    """Stream the settled messages in an offset range as Arrow; ``X-Row-Count`` is the row count.
+
+    All conditions must hold. ``X-Row-Filters`` names those on times, URNs and traces, which earlier
+    versions ignore.
+    """
+    filters = query.filters()
     names = [*filter(None, query.queue), *filter(None, query.queues.split(","))]
     for name in names:
         check_queue_name(name)
@@ -211,13 +269,13 @@ async def stream_history(
         "body": query.body == "1",
         "allowed": call.identity.queues,
         "history_id": query.history or None,
+        "filters": asdict(filters),
     }
     # The export may read a replica, which may have rows that are not confirmed yet.
     upto = (await StoredPipeline(call.context.readers).history_bounds()).hi
     is_gap_ok = query.gap == "ok"
-    return await _export(
-        call, {"of": "history", "selection": selection, "is_gap_ok": is_gap_ok, "upto": upto}
-    )
+    order = {"of": "history", "selection": selection, "is_gap_ok": is_gap_ok, "upto": upto}
+    return await _export(call, order, {"X-Row-Filters": ",".join(filters.names)})
 
 
 @endpoints.api(
@@ -237,7 +295,9 @@ async def stream_claims(call: Call, query: ClaimsInput) -> web.StreamResponse:
 # -- streaming
 
 
-async def _export(call: Call, order: dict[str, Any]) -> web.StreamResponse:
+async def _export(
+    call: Call, order: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
     request, exports = call.request, call.context.app[EXPORTS]
     need_arrow()
     is_head = request.method == "HEAD"
@@ -252,6 +312,7 @@ async def _export(call: Call, order: dict[str, Any]) -> web.StreamResponse:
                     "X-Offset-Lo": str(header.lo),
                     "X-Offset-Hi": str(header.hi),
                     "X-Queue-Globs": sha256(globs.encode()).hexdigest()[:16],
+                    **(headers or {}),
                 }
             )
             if is_head:
@@ -263,8 +324,8 @@ async def _export(call: Call, order: dict[str, Any]) -> web.StreamResponse:
         if error.code != "busy":
             raise
         exports.ends["busy"] += 1
-        headers = {"Retry-After": str(RETRY_S)}
-        raise Problem(503, "busy", f"{error}.".capitalize(), headers=headers) from None
+        wait = {"Retry-After": str(RETRY_S)}
+        raise Problem(503, "busy", f"{error}.".capitalize(), headers=wait) from None
     if is_complete:  # end the response only after the export slot has been released
         await response.write_eof()
     return response

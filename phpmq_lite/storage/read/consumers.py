@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from phpmq_lite.storage import arrow
 from phpmq_lite.storage.arrow import HistoryOffsets
 from phpmq_lite.storage.read.read_pool import RowReader
 
@@ -121,6 +122,18 @@ class StoredPipeline(RowReader):
             "arrow", "offset_at", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms
         )
         return int(rows[0][0])
+
+    async def settled_range(
+        self, bounds: HistoryOffsets, settled_from: int | None, settled_until: int | None
+    ) -> tuple[int, int]:
+        """Return a range of offsets with all messages settled in a time, as ``HistoryRanges``."""
+        lows = []
+        for at_ms in arrow.boundary_times(settled_from, settled_until):
+            rows = await self._readers.read(
+                "arrow", "boundaries", lo=bounds.lo, hi=bounds.hi, at_ms=at_ms
+            )
+            lows.append([low for low, _ in rows])
+        return arrow.hull(arrow.settled_spans(*lows), bounds)
 
     async def queue_names(self) -> list[str]:
         return [name for _, name in await self._readers.read("arrow", "queues")]

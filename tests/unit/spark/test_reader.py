@@ -44,7 +44,8 @@ def test_filters_on_offset_and_queue_are_pushed_down() -> None:
     taken = [GreaterThan(("offset",), 4), LessThan(("offset",), 9), IsNotNull(("offset",)),
              In(("queue",), ("a", "b")), EqualTo(("queue",), "b")]  # fmt: skip
     assert list(reader.pushFilters([*taken, *kept])) == kept
-    assert (reader._min_lo, reader._max_hi, reader._queue_filter) == (4, 8, frozenset("b"))
+    pushed = reader._pushed
+    assert (pushed.lo, pushed.hi, pushed.queues) == (4, 8, frozenset("b"))
 
 
 def test_reader_without_the_option_does_not_accept_filters() -> None:
