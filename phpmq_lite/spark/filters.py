@@ -98,18 +98,20 @@ class PushedFilters:
             value, scale = (value - _EPOCH) // timedelta(microseconds=1), 1_000
         elif name not in _OFFSETS or type(value) is not int:
             return False
-        least, most = _bounds(condition, value, scale)
+        lowest, highest = _bounds(condition, value, scale)
         if name in _OFFSETS:
-            self.lo = self.lo if least is None else max(self.lo, least - 1)
-            self.hi = self.hi if most is None else min(self.hi, most)
+            self.lo = self.lo if lowest is None else max(self.lo, lowest - 1)
+            self.hi = self.hi if highest is None else min(self.hi, highest)
             self.is_empty |= self.lo >= self.hi
         else:
-            self._push_time(name.removesuffix("_at"), least, None if most is None else most + 1)
+            self._push_time(
+                name.removesuffix("_at"), lowest, None if highest is None else highest + 1
+            )
         return True
 
-    def _push_time(self, what: str, begin: int | None, until: int | None) -> None:
+    def _push_time(self, time: str, begin: int | None, until: int | None) -> None:
         """Restrict a time to [begin, until) in Unix ms; stored times are not negative."""
-        sides = f"{what}_from", f"{what}_until"
+        sides = f"{time}_from", f"{time}_until"
         before_begin, before_until = (getattr(self.rows, side) for side in sides)
         begins = [ms for ms in (before_begin, begin) if ms is not None]
         untils = [ms for ms in (before_until, until) if ms is not None]

@@ -472,13 +472,13 @@ class HistoryRanges:
             spans = self._settled_spans(lo, hi, filters.settled_from, filters.settled_until)
         slices = [part for span in spans for part in _slices(*span)]
         if slices and filters.traces:
-            whole = {"lo": slices[0]["lo"], "hi": slices[-1]["hi"]}
+            covered = {"lo": slices[0]["lo"], "hi": slices[-1]["hi"]}
             rows = self._rows(
                 self._statements["trace_offsets"],
-                {"traces": values["traces"], **whole, "limit": RANGE_SLICE + 1},
+                {"traces": values["traces"], **covered, "limit": RANGE_SLICE + 1},
             )
             if len(rows) <= RANGE_SLICE:
-                base, slices = "offset_range", [whole] if rows else []
+                base, slices = "offset_range", [covered] if rows else []
                 values = values | {"offsets": json.dumps([row["offset"] for row in rows])}
         if base == "queue_range":  # which has these conditions
             names = [name for name in names if name not in ("only_queues", "only_outcomes")]
@@ -490,8 +490,8 @@ class HistoryRanges:
     ) -> list[tuple[int, int]]:
         text, rows = self._statements["boundaries"], []
         for at_ms in boundary_times(settled_from, settled_until):
-            found = self._rows(text, {"lo": lo, "hi": hi, "at_ms": at_ms})
-            rows.append([row["low"] for row in found])
+            boundaries = self._rows(text, {"lo": lo, "hi": hi, "at_ms": at_ms})
+            rows.append([row["low"] for row in boundaries])
         return settled_spans(*rows)
 
     def claims(self, subscription: str, lo: int, hi: int, allowed: Sequence[str] = ()) -> RangeRows:
@@ -547,16 +547,16 @@ class HistoryRanges:
             base = "queue_range" if len(queue_ids) <= QUEUES_LOOKED_UP else base
         if selection.outcomes:
             names.append("only_outcomes")
-        for what in ("settled", "published"):
-            begin, until = (getattr(filters, f"{what}_{side}") for side in ("from", "until"))
+        for column in ("settled", "published"):
+            begin, until = (getattr(filters, f"{column}_{side}") for side in ("from", "until"))
             if begin is not None or until is not None:
-                names.append(f"only_{what}")
-                values[f"{what}_from"] = TIME_MIN if begin is None else begin
-                values[f"{what}_until"] = TIME_MAX if until is None else until
-        for what in ("urns", "traces"):
-            if texts := getattr(filters, what):
-                names.append(f"only_{what}")
-                values[what] = json.dumps([*texts])
+                names.append(f"only_{column}")
+                values[f"{column}_from"] = TIME_MIN if begin is None else begin
+                values[f"{column}_until"] = TIME_MAX if until is None else until
+        for column in ("urns", "traces"):
+            if texts := getattr(filters, column):
+                names.append(f"only_{column}")
+                values[column] = json.dumps([*texts])
         return base, names, values
 
     def _ids_by_name(self) -> dict[str, int]:

@@ -24,7 +24,6 @@ from phpmq_lite.installation import install_command
 from phpmq_lite.logs import get_logger, is_quiet
 from phpmq_lite.queue_settings import LONGEST_NAME
 from phpmq_lite.roles import Role
-from phpmq_lite.storage.arrow import RowFilters
 from phpmq_lite.storage.read.consumers import StoredPipeline
 
 endpoints: Final = Endpoints()
@@ -72,17 +71,17 @@ class RemovedReaderView(ReaderInput):
     """The reader whose position was removed."""
 
 
-Time = Annotated[int | None, Field(ge=0, le=OFFSET_MAX)]
+def _time(description: str) -> Any:
+    return Field(ge=0, le=OFFSET_MAX, description=f"{description} this time, Unix ms")
 
 
-class SettledInput(QueryModel):
-    """A time in which messages were settled."""
+SettledFrom = Annotated[int | None, _time("settled at or after")]
+SettledUntil = Annotated[int | None, _time("settled before")]
+PublishedFrom = Annotated[int | None, _time("published at or after")]
+PublishedUntil = Annotated[int | None, _time("published before")]
 
-    settled_from_ms: Time = Field(None, description="settled at or after this time, Unix ms")
-    settled_until_ms: Time = Field(None, description="settled before this time, Unix ms")
 
-
-class ExportBoundsInput(SettledInput):
+class ExportBoundsInput(QueryModel):
     """Times whose offsets are looked up."""
 
     at_ms: int | None = Field(
@@ -91,6 +90,8 @@ class ExportBoundsInput(SettledInput):
         le=OFFSET_MAX,
         description="if set, look up the last offset settled before this time, Unix ms",
     )
+    settled_from_ms: SettledFrom = None
+    settled_until_ms: SettledUntil = None
     queues: Literal["0", "1"] = Field("0", description="1 to include all queue names")
 
 
@@ -114,7 +115,7 @@ class ExportBoundsView(BaseModel):
     )
 
 
-class RangeInput(SettledInput):
+class RangeInput(QueryModel):
     """A range of rows (after ``lo``, up to and including ``hi``), and the columns to return."""
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
@@ -135,34 +136,37 @@ class RangeInput(SettledInput):
     body: Literal["0", "1"] = Field("0", description="1 to include the body column")
     gap: Literal["fail", "ok"] = Field("fail", description="on missing rows: fail, or ok to skip")
     history: str = Field("", max_length=64, description="history_id that must match, if set")
-    published_from_ms: Time = Field(None, description="published at or after this time, Unix ms")
-    published_until_ms: Time = Field(None, description="published before this time, Unix ms")
+    settled_from_ms: SettledFrom = None
+    settled_until_ms: SettledUntil = None
+    published_from_ms: PublishedFrom = None
+    published_until_ms: PublishedUntil = None
     urn: list[str] = Field(default=[], max_length=NAMES, description="URN; may be repeated")
     trace_id: list[str] = Field(default=[], max_length=NAMES, description="trace; may be repeated")
 
-    def filters(self) -> RowFilters:
-        """Return the conditions on rows, or raise a 422 ``Problem`` for one that is invalid."""
-        for what, begin, until in (
-            ("settled", self.settled_from_ms, self.settled_until_ms),
-            ("published", self.published_from_ms, self.published_until_ms),
+    def filters(self) -> dict[str, Any]:
+        """Return the members of ``RowFilters`` that are set, in their order.
+
+        Raises:
+            Problem: 422 for a condition that is invalid.
+        """
+        for begin_name, until_name in (
+            ("settled_from_ms", "settled_until_ms"),
+            ("published_from_ms", "published_until_ms"),
         ):
+            begin, until = getattr(self, begin_name), getattr(self, until_name)
             if begin is not None and until is not None and begin >= until:
-                detail = f"{what}_from_ms is {begin}, which is not before {what}_until_ms, {until}."
-                raise invalid(detail, f"{what}_from_ms", f"less than {until}")
-        for what, texts in (("urn", self.urn), ("trace_id", self.trace_id)):
+                detail = f"{begin_name} is {begin}, which is not before {until_name}, {until}."
+                raise invalid(detail, begin_name, f"less than {until}")
+        for name, texts in (("urn", self.urn), ("trace_id", self.trace_id)):
             for text in texts:
-                check_text(text, what)
+                check_text(text, name)
                 if len(text) > TEXT_LENGTH or "\0" in text:
                     bound = f"1 to {TEXT_LENGTH} characters other than NUL"
-                    raise invalid(f"{what} is {text[:50]!r}; it must have {bound}.", what, bound)
-        return RowFilters(
-            settled_from=self.settled_from_ms,
-            settled_until=self.settled_until_ms,
-            published_from=self.published_from_ms,
-            published_until=self.published_until_ms,
-            urns=tuple(self.urn),
-            traces=tuple(self.trace_id),
-        )
+                    raise invalid(f"{name} is {text[:50]!r}; it must have {bound}.", name, bound)
+        times = ("settled_from", "settled_until", "published_from", "published_until")
+        values = {name: getattr(self, f"{name}_ms") for name in times}
+        values |= {"urns": self.urn, "traces": self.trace_id}
+        return {name: value for name, value in values.items() if value not in (None, [])}
 
 
 class ClaimsInput(QueryModel):
@@ -269,13 +273,13 @@ async def stream_history(
         "body": query.body == "1",
         "allowed": call.identity.queues,
         "history_id": query.history or None,
-        "filters": asdict(filters),
+        "filters": filters,
     }
     # The export may read a replica, which may have rows that are not confirmed yet.
     upto = (await StoredPipeline(call.context.readers).history_bounds()).hi
     is_gap_ok = query.gap == "ok"
     order = {"of": "history", "selection": selection, "is_gap_ok": is_gap_ok, "upto": upto}
-    return await _export(call, order, {"X-Row-Filters": ",".join(filters.names)})
+    return await _export(call, order, {"X-Row-Filters": ",".join(filters)})
 
 
 @endpoints.api(
