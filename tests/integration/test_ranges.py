@@ -107,6 +107,7 @@ def test_row_has_what_the_history_has(ranges: HistoryRanges) -> None:
             "source_seq": i if i % 6 == 4 else None,
             "source_queue": "mail" if i % 6 == 4 else None,
             "source_reason": "poison" if i % 6 == 4 else None,
+            "erased_at": None,
             "history_id": HISTORY_ID,
             "history_offset": i,
             "body": f"{i + 10:040}".encode(),
