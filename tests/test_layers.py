@@ -241,7 +241,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "documentation": {"markdown_it", "markupsafe"},
     "envelopes": {"babelqueue", "msgspec"},
     "admin.pipeline.arrow_rows": {"pyarrow"},
-    "spark": {"pyspark", "pyarrow"},
+    "spark": {"deltalake", "pyspark", "pyarrow"},
     "process": {"uvloop"},
     "cli": {ANY},
     "testing": {ANY},

@@ -151,7 +151,7 @@ INSTEAD: Final[dict[str, dict[str, str]]] = {
     },
     "docs/guides/pipeline.md": {
         # its other two jobs take seconds, and test_first_steps.py runs all three
-        "pipeline run --bodies": "pipeline archive --bodies",
+        "pipeline run --bodies": "pipeline archive --bodies --format delta",
         "--name NAME": "--name $(ls phpmq-data/pipeline/replays | head -1 | cut -d. -f1)",
     },
     "docs/guides/workers.md": {

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -12,7 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 import duckdb
 import pytest
 from click.testing import CliRunner
-from pyarrow.dataset import dataset
+from deltalake import DeltaTable
+from pyarrow.dataset import dataset, field
 from pyarrow.parquet import ParquetFile
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -27,6 +29,7 @@ from phpmq_lite.spark.columns import TIME_COLUMNS
 from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics, prune
 from phpmq_lite.spark.jobs.options import (
+    UNCONTROLLED,
     ArchiveOptions,
     CompactOptions,
     ConsumeOptions,
@@ -66,9 +69,9 @@ class Site:
         to_parquet(rows, self.source / f"{self._batches:04}.parquet")
         self._batches += 1
 
-    def archive(self, **given: Any) -> Any:
-        options = ArchiveOptions(connection=None, out=str(self.out))
-        return archive.archive_stream(self.spark, stream(self.spark, self.source), options, **given)
+    def archive(self, control: JobControl = UNCONTROLLED, **given: Any) -> Any:
+        options = ArchiveOptions(connection=None, out=str(self.out), **given)
+        return archive.archive_stream(self.spark, stream(self.spark, self.source), options, control)
 
     def metrics(self) -> Any:
         return metrics.run(self.spark, MetricsOptions(connection=None, out=str(self.out)))
@@ -335,6 +338,31 @@ def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:
     site.compact(keep_replaced_ms=0)
     assert not site.files.names("generations")
     assert site.offsets() == site.shown() == list(range(1, 71))
+
+
+def test_delta_log_has_the_same_files_after_each_job(site: Site) -> None:
+    def agrees() -> bool:
+        paths = {str(site.out / file.path) for file in site.listed()}
+        return set(DeltaTable(site.out).file_uris()) == paths
+
+    site.settle(days(1, 11, 0))
+    site.archive()  # without the log, which begins with what is there
+    site.settle(days(11, 21, 0))
+    site.archive(format="delta")
+    site.settle(days(21, 31, 1))
+    site.archive()  # an existing log is kept up to date
+    assert agrees()
+    site.compact()
+    assert agrees()
+    assert [path.split("/")[-4] for path in DeltaTable(site.out).file_uris()] != ["archive"] * 2
+    site.compact(keep_replaced_ms=0)
+    assert agrees()
+    table = DeltaTable(site.out).to_pyarrow_table()
+    columns = read_archive(site.spark, site.files).columns
+    assert sorted(table["offset"].to_pylist()) == list(range(1, 31))
+    assert set(table.column_names) == set(columns)
+    times = table.filter(field("offset") == 25)["published_at"].to_pylist()
+    assert times == [datetime.fromtimestamp((START_MS + DAY_MS + 25_000) / 1000, UTC)]
 
 
 def test_compact_leaves_the_last_committed_batch_alone(site: Site) -> None:

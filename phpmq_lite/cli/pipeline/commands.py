@@ -147,6 +147,13 @@ def _archive_options(command: Any) -> Any:
         ),
         flag("--bodies", "Also archive bodies, which replay requires."),
         _keep_replaced,
+        choice(
+            "--format",
+            "delta: also keep a Delta log of the same files, in OUT; from then on, every job"
+            " keeps it up to date.",
+            "parquet",
+            "delta",
+        ),
     )
 
 

@@ -108,7 +108,8 @@ def archive_stream(
     """
     files = open_results(spark, options.out)
     keep_ms = options.keep_replaced_ms
-    with open_ledger(spark, files, keep_ms=keep_ms) as ledger:
+    is_delta = options.format == "delta"
+    with open_ledger(spark, files, keep_ms=keep_ms, is_delta=is_delta) as ledger:
         check_selection(files, options, allowed)
         writer = _BatchWriter(spark, files, options, ledger, begin)
         totals = write_stream(stream, files, TARGET, control, end, writer.write)

@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 from phpmq_lite.spark import ledger as ledgers
 from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
 from phpmq_lite.spark.columns import FILE_SCHEMA, TIME_COLUMNS, utc_day
+from phpmq_lite.spark.delta_log import check_delta, has_delta_log, update_delta_log
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.jobs.stream_writer import batch_name, remove_staged
 from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, add_counts
@@ -48,13 +49,20 @@ class FileCounts:
 
 @contextmanager
 def open_ledger(
-    spark: "SparkSession", files: ResultsFolder, *, keep_ms: int
+    spark: "SparkSession", files: ResultsFolder, *, keep_ms: int, is_delta: bool = False
 ) -> Iterator[ArchiveLedger]:
     """Lock the archive, complete what was interrupted, and yield the current ledger.
 
-    After the block, files that were replaced more than ``keep_ms`` ago are removed.
+    After the block, files that were replaced more than ``keep_ms`` ago are removed, and the Delta
+    log, if there is one or ``is_delta`` is set, is brought up to date.
     An archive of version 0.1.0 gets a ledger, for which all of its rows are counted once.
+
+    Raises:
+        PipelineError: the Delta log cannot be written; nothing was changed.
     """
+    is_delta = is_delta or has_delta_log(files)
+    if is_delta:
+        check_delta(files)
     with files.lock(ledgers.LOCK):
         ledgers.repair(files)
         files.remove(ledgers.STAGED)
@@ -66,7 +74,11 @@ def open_ledger(
         yield ledger
         files.remove(ledgers.STAGED)
         if latest := ledgers.read_ledger(files):
-            ledgers.tidy(files, latest, now_ms=now_ms(), keep_ms=keep_ms)
+            if is_delta:  # first, because the log of an interrupted job may name replaced files
+                update_delta_log(files, latest)
+            tidied = ledgers.tidy(files, latest, now_ms=now_ms(), keep_ms=keep_ms)
+            if is_delta and tidied is not latest:
+                update_delta_log(files, tidied)
 
 
 def now_ms() -> int:

@@ -65,6 +65,7 @@ class ArchiveOptions(JobOptions):
     max_offsets_per_trigger: int = 1_000_000
     num_partitions: int | None = None
     fail_on_data_loss: bool = True
+    format: Literal["parquet", "delta"] = "parquet"  # delta: the same files, and a Delta log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
