@@ -40,6 +40,7 @@ from phpmq_lite.spark.jobs.options import (
 )
 from phpmq_lite.spark.ledger import ArchiveFile, archive_files, read_ledger, read_manifest
 from phpmq_lite.spark.results_folder import LocalResultsFolder, _HadoopResultsFolder, read_gaps
+from phpmq_lite.spark.selection import ArchiveSelection
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.history_rows import (
@@ -258,6 +259,27 @@ def test_archive_with_a_token_for_other_queues_is_refused_and_skips_nothing(
         archive.run(site.spark, narrow)
 
 
+def test_wider_token_adds_what_the_archive_lacks_once(site: Site, broker: FakeBroker) -> None:
+    narrow = ArchiveOptions(connection=SourceConnection(broker.url), out=str(site.out))
+    wide = replace(narrow, backfill=True)
+    broker.allowed = ["orders", "stock"]
+    for queue in ("orders", "mails", "orders", "stock", "mails"):
+        broker.settle(4, queue)
+    assert archive.run(site.spark, narrow).offset == 20
+    assert site.offsets() == [*range(1, 5), *range(9, 17)]
+    broker.allowed = ["mails"]
+    with pytest.raises(RefusedError, match="--backfill only widens it"):
+        archive.run(site.spark, wide)
+    broker.allowed = []
+    for _ in range(2):
+        assert archive.run(site.spark, wide).offset == 20
+        assert site.offsets() == site.shown() == list(range(1, 21))
+    broker.settle(3, "mails")
+    assert archive.run(site.spark, narrow).rows == 3
+    assert site.offsets() == list(range(1, 24))
+    assert json.loads(site.files.read("metrics/begun.json") or "[]")
+
+
 def test_large_bodies_are_archived_in_ranges_and_row_groups_of_bounded_bytes(
     site: Site, broker: FakeBroker
 ) -> None:
@@ -301,11 +323,11 @@ def asked_range(line: str) -> dict[str, str]:
 
 
 def test_archive_refuses_other_queues(site: Site) -> None:
-    options = ArchiveOptions(connection=None, out=str(site.out), queues=("a", "b"))
-    archive.check_selection(site.files, options)
-    archive.check_selection(site.files, options)
+    selection = ArchiveSelection(queues=("a", "b"))
+    archive.check_selection(site.files, selection)
+    archive.check_selection(site.files, selection)
     with pytest.raises(RefusedError, match="Use the same selection, or another folder"):
-        archive.check_selection(site.files, ArchiveOptions(connection=None, out=str(site.out)))
+        archive.check_selection(site.files, ArchiveSelection())
 
 
 def test_compact_makes_one_file_of_a_closed_date(site: Site) -> None:

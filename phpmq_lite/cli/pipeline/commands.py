@@ -116,6 +116,11 @@ def _archive_options(command: Any) -> Any:
     return add_options(
         command,
         flag("--accept-gap", "Continue even if retention removed rows before they were archived."),
+        flag(
+            "--backfill",
+            "If the token or the options select more than before, first add the rows that the"
+            " archive lacks.",
+        ),
         number_option(
             ("--partitions", "num_partitions"),
             "Number of ranges to read in parallel."

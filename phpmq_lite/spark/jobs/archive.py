@@ -7,6 +7,7 @@ ledger's offset are never archived again, even if the checkpoint is lost.
 
 import json
 from dataclasses import replace
+from datetime import date, timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +43,7 @@ from phpmq_lite.spark.ledger import (
 )
 from phpmq_lite.spark.pipeline_client import HistoryBounds
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
+from phpmq_lite.spark.selection import ArchiveSelection, read_selection
 from phpmq_lite.spark.source_options import DELETED, queues_text
 
 if TYPE_CHECKING:
@@ -110,14 +112,16 @@ def archive_stream(
     keep_ms = options.keep_replaced_ms
     is_delta = options.format == "delta"
     with open_ledger(spark, files, keep_ms=keep_ms, is_delta=is_delta) as ledger:
-        check_selection(files, options, allowed)
-        writer = _BatchWriter(spark, files, options, ledger, begin)
+        selection = selection_of(options, allowed)
+        writer = _BatchWriter(spark, files, options, selection, ledger, begin)
+        if options.backfill:
+            writer.backfill()
+        check_selection(files, selection)
         totals = write_stream(stream, files, TARGET, control, end, writer.write)
-        committed = last_committed_batch(files, TARGET.checkpoint)
     return JobResult(
         job="archive",
         rows=totals.rows,
-        offset=committed.offset if committed else None,
+        offset=writer.offset,
         batches=totals.batches,
         is_stopped=totals.is_stopped,
         notes=tuple(map(results_folder.gap_text, writer.gaps)),
@@ -135,16 +139,23 @@ class _BatchWriter:
         spark: "SparkSession",
         files: ResultsFolder,
         options: ArchiveOptions,
+        selection: ArchiveSelection,
         ledger: ArchiveLedger,
         begin: int,
     ) -> None:
         self._spark, self._files, self._options = spark, files, options
+        self._selection = selection
         committed = last_committed_batch(files, TARGET.checkpoint)
         self._begin = begin if committed is None or committed.offset is None else committed.offset
         self._ledger = ledger
         if not ledger.number:  # its id exists before its first batch
             self._ledger = commit(files, ledger, now_ms=now_ms())
         self.gaps: list[results_folder.ArchiveGap] = []
+
+    @property
+    def offset(self) -> int | None:
+        """The last archived offset."""
+        return self._ledger.offset
 
     def write(self, batch: "DataFrame", number: int) -> None:
         """Archive a batch unless the ledger has it; Spark repeats one that it did not commit."""
@@ -156,27 +167,92 @@ class _BatchWriter:
         if planned.offset is not None and ledger.offset is not None:
             batch = batch.where(sf.col("offset") > ledger.offset)
             self._begin = ledger.offset
-        has_bodies = BODY in batch.columns
+        counts = self._stage(batch, name)
+        if planned.offset is not None:
+            self._record_gap(self._begin, planned.offset, name, sum(c.file.rows for c in counts))
+        self._commit(
+            counts,
+            name,
+            begin=self._begin if ledger.begin is None else ledger.begin,
+            offset=planned.offset,
+            history_id=planned.history_id,
+        )
+        self._begin = planned.offset or self._begin
+
+    def backfill(self) -> None:
+        """Add the rows up to the ledger's offset that only the new selection has, and store it.
+
+        A new checkpoint then continues after that offset.
+
+        Raises:
+            RefusedError: ``not_wider``: the new selection may lack rows of the stored one.
+        """
+        files, ledger, connection = self._files, self._ledger, self._options.connection
+        stored, selection = read_selection(files), self._selection
+        if stored in (None, selection) or connection is None or ledger.offset is None:
+            return
+        if not selection.contains(stored):
+            raise RefusedError(
+                "not_wider",
+                f"the selection {json.dumps(selection.document())} does not certainly contain the"
+                f" archive's, {json.dumps(stored.document())}; --backfill only widens it. Use"
+                " another folder",
+            )
+        names = {name for name in open_history(connection).queues() if selection.has_queue(name)}
+        old_names = {name for name in names if stored.has_queue(name)}
+        ranges = {
+            "startingOffsets": str((ledger.begin or 0) + 1),
+            "endingOffsets": str(ledger.offset + 1),
+            "maxOffsetsPerTrigger": "",
+            "reader": "",
+        }
+        name = f"backfill-{ledger.number + 1:08d}"
+        counts: list[FileCounts] = []
+        for queues, outcomes in (
+            (names - old_names, selection.all_outcomes),
+            (old_names, selection.all_outcomes - stored.all_outcomes),
+        ):
+            if queues and outcomes:
+                part = {"queues": queues_text(sorted(queues)), "outcomes": ",".join(outcomes)}
+                values = source_options(self._options) | ranges | part | {"queuePattern": ""}
+                settings = {key: value for key, value in values.items() if value}
+                rows = self._spark.read.format("phpmq").options(**settings).load()
+                counts += self._stage(rows, f"{name}/{len(counts)}")
+        self._record_gap(ledger.begin or 0, ledger.offset, name, None)
+        days = {n for c in counts for n in range(c.file.first_day, c.file.last_day + 1)}
+        begun = json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")
+        begun += [(date(1970, 1, 1) + timedelta(number)).isoformat() for number in days]
+        self._commit(
+            counts,
+            name,
+            removes=(*ledger.leftovers, TARGET.checkpoint),
+            writes={
+                results_folder.ARCHIVE_SELECTION: selection.document(),
+                results_folder.METRICS_BEGUN: sorted(set(begun)),
+            },
+        )
+
+    def _stage(self, rows: "DataFrame", name: str) -> list[FileCounts]:
+        """Write rows outside of the archive, and count them."""
+        files, has_bodies = self._files, BODY in rows.columns
         if not has_bodies:
-            batch = batch.withColumn(BODY, sf.lit(None).cast("binary"))
+            rows = rows.withColumn(BODY, sf.lit(None).cast("binary"))
         staged = f"{STAGED}/{name}"
-        writer = transform(batch).write.options(**(parquet_options(batch) if has_bodies else {}))
+        writer = transform(rows).write.options(**(parquet_options(rows) if has_bodies else {}))
         writer.mode("overwrite").partitionBy("date").parquet(files.url(staged))
         files.sync(staged)  # the broker may remove the rows, and the ledger names the files
-        counts = count_rows(self._spark, files, files.data_files(staged), has_bodies=has_bodies)
-        self._record_gap(planned, name, sum(part.file.rows for part in counts))
-        self._commit(counts, name, planned)
+        return count_rows(self._spark, files, files.data_files(staged), has_bodies=has_bodies)
 
-    def _commit(self, counts: list[FileCounts], name: str, planned: CommittedBatch) -> None:
+    def _commit(self, counts: list[FileCounts], name: str, **changes: Any) -> None:
         files, ledger = self._files, self._ledger
         moves, manifests = {}, []
-        for date, parts in groupby(sorted(counts, key=lambda part: part.date), lambda p: p.date):
-            path = manifest_of(ledger, date)
-            manifest = DateManifest(date=date) if path is None else read_manifest(files, path)
+        for day, parts in groupby(sorted(counts, key=lambda part: part.date), lambda p: p.date):
+            path = manifest_of(ledger, day)
+            manifest = DateManifest(date=day) if path is None else read_manifest(files, path)
             added, sums = [], manifest.counts
             for part in parts:
-                target = f"{results_folder.ARCHIVE}/date={date}/batch={name}/{part.name}"
-                moves[part.file.path] = target
+                target = f"{results_folder.ARCHIVE}/date={day}/batch={name}/{part.name}"
+                moves[part.file.path] = target  # names are unique within a job of Spark
                 added.append(replace(part.file, path=target, batch=name))
                 sums = add_counts(sums, part.counts)
             manifests.append(replace(manifest, files=(*manifest.files, *added), counts=sums))
@@ -186,33 +262,26 @@ class _BatchWriter:
             now_ms=now_ms(),
             manifests=manifests,
             moves=moves,
-            removes=ledger.leftovers,
-            leftovers=(),
-            batch=name,
-            begin=self._begin if ledger.begin is None else ledger.begin,
-            offset=planned.offset,
-            history_id=planned.history_id,
+            **{"removes": ledger.leftovers, "leftovers": (), "batch": name, **changes},
         )
         files.remove(f"{STAGED}/{name}")
 
-    def _record_gap(self, planned: CommittedBatch, name: str, rows: int) -> None:
+    def _record_gap(self, begin: int, end: int, name: str, rows: int | None) -> None:
         options = self._options
-        if options.fail_on_data_loss or options.connection is None or planned.offset is None:
+        if options.fail_on_data_loss or options.connection is None:
             return
-        is_partial = options.queues or options.queue_pattern is not None or options.outcomes
         gap = find_gap(
-            self._begin,
-            planned.offset,
+            begin,
+            end,
             open_history(options.connection).bounds(),
             needs_deleted=not options.outcomes or DELETED in options.outcomes,
-            archived=None if is_partial else rows,
+            archived=rows if self._selection.is_everything else None,
             batch=name,
             at_ms=now_ms(),
         )
         if gap is not None:
             results_folder.store_gap(self._files, gap)
             self.gaps.append(gap)
-        self._begin = planned.offset
 
 
 def first_offset(
@@ -244,27 +313,28 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
-def check_selection(
-    files: ResultsFolder, options: ArchiveOptions, allowed: tuple[str, ...] = ()
-) -> None:
+def selection_of(options: ArchiveOptions, allowed: tuple[str, ...] = ()) -> ArchiveSelection:
+    """Return the selection of the options and of the token's queue globs."""
+    return ArchiveSelection(
+        queues=options.queues,
+        queue_pattern=options.queue_pattern,
+        outcomes=options.outcomes,
+        allowed=allowed,
+    )
+
+
+def check_selection(files: ResultsFolder, selection: ArchiveSelection) -> None:
     """Store the selection, or refuse another one (``other_selection``): there is one offset."""
-    selection: dict[str, Any] = {
-        "queues": sorted(options.queues),
-        "queue_pattern": options.queue_pattern,
-    }
-    if options.outcomes:
-        selection["outcomes"] = sorted(options.outcomes)
-    if allowed:
-        selection["allowed"] = sorted(allowed)
+    document = selection.document()
     stored = files.read(results_folder.ARCHIVE_SELECTION)
     if stored is None:
-        files.write(results_folder.ARCHIVE_SELECTION, json.dumps(selection))
-    elif json.loads(stored) != selection:
+        files.write(results_folder.ARCHIVE_SELECTION, json.dumps(document))
+    elif json.loads(stored) != document:
         raise RefusedError(
             "other_selection",
-            f"the archive in {options.out} was created with the selection {stored}, not "
-            f"{json.dumps(selection)} (allowed: the token's queue globs; all if missing). "
-            "Use the same selection, or another folder",
+            f"the archive in {files.url('')} was created with the selection {stored}, not "
+            f"{json.dumps(document)} (allowed: the token's queue globs; all if missing). "
+            "Use the same selection, or another folder; --backfill adds what a wider one has",
         )
 
 

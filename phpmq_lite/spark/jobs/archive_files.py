@@ -171,7 +171,8 @@ def _adopt(spark: "SparkSession", files: ResultsFolder) -> ArchiveLedger:
             sums = add_counts(sums, part.counts)
         listed = tuple(part.file for part in parts)
         manifests.append(DateManifest(date=date, files=listed, counts=sums))
-    return ledgers.commit(files, ledger, now_ms=now_ms(), manifests=manifests)
+    begin = min((part.file.lo for part in counted), default=1) - 1
+    return ledgers.commit(files, ledger, now_ms=now_ms(), manifests=manifests, begin=begin)
 
 
 def _finish_old_swap(files: ResultsFolder) -> None:

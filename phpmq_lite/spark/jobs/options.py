@@ -66,6 +66,7 @@ class ArchiveOptions(JobOptions):
     num_partitions: int | None = None
     fail_on_data_loss: bool = True
     format: Literal["parquet", "delta"] = "parquet"  # delta: the same files, and a Delta log
+    backfill: bool = False  # if the selection is wider than before, add what it lacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
