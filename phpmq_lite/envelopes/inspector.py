@@ -1,6 +1,5 @@
 """The broker's content inspector: indexing, validation, dead-letter records and redrives."""
 
-import json
 import re
 from typing import Final, cast
 
@@ -27,12 +26,7 @@ class _Origin(msgspec.Struct):
     meta: _Meta | None = None
 
 
-class _Data(msgspec.Struct):
-    data: object = None
-
-
 _ORIGIN: Final = msgspec.json.Decoder(_Origin)
-_DATA: Final = msgspec.json.Decoder(_Data)
 
 
 class BabelQueueInspector:
@@ -66,7 +60,9 @@ class BabelQueueInspector:
         fields, problem = verdict.index or _NOTHING, verdict.problem
         urn = fields.urn or ""
         if problem is None and is_checked and self._schemas.is_registered(urn):
-            mismatch = self._schemas.check(urn, {} if verdict.is_tolerated else _data_of(content))
+            mismatch = self._schemas.check(
+                urn, {} if verdict.is_tolerated else validation.data_of(content)
+            )
             if settings.schema_mode == "quarantine":
                 problem = mismatch  # in other modes, the mismatch is only counted
         if problem is None:
@@ -138,14 +134,3 @@ class BabelQueueInspector:
         except (ValueError, RecursionError):
             return None
         return None if meta is None else meta.queue or None
-
-
-def _data_of(content: bytes) -> object:
-    try:
-        return _DATA.decode(content).data
-    except (ValueError, RecursionError):  # msgspec rejects some valid numbers
-        pass
-    try:
-        return json.loads(content)["data"]
-    except (ValueError, RecursionError):
-        return None  # passes only if the schema allows null

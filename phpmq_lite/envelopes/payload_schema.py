@@ -46,6 +46,17 @@ _ARTICLES: Final = {
     "null": "null",
 }
 TYPES: Final = tuple(_ARTICLES)
+JSON_TYPES: Final[Mapping[type, str]] = {  # of parsed values; 1.0 is also an integer, 1 a number
+    dict: "object",
+    list: "array",
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+# Decides most values in a third of the time that _IS_OF_TYPE takes; floats may be infinite.
+_USUAL_TYPES: Final = {kind: name for kind, name in JSON_TYPES.items() if kind is not float}
 
 
 class SchemaError(PhpmqError):
@@ -281,8 +292,13 @@ def _check(rule: SchemaRule, value: Any, is_on_wire: bool) -> _Violation | None:
         if count == 1:
             return "is not the only allowed value", []
         return f"is not one of the {count} allowed values", []
-    if rule.types is not None and not any(_IS_OF_TYPE[name](value) for name in rule.types):
-        return f"is {type_name(value)}, not {type_names(rule.types)}", []
+    types = rule.types
+    if (
+        types is not None
+        and _USUAL_TYPES.get(type(value)) not in types
+        and not any(_IS_OF_TYPE[name](value) for name in types)
+    ):
+        return f"is {type_name(value)}, not {type_names(types)}", []
     if isinstance(value, dict):
         return _check_object(rule, value, is_on_wire)
     if isinstance(value, list) and rule.items is not None:
@@ -368,8 +384,7 @@ def type_name(value: Any) -> str:
     """Return a readable name for the JSON type of a value, such as ``a string``."""
     if isinstance(value, bool):
         return str(value).lower()
-    kinds_by_type = {dict: "object", list: "array", str: "string", int: "integer", float: "number"}
-    return _ARTICLES[kinds_by_type.get(type(value), "null")]
+    return _ARTICLES[JSON_TYPES.get(type(value), "null")]
 
 
 def type_names(types: frozenset[str] | None) -> str:

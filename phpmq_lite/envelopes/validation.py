@@ -1,5 +1,6 @@
 """Envelope validation: returns a verdict on a body, with the reason if it is invalid. Pure."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -441,3 +442,54 @@ def _is_plain(content: bytes) -> bool:
     return len(content) <= _SHORT_BYTES or not (
         strict_json.is_too_deep(content) or strict_json.has_long_numbers(content)
     )
+
+
+# -- data
+
+
+class _Data(msgspec.Struct):
+    data: Any = None
+
+
+_DATA: Final = msgspec.json.Decoder(_Data)
+_UNREADABLE: Final = ("poison", "too_deep", "invalid_data")  # reasons that concern ``data``
+
+
+def data_of(content: bytes) -> Any:
+    """Return the member ``data`` of a valid envelope, or None if it cannot be read."""
+    try:
+        return _DATA.decode(content).data
+    except (ValueError, RecursionError):  # msgspec rejects some valid numbers
+        pass
+    try:
+        return json.loads(content)["data"]
+    except (ValueError, RecursionError, KeyError):
+        return None  # passes only if the schema allows null
+
+
+def read_payload(
+    content: bytes, *, is_envelope: bool = True
+) -> tuple[dict[str, Any], EnvelopeProblem | None]:
+    """Return ``data`` of an envelope, or the object that a body is; and a problem, or None.
+
+    An envelope may lack members other than ``data``: what they are for does not concern its data.
+    """
+    problem: EnvelopeProblem | None = None
+    if not is_envelope:
+        body = _read(content, "never")
+        if isinstance(body, EnvelopeProblem):
+            return {}, body
+        if body.has_long_numbers and not strict_json.is_finite(body.pairs):
+            return {}, EnvelopeProblem("poison", "a number is not a finite double")
+        return json.loads(content), None
+    if fast_verdict(content) is None:
+        verdict = validate(content)
+        problem = verdict.problem
+        if problem is not None and problem.reason in _UNREADABLE:
+            return {}, problem
+        if verdict.is_tolerated:
+            return {}, None
+    data = data_of(content)
+    if isinstance(data, dict):
+        return data, None
+    return {}, EnvelopeProblem("invalid_data", "data is not an object", "/data")
