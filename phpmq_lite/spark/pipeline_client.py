@@ -165,6 +165,16 @@ class PipelineClient:
         """Return the queues that may occur in the history and that the token can access."""
         return list(self._get(f"{BASE}/history/bounds", [("queues", 1)])["queues"])
 
+    def schema(self, urn: str) -> str | None:
+        """Return the schema registered for a URN as JSON, or None if there is none."""
+        try:
+            answer = self._get(f"/api/v1/schemas/{queue_segment(urn)}")
+        except BrokerError as error:
+            if error.code == "unknown_schema":
+                return None
+            raise
+        return json.dumps(answer["document"])
+
     # -- claims
 
     def claimed(self, subscription: str) -> ClaimState:

@@ -286,11 +286,18 @@ GAPS: Final = "gaps"
 REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"
+TABLES: Final = "tables"
+REJECTS: Final = "rejects"
 
 _NAME_MAX: Final = 255  # maximum length of file names on common file systems, including HDFS
 _KEPT_BYTES: Final = 128  # number of bytes kept from a longer name
 _TEMPORARY_BYTES: Final = len("..json.4194304.new")  # suffix added while the file is written
 _LOCK: Final = len(".consume-.lock")
+
+
+def table_folder(name: str) -> str:
+    """Return the name of the folder for the table of a URN or a queue."""
+    return _file_name(name)
 
 
 def consumed_folder(queue: str) -> str:

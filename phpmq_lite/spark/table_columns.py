@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from phpmq_lite.storage.arrow import ArrowColumn
+from phpmq_lite.storage.arrow import COLUMNS, ArrowColumn
 
 # What the archive has besides the history's columns and the body.
 ARCHIVE_COLUMNS: Final = (
@@ -119,3 +119,27 @@ METRIC_COLUMNS: Final = {  # by table, in any order
         ),
     ),
 }
+
+_COPIED: Final = {column.name: column for column in (*COLUMNS, *ARCHIVE_COLUMNS)}
+VERSION: Final = "schema_version"
+MISFIT: Final = "_misfit"
+KEY_COLUMNS: Final = (  # what people join typed tables on
+    *(_COPIED[name] for name in ("history_offset", "queue", "message_id", "meta_id", "trace_id")),
+    *(_COPIED[name] for name in ("published_at", "settled_at", "outcome", "attempts", "date")),
+)
+QUEUE_KEY_COLUMNS: Final = (*KEY_COLUMNS, _COPIED["urn"])
+_VERSION: Final = _count(VERSION, "1, and 1 more for each change of the columns", "schema")
+PAYLOAD_COLUMNS: Final = (  # before the columns of the payload
+    _VERSION,
+    ArrowColumn(MISFIT, "array<string>", "JSON pointers to values without a column", "none",
+                source="body"),
+)  # fmt: skip
+REJECT_COLUMNS: Final = (
+    *QUEUE_KEY_COLUMNS,
+    _VERSION,
+    ArrowColumn(
+        "reason", "string", "`schema_mismatch`, or why the body is unreadable", source="body"
+    ),
+    ArrowColumn("pointer", "string", "JSON pointer to the first violation", source="body"),
+    ArrowColumn("detail", "string", "the violation, without values", source="body"),
+)

@@ -112,6 +112,13 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "phpmq-lite pipeline archive": SPARK,
         "_parquet(": SPARK,
     },
+    "docs/guides/tables.md": {
+        "pip install": INSTALLS,
+        "phpmq-lite pipeline": SPARK,
+        "python -c": SPARK,
+        "from phpmq_lite.spark": SPARK,
+        "SELECT date": SPARK,
+    },
     "docs/guides/schemas.md": {"phpmq-lite serve": RUNS},
     "docs/start/tutorial.md": {
         ".venv/bin/pip install": INSTALLS,

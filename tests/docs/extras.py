@@ -25,6 +25,7 @@ from tests.unit.importers.test_initphp import JOBS, JOBS_FAILED
 DOUBLES: Final = Path(__file__).parent / "initphp_doubles.php"
 PROTOCOL: Final = Path(__file__).parent / "php_mq_protocol" / "protocol.php"
 PUBLISHED: Final = Path(__file__).parent / "published_client.php"
+ORDER: Final = body(job='"urn:babel:orders:created"', data='{"total":9.5,"currency":"EUR"}')
 USER: Final = body(job='"urn:babel:users:registered"', data='{"user_id":44}')
 
 
@@ -56,6 +57,18 @@ def publish(content: bytes, queue: str = "orders") -> Callable[[Walk], None]:
     def setup(walk: Walk) -> None:
         with connect_blocking(walk.broker.phpmq[0]) as client:
             client.publish_confirmed(queue, content)
+
+    return setup
+
+
+def settle(content: bytes, queue: str = "orders") -> Callable[[Walk], None]:
+    """Return a setup that publishes and acknowledges a message."""
+
+    def setup(walk: Walk) -> None:
+        with connect_blocking(walk.broker.phpmq[0]) as client:
+            client.publish_confirmed(queue, content)
+            with client.consume(queue, 1, 10) as deliveries:
+                next(deliveries).ack()
 
     return setup
 
@@ -217,6 +230,7 @@ EXTRAS: Final = {
         check_php,
     ),
     "docs/guides/pipeline.md": Extra({"phpmq-lite pipeline run --bodies": dead_letter}),
+    "docs/guides/tables.md": Extra({"phpmq-lite pipeline tables\n": settle(ORDER)}),
     "docs/guides/migrate.md": Extra(
         {"from_php_mq.py phpmq": php_mq, "import initphp": initphp, ":11300 --dry-run": beanstalkd},
         check_moved,

@@ -10,7 +10,13 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 
 from phpmq_lite.insights_document import PipelineSummary
-from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, METRIC_COLUMNS
+from phpmq_lite.spark.table_columns import (
+    ARCHIVE_COLUMNS,
+    METRIC_COLUMNS,
+    PAYLOAD_COLUMNS,
+    QUEUE_KEY_COLUMNS,
+    REJECT_COLUMNS,
+)
 from phpmq_lite.storage.arrow import BODY, CLAIM_COLUMNS, READER_COLUMNS, ArrowColumn
 from tests.docs.reference_cli import cell, plain
 
@@ -61,6 +67,10 @@ SECTIONS: Final = (
     Section("expiries", "One row for each day and queue.", METRIC_COLUMNS["expiries"]),
     Section("paths", "One row for each day and path of traces, the most frequent 1,000.",
             METRIC_COLUMNS["paths"]),
+    Section("Typed tables", "One row for each settled message, with these columns before those of"
+            " the [payload](../guides/tables.md); `urn` only in tables by queue.",
+            (*QUEUE_KEY_COLUMNS, *PAYLOAD_COLUMNS)),
+    Section("Rejects", "One row for each body that a registered schema rejects.", REJECT_COLUMNS),
 )  # fmt: skip
 _SUMMARY: Final = """\
 ## summary.json

@@ -61,6 +61,7 @@ class FakeBroker:
     sealed: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict)
     publish_rows: int = 100_000  # of one call
     ignores_filters: bool = False  # as earlier versions do
+    schemas: dict[str, Any] = field(default_factory=dict)  # registered documents by URN
     notes: list[tuple[str, int]] = field(default_factory=list)  # of readers
     asked: list[str] = field(default_factory=list)  # paths with their query
     faults: Faults = field(default_factory=Faults)
@@ -169,6 +170,12 @@ class Handler(BaseHTTPRequestHandler):
                     self._problem(404, "unknown_queue", f"there is no queue {name!r}")
                 else:
                     self._json({"ready": len(broker.ready)})
+            case _ if path.startswith("/api/v1/schemas/"):
+                urn = path.removeprefix("/api/v1/schemas/").removeprefix("~")
+                if urn in broker.schemas:
+                    self._json({"urn": urn, "document": broker.schemas[urn]})
+                else:
+                    self._problem(404, "unknown_schema", f"no schema is registered for {urn!r}")
             case _:
                 self._problem(404, "unknown_route", path)
 

@@ -4,6 +4,7 @@ import runpy
 import subprocess
 from pathlib import Path
 
+import duckdb
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -30,6 +31,9 @@ def words(line: str, folder: Path) -> list[str]:
 def run_here(line: str, walk: Walk) -> None:
     """Run a command in this process, or a program of Python."""
     program, *arguments = words(line, walk.folder)
+    if program == "python" and arguments[0] == "-c":
+        exec(arguments[1], {})
+        return
     if program == "python":
         runpy.run_path(str(walk.folder / arguments[0]))
         return
@@ -59,5 +63,7 @@ def test_page_works_with_spark(
                 ours = it.ours(page, part)
                 if block.language == COMMANDS:
                     run_here(ours, it)
+                elif block.language == "sql":
+                    assert duckdb.execute(ours).fetchall()
                 elif block.file is None:
                     exec(ours, {})

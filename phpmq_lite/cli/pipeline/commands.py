@@ -311,6 +311,22 @@ def file_rows(
 
 
 @pipeline.command()
+@choice("--by", "Write one table for each URN, or for each queue.", "urn", "queue")
+@repeatable(
+    "--rebuild", "First create the table of this URN or queue again. Repeatable.", metavar="NAME"
+)
+@_job_options
+def tables(target: PipelineTarget, every_s: int | None, output: str | None, **fields: Any) -> None:
+    """Write a typed Parquet table for each URN from archived bodies.
+
+    The files are OUT/tables/NAME. The columns are those of the schema registered in the broker;
+    without one, they are inferred once from the bodies. Bodies that the schema rejects are in
+    OUT/rejects/NAME. Requires `archive --bodies`. Continues after the last run.
+    """
+    run_jobs(target, [_job(target, "tables", **fields)], every_s=every_s, output=output)
+
+
+@pipeline.command()
 @_archive_options
 @_job_options
 def run(target: PipelineTarget, every_s: int | None, output: str | None, **fields: Any) -> None:

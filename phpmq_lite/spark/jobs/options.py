@@ -126,3 +126,11 @@ class ConsumeOptions(JobOptions):
     max_messages: int = 10_000  # maximum number of messages per batch
     max_bytes: int = 64 << 20  # maximum total body size per batch
     fail_on_data_loss: bool = True  # fail if claims in a batch have been released manually
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesOptions(JobOptions):
+    """Options for typed tables, one for each URN or queue."""
+
+    by: Literal["urn", "queue"] = "urn"
+    rebuild: tuple[str, ...] = ()  # tables to create again from the whole archive

@@ -1,0 +1,271 @@
+"""Tables job, which writes one typed Parquet table for each URN or queue from archived bodies.
+
+The rows of a slice of offsets are staged for all tables, then committed together (see
+``table_store``). Offsets decide what is new, not files, so compaction changes nothing. All files of
+a table have the same columns: a change of the columns rewrites the earlier files.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from phpmq_lite.envelopes.payload_schema import read_schema
+from phpmq_lite.envelopes.payload_shape import Shape, adopt, shape_of, widen
+from phpmq_lite.envelopes.schema_compatibility import schema_changes
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark.archive_reader import read_archive
+from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, TablesOptions
+from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, archive_files, read_ledger
+from phpmq_lite.spark.pipeline_client import PipelineClient
+from phpmq_lite.spark.results_folder import (
+    REJECTS,
+    TABLES,
+    ResultsFolder,
+    open_results,
+    table_folder,
+)
+from phpmq_lite.spark.session import fit_batches
+from phpmq_lite.spark.table_columns import KEY_COLUMNS, MISFIT, QUEUE_KEY_COLUMNS
+from phpmq_lite.spark.table_rows import TableColumns
+from phpmq_lite.spark.table_store import (
+    GROUPINGS,
+    LOCK,
+    TableChanges,
+    TablesState,
+    TypedTable,
+    commit_changes,
+    finish_commit,
+    read_state,
+)
+from phpmq_lite.spark.table_writer import TableWriter, WrittenRows, merge_files, table_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SLICE_OFFSETS: Final = 1_000_000  # maximum number of offsets per commit
+SMALL_BYTES: Final = 32 << 20  # smaller files are merged once a table has SMALL_FILES of them
+SMALL_FILES: Final = 64
+_MAX_NOTES: Final = 20
+
+
+def run(
+    spark: "SparkSession", options: TablesOptions, control: JobControl = UNCONTROLLED
+) -> JobResult:
+    """Add the messages archived since the last run to the tables.
+
+    Raises:
+        RefusedError: ``no_archive``, ``no_bodies``; ``other_archive``: the tables belong to another
+            archive; ``name_taken``: a URN and a queue would have the same folder.
+    """
+    files = open_results(spark, options.out)
+    ledger = read_ledger(files)
+    if ledger is None or ledger.offset is None:
+        raise RefusedError(
+            "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
+        )
+    with files.lock(LOCK):
+        return _TablesRun(spark, files, options, ledger).run(control)
+
+
+class _TablesRun:
+    """One run; ``state`` is what is committed."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        files: ResultsFolder,
+        options: TablesOptions,
+        ledger: ArchiveLedger,
+    ) -> None:
+        self.spark, self.files, self.options, self.ledger = spark, files, options, ledger
+        self.by = options.by
+        self.keys = KEY_COLUMNS if self.by == "urn" else QUEUE_KEY_COLUMNS
+        self.state = read_state(files, self.by) or TablesState(archive_id=ledger.archive_id)
+        if self.state.archive_id != ledger.archive_id:
+            raise RefusedError(
+                "other_archive",
+                f"the tables in {files.url(TABLES)} belong to the archive {self.state.archive_id},"
+                f" not to {ledger.archive_id}; remove the folder to create them again",
+            )
+        connection = options.connection
+        self.broker = PipelineClient(connection) if connection and connection.url else None
+        self.notes: list[str] = []
+        names = ("rows", "rejects", "misfits", "without_body", "without_urn")
+        self.totals = dict.fromkeys(names, 0)
+
+    def run(self, control: JobControl) -> JobResult:
+        finish_commit(self.files, self.by, self.state)
+        end, is_stopped, slices = self.ledger.offset or 0, False, 0
+        if self.options.rebuild:
+            self._rebuild()
+        chosen = archive_files(self.files, self.ledger, after_offset=self.state.offset)
+        self._check_bodies(chosen)
+        while self.state.offset < end:
+            control.report("tables", self.state.offset, end)
+            if is_stopped := control.stop():
+                break
+            hi = min(self.state.offset + SLICE_OFFSETS, end)
+            rows = self._rows(chosen, self.state.offset, hi)
+            self._commit(rows, hi, TableChanges(self.files, self.by, self.state))
+            slices += 1
+        control.report("tables", self.state.offset, end)
+        rows_written = self.totals.pop("rows")
+        return JobResult(
+            job="tables",
+            rows=rows_written,
+            offset=self.state.offset,
+            batches=slices,
+            is_stopped=is_stopped,
+            notes=tuple(self.notes[:_MAX_NOTES]),
+            details={"tables": len(self.state.tables), **self.totals},
+        )
+
+    def _check_bodies(self, chosen: Sequence[ArchiveFile]) -> None:
+        """Refuse an archive without bodies (``no_bodies``); note where bodies begin."""
+        bodies = [file.lo for file in chosen if file.has_bodies]
+        bodiless = [file.hi for file in chosen if not file.has_bodies]
+        if bodiless and not bodies:
+            raise RefusedError(
+                "no_bodies",
+                f"the archive has no bodies of offsets {min(file.lo for file in chosen)} to"
+                f" {max(bodiless)}: run `pipeline archive --bodies`; bodies are then there from"
+                f" offset {(self.ledger.offset or 0) + 1} on",
+            )
+        if bodiless:
+            self.notes.append(
+                f"messages up to offset {max(bodiless)} were archived without --bodies and are in"
+                f" no table; bodies are there from offset {min(bodies)} on"
+            )
+
+    def _rebuild(self) -> None:
+        """Create tables again from all rows that the archive has."""
+        changes, names = TableChanges(self.files, self.by, self.state), self.options.rebuild
+        for name in names:
+            if name not in changes.tables:
+                raise RefusedError("unknown_table", f"there is no table of the {self.by} {name!r}")
+            changes.drop(name)
+        rows = self._rows(archive_files(self.files, self.ledger), 0, self.state.offset)
+        self._commit(rows.where(sf.col(self.by).isin(*names)), self.state.offset, changes)
+
+    def _rows(self, chosen: Sequence[ArchiveFile], lo: int, hi: int) -> "DataFrame":
+        """Return what tables need of the offsets ``(lo, hi]``."""
+        matching = [file for file in chosen if file.lo <= hi and file.hi > lo]
+        rows = read_archive(self.spark, self.files, matching)
+        fit_batches(self.spark, rows)
+        names = dict.fromkeys([*(column.name for column in self.keys), "urn", "body"])
+        return rows.where(sf.col("offset").between(lo + 1, hi)).select(*names)
+
+    def _commit(self, rows: "DataFrame", hi: int, changes: TableChanges) -> None:
+        """Add the rows up to offset ``hi`` to their tables."""
+        is_bodiless = sf.col("body").isNull()
+        counts = rows.groupBy(self.by).agg(sf.count("body"), sf.count_if(is_bodiless)).collect()
+        for name, bodies, bodiless in sorted(counts, key=lambda row: row[0] or ""):
+            self.totals["without_body"] += bodiless
+            if name is None:
+                self.totals["without_urn"] += bodies
+            elif bodies:
+                selected = rows.where((sf.col(self.by) == name) & ~is_bodiless)
+                self._stage(name, selected, bodies, changes)
+        self.state = commit_changes(changes, hi)
+
+    def _stage(self, name: str, rows: "DataFrame", bodies: int, changes: TableChanges) -> None:
+        """Write the new rows of a table, with wider columns if they need them."""
+        before = changes.tables.get(name)
+        table = self._current_table(name, before)
+        while True:
+            writer = TableWriter(rows, bodies, self.keys, self._columns(table))
+            written = writer.write(self.files.url(changes.staged(table.folder, "new")))
+            wider = widen(table.shape, written.counts)
+            if wider == table.shape:
+                break
+            version = 1 if before is None else before.version + 1
+            table = replace(table, shape=wider, version=version)
+        if written.rejects:
+            writer.write_rejects(name, self.files.url(changes.staged(table.folder, "rejects")))
+        if before is not None:
+            self._merge(self._schema(before), self._schema(table), table.folder, changes)
+        changes.add(
+            name,
+            replace(
+                table,
+                rows=table.rows + written.rows,
+                rejects=table.rejects + written.rejects,
+                misfits=table.misfits + written.misfits,
+            ),
+        )
+        for total in ("rows", "rejects", "misfits"):
+            self.totals[total] += getattr(written, total)
+        self.notes += _table_notes(name, before, table, written)
+
+    def _columns(self, table: TypedTable) -> TableColumns:
+        keys = tuple(column.name for column in self.keys)
+        return TableColumns(table.shape, table.version, table.document, keys)
+
+    def _schema(self, table: TypedTable) -> StructType:
+        return table_schema(self.keys, self._columns(table))
+
+    def _current_table(self, name: str, before: TypedTable | None) -> TypedTable:
+        """Return a table with the columns of the newest compatible registered schema."""
+        document = self.broker.schema(name) if self.broker and self.by == "urn" else None
+        if before is None:
+            shape = Shape(kinds=("object",), is_open=True)
+            if document is not None:
+                shape = shape_of(read_schema(json.loads(document)))
+            return TypedTable(folder=self._folder(name), shape=shape, document=document)
+        if document in (None, before.document):
+            return before
+        schema = read_schema(json.loads(document))
+        shape, conflicts = adopt(before.shape, shape_of(schema))
+        if before.document is not None:
+            changes = schema_changes(read_schema(json.loads(before.document)), schema)
+            conflicts += [change.pointer for change in changes if change.is_breaking]
+        if conflicts:
+            self.notes.append(
+                f"{name}: the registered schema changes {', '.join(conflicts[:3])}, so the table"
+                f" keeps the columns of version {before.version}; give the new schema another URN,"
+                f" or create the table again with --rebuild {name}"
+            )
+            return before
+        return replace(before, shape=shape, document=document, version=before.version + 1)
+
+    def _folder(self, name: str) -> str:
+        folder = table_folder(name)
+        for by in GROUPINGS:
+            state = None if by == self.by else read_state(self.files, by)
+            if state and folder in {table.folder for table in state.tables.values()}:
+                raise RefusedError(
+                    "name_taken",
+                    f"{TABLES}/{folder} is the table of a {by}, so the {self.by} {name!r} cannot"
+                    " have it; write these tables to another --out",
+                )
+        return folder
+
+    def _merge(
+        self, before: StructType, schema: StructType, folder: str, changes: TableChanges
+    ) -> None:
+        """Rewrite all files of a table if its columns changed, or else its many small files."""
+        is_changed = before.simpleString() != schema.simpleString()
+        sizes = self.files.data_files(f"{TABLES}/{folder}")
+        paths = [path for path, size in sizes.items() if is_changed or size < SMALL_BYTES]
+        if paths and (is_changed or len(paths) >= SMALL_FILES):
+            rows = self.spark.read.schema(before).parquet(*map(self.files.url, paths))
+            size_bytes = sum(sizes[path] for path in paths)
+            merge_files(rows, schema, size_bytes, self.files.url(changes.staged(folder, "old")))
+            changes.removes += paths
+
+
+def _table_notes(
+    name: str, before: TypedTable | None, table: TypedTable, written: WrittenRows
+) -> Iterator[str]:
+    if before is None and table.document is None:
+        yield f"{name} has no registered schema; its columns are those of {written.rows:,} bodies"
+    if before is not None and before.version != table.version:
+        yield f"{name}: the columns have changed; they have version {table.version} now"
+    if written.rejects:
+        yield f"{name}: the schema rejects {written.rejects:,} bodies; see {REJECTS}/{table.folder}"
+    if written.misfits:
+        yield f"{name}: {written.misfits:,} bodies have values without a column; see {MISFIT}"
