@@ -13,6 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document in bytes
 OTHER_QUEUES: Final = "(others)"  # represents all omitted queues together
+ALL_QUEUES: Final = "(all)"  # represents all queues that the caller can see
 COUNTS: Final = (
     "published",
     "dispatched",
@@ -48,7 +49,9 @@ class _DocumentModel(BaseModel):
 
 
 class _QueueRow(_DocumentModel):
-    queue: str = Field(description="queue name; (others) is the sum of all omitted queues")
+    queue: str = Field(
+        description="queue name; (others) is the sum of all omitted queues, (all) of all queues"
+    )
 
 
 class ArchiveSummary(_DocumentModel):
@@ -118,7 +121,9 @@ class StepFigures(_DocumentModel):
     dead: NonNegativeCount = Field(0, description="messages dead-lettered")
     deleted: NonNegativeCount = Field(0, description="messages deleted or purged")
     redelivered: NonNegativeCount = Field(0, description="redeliveries of messages")
-    bytes: NonNegativeCount = Field(0, description="total size of published bodies in bytes")
+    bytes: NonNegativeCount | None = Field(
+        0, description="total size of published bodies in bytes; null if it was not counted"
+    )
     wait_p50: DurationMs | None = _time("median", _WAIT)
     wait_p95: DurationMs | None = _time("p95", _WAIT)
     wait_p99: DurationMs | None = _time("p99", _WAIT)
@@ -195,6 +200,7 @@ class TracePath(_DocumentModel):
     traces: NonNegativeCount = Field(0, description="number of traces")
     p50_ms: DurationMs | None = Field(None, description="median duration in ms; null if unknown")
     p95_ms: DurationMs | None = Field(None, description="p95 duration in ms; null if unknown")
+    newest: str | None = Field(None, description="newest of these traces; null if unknown")
 
 
 class ExpiryTotals(_QueueRow):
@@ -202,11 +208,12 @@ class ExpiryTotals(_QueueRow):
 
     dispatched: NonNegativeCount = Field(0, description="expired messages that had been dispatched")
     never: NonNegativeCount = Field(0, description="expired messages that were never dispatched")
+    unknown: NonNegativeCount = Field(0, description="expired messages counted without this detail")
 
     @property
     def total(self) -> int:
         """The number of expired messages."""
-        return self.dispatched + self.never
+        return self.dispatched + self.never + self.unknown
 
 
 class PipelineSummary(_DocumentModel):

@@ -366,6 +366,7 @@ class PutRollup(NamedTuple):
     oldest_age_ms: int | None
     wait: bytes | None
     hold: bytes | None
+    losses: str | None
     queue_id: int
 
 

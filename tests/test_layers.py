@@ -37,6 +37,7 @@ OURS: Final[dict[str, set[str]]] = {
     "http_client": {"sockets"},
     "sockets": set(),
     "histogram": set(),
+    "losses": set(),
     "durations": set(),
     "clock": {"model"},  # a reading is model.Now
     "standard_streams": set(),
@@ -57,6 +58,7 @@ OURS: Final[dict[str, set[str]]] = {
     "broker": {
         "frame_options",
         "histogram",
+        "losses",
         "model",
         "operator_actions",
         "queue_settings",
@@ -84,6 +86,7 @@ OURS: Final[dict[str, set[str]]] = {
         "broker",
         "storage",
         "histogram",
+        "losses",
         "model",
         "clock",
         "logs",
@@ -101,6 +104,7 @@ OURS: Final[dict[str, set[str]]] = {
         "broker.broker",
         "checks",
         "histogram",
+        "losses",
         "broker.state_table",
         "broker.transitions",
         "broker.operator",

@@ -1,4 +1,4 @@
--- Schedules, which publish messages at the ticks of cron expressions, and their runs.
+-- Schedules, which publish messages at the ticks of cron expressions, and their runs; losses.
 
 CREATE TABLE schedule (                   -- what schedules publish, and when
   schedule_id BIGINT PRIMARY KEY,         -- its number
@@ -35,3 +35,6 @@ CREATE TABLE schedule_run (               -- what happened to ticks of schedules
   PRIMARY KEY (schedule_id, tick_ms)
 );
 CREATE INDEX schedule_run_failed ON schedule_run (at_ms) WHERE outcome = 'failed';
+
+-- dead letters by reason and URN, and expired messages, JSON; NULL: none
+ALTER TABLE rollup ADD COLUMN losses TEXT;

@@ -74,7 +74,7 @@ def settle_dead(
         elif content is None:
             reason = _exact_reason(core.inspector, message, queue, body, reason)
     queue.counters.dead += 1
-    queue.count_dead_letter(reason)
+    queue.count_dead_letter(reason, message.indexed[0])
     core.settle(message, DEAD, reason)
     if client_record is not None:
         core.record_event(message, StateEvent.DEAD_LETTER, record_id.decode())

@@ -10,6 +10,7 @@ from phpmq_lite.broker import reasons
 from phpmq_lite.broker.rate_limit import RateLimit
 from phpmq_lite.broker.ready_window import ReadyWindow
 from phpmq_lite.broker.reasons import Refusal
+from phpmq_lite.losses import DEAD_LETTER, Losses, count_loss
 from phpmq_lite.model import BEFORE_ALL, Message, OrderedSet, Peer, QueueRow
 from phpmq_lite.queue_settings import (
     DEAD_LETTER_SUFFIX,
@@ -172,6 +173,7 @@ class Queue:
         self.parked = OrderedSet[Connection]()
         self.counters = QueueCounters()
         self.dead_by_reason: dict[str, int] = {}  # counters.dead, broken down by reason
+        self.losses: Losses = {}  # dead letters and expiries since the roll-ups took them
         self.records: dict[int, int] | None = None  # live dead letters by queue_id of their source
         # Histograms (see histogram.py) are None until needed, because each list takes 2 KB.
         # If there are many queues, most of them are idle.
@@ -204,8 +206,9 @@ class Queue:
         """Return whether a message has used up the queue's ``max_deliveries``."""
         return 0 < self.settings.max_deliveries <= message.charged
 
-    def count_dead_letter(self, reason: str) -> None:
+    def count_dead_letter(self, reason: str, urn: str | None) -> None:
         """Count a dead letter by reason; if there are too many reasons, count it as ``other``."""
+        count_loss(self.losses, DEAD_LETTER, reason, urn)
         if reason not in self.dead_by_reason and len(self.dead_by_reason) >= _REASONS_MAX:
             reason = "other"
         self.dead_by_reason[reason] = self.dead_by_reason.get(reason, 0) + 1

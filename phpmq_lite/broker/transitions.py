@@ -18,6 +18,7 @@ from phpmq_lite.broker.queue import Consumer, Queue
 from phpmq_lite.broker.state_table import ACKED, BLOCKED, EXPIRED, SCHEDULED, StateEvent, next_state
 from phpmq_lite.broker.validation import index_content
 from phpmq_lite.frame_options import DEFAULT_PRIORITY, NOW, PLAIN, DeliveryTime, PublishOptions
+from phpmq_lite.losses import EXPIRED_DISPATCHED, EXPIRED_NEVER, count_loss
 from phpmq_lite.model import (
     NO_OPTIONS,
     DeliveryOptions,
@@ -490,5 +491,6 @@ def expire(core: Broker, message: Message, body: bytes | None = None) -> bool:
             reason = reasons.UNIQUE_KEY_TAKEN
     queue.counters.expired += 1
     queue.counters.expired_never += not message.deliveries
+    count_loss(queue.losses, EXPIRED_DISPATCHED if message.deliveries else EXPIRED_NEVER)
     core.settle(message, EXPIRED, reason)
     return True

@@ -24,6 +24,7 @@ from phpmq_lite.broker.broker import Broker
 from phpmq_lite.broker.queue import Queue, QueueCounters
 from phpmq_lite.errors import StorageError
 from phpmq_lite.histogram import pack, unpack
+from phpmq_lite.losses import Losses, add_losses, pack_losses, unpack_losses
 from phpmq_lite.model import Reply
 from phpmq_lite.server.engine import Engine
 from phpmq_lite.storage.read.activity import (
@@ -61,13 +62,14 @@ Writes = list[Write]
 class RollupSum:
     """Activity in a time span: total counts, final values of gauges, and histograms."""
 
-    __slots__ = ("counts", "gauges", "hold", "wait")
+    __slots__ = ("counts", "gauges", "hold", "losses", "wait")
 
     def __init__(self, counts: Sequence[int] = _ZEROS) -> None:
         self.counts = list(counts)
         self.gauges = [0] * len(GAUGES)
         self.wait: list[int] | None = None
         self.hold: list[int] | None = None
+        self.losses: Losses | None = None
 
     @classmethod
     def from_point(cls, point: Point) -> "RollupSum":
@@ -75,14 +77,16 @@ class RollupSum:
         total.gauges = list(point.gauges)
         total.wait = None if point.wait is None else unpack(point.wait)
         total.hold = None if point.hold is None else unpack(point.hold)
+        total.losses = unpack_losses(point.losses) or None
         return total
 
     def point(self, at_s: int, span_s: int) -> Point:
-        """Return the values as a point, with packed histograms."""
+        """Return the values as a point, with packed histograms and losses."""
         return Point.create(
             (at_s, span_s, *self.counts, *self.gauges),
             None if self.wait is None else pack(self.wait),
             None if self.hold is None else pack(self.hold),
+            pack_losses(self.losses),
         )
 
     def append(self, later: "RollupSum") -> None:
@@ -95,6 +99,7 @@ class RollupSum:
         self.counts = list(map(add, self.counts, other.counts))
         self.wait = _sum_histograms(self.wait, other.wait)
         self.hold = _sum_histograms(self.hold, other.hold)
+        self.losses = add_losses(self.losses, other.losses)
 
 
 def _sum_histograms(first: list[int] | None, second: list[int] | None) -> list[int] | None:
@@ -104,24 +109,24 @@ def _sum_histograms(first: list[int] | None, second: list[int] | None) -> list[i
 
 
 class Series:
-    """A queue's points in the last hour, oldest first; each has 14 numbers and two histograms."""
+    """A queue's points in the last hour, oldest first; each has 14 numbers and what is packed."""
 
-    __slots__ = ("_histograms", "_numbers")
+    __slots__ = ("_numbers", "_packed")
 
     def __init__(self) -> None:
         self._numbers = array("q")
-        self._histograms: deque[tuple[bytes | None, bytes | None]] = deque()
+        self._packed: deque[tuple[bytes | None, bytes | None, str | None]] = deque()
 
     def add(self, point: Point) -> None:
         self._numbers.extend(point.numbers)
-        self._histograms.append((point.wait, point.hold))
+        self._packed.append((point.wait, point.hold, point.losses))
 
     def trim(self, before_s: int) -> bool:
         """Drop points that began before ``before_s``; return whether any points are left."""
         numbers, at = self._numbers, 0
         while at < len(numbers) and numbers[at] < before_s:
             at += _NUMBERS
-            self._histograms.popleft()
+            self._packed.popleft()
         if at:
             del numbers[:at]
         return bool(numbers)
@@ -130,10 +135,8 @@ class Series:
         """Return all points, oldest first."""
         numbers = self._numbers
         return [
-            Point.create(numbers[at : at + _NUMBERS], *histograms)
-            for at, histograms in zip(
-                range(0, len(numbers), _NUMBERS), self._histograms, strict=True
-            )
+            Point.create(numbers[at : at + _NUMBERS], *packed)
+            for at, packed in zip(range(0, len(numbers), _NUMBERS), self._packed, strict=True)
         ]
 
 
@@ -159,6 +162,9 @@ class Rollups:
         self._slot: dict[int, RollupSum] = {}
         self._minute: dict[int, RollupSum] = {}
         self._quarter: dict[int, RollupSum] = {}
+        self._quarter_s = 0  # start of the quarter hour to which the last three belong
+        # The two quarter hours before it, with their start: the last one may not be stored yet.
+        self._complete: deque[tuple[int, Mapping[int, RollupSum]]] = deque(maxlen=2)
         self.minute_s = 0  # start of the open minute; earlier minutes are stored
         self._slot_s = 0  # start of the open slot
         self._refused: deque[tuple[int, dict[str, int]]] = deque()  # one each minute, for an hour
@@ -175,6 +181,25 @@ class Rollups:
         rests = {point.at_s for point in self.points(OTHERS)}
         return [UptimeSpan(p.at_s, p.span_s, p.at_s in rests) for p in self.points(ALL)]
 
+    @property
+    def stored_until_s(self) -> int:
+        """The start of the first quarter hour in ``quarters``; earlier ones are stored."""
+        return min([self._quarter_s, *(at_s for at_s, _ in self._complete)])
+
+    def quarters(self, queues: Iterable[Queue]) -> list[tuple[int, Mapping[int, RollupSum]]]:
+        """Return parts of the last quarter hours and of the open one, with their start.
+
+        The last part is the activity of ``queues`` since the last ``collect``, and its sum as ALL.
+        """
+        recent: dict[int, RollupSum] = {ALL: RollupSum()}
+        for queue in queues:
+            counts, before = _counts(queue.counters), self._counts_before(queue)
+            if counts != before:
+                recent[queue.queue_id] = self._growth(queue, counts, before)
+                recent[ALL].add(recent[queue.queue_id])
+        parts = (self._quarter, self._minute, self._slot, recent)
+        return [*self._complete, *((self._quarter_s, part) for part in parts)]
+
     def recently_refused(self, refused: Mapping[str, int]) -> dict[str, int]:
         """Return the number of publish commands refused in the last hour, by reason."""
         before = self._refused[0][1] if self._refused else {}
@@ -186,6 +211,7 @@ class Rollups:
     def begin(self, now_s: int) -> None:
         self._slot_s = now_s // SLOT_S * SLOT_S
         self.minute_s = now_s // MINUTE_S * MINUTE_S
+        self._quarter_s = now_s // QUARTER_S * QUARTER_S
 
     def load(self, rows: Sequence[tuple[int, Point]]) -> Iterator[Writes]:
         """Continue from the stored minutes of the last hour and the last quarter hour, in order.
@@ -195,7 +221,7 @@ class Rollups:
         if not rows:
             return
         minute_s = self.minute_s
-        quarter_s = rows[-1][1].at_s // QUARTER_S * QUARTER_S
+        self._quarter_s = quarter_s = rows[-1][1].at_s // QUARTER_S * QUARTER_S
         for count, (queue_id, point) in enumerate(rows, 1):
             if minute_s - HOUR_S <= point.at_s <= minute_s:
                 self._series.setdefault(queue_id, Series()).add(point)
@@ -205,9 +231,7 @@ class Rollups:
                 self._append(self._quarter, queue_id, RollupSum.from_point(point))
             if not count % _CHANGED_AT_ONCE:
                 yield []
-        if quarter_s != minute_s // QUARTER_S * QUARTER_S:
-            yield from self._rows(self._quarter, quarter_s, QUARTER_S)
-            self._quarter = {}
+        yield from self._end_quarter(minute_s)
 
     # -- each slot
 
@@ -229,10 +253,9 @@ class Rollups:
         """Add one queue's activity; return False if there was none."""
         queue_id, row, held = queue.queue_id, queue.row, queue.dispatched
         counts: tuple[int, ...] = _counts(queue.counters)
-        totals, before = self._before.get(queue_id, (queue.counters, _ZEROS))
-        if totals is not queue.counters:  # the queue was recreated
+        if self._before.get(queue_id, (queue.counters,))[0] is not queue.counters:  # recreated
             self._forget(queue_id)
-            before = _ZEROS
+        before = self._counts_before(queue)
         live, ready = row.live_count, row.live_count - held - row.scheduled_count
         if not live and counts == before and queue_id not in self._nonempty:
             return False
@@ -262,15 +285,34 @@ class Rollups:
         queue_id = queue.queue_id
         if counts == before:
             return RollupSum()
-        activity = RollupSum(tuple(map(sub, counts, before)))
+        activity = self._growth(queue, counts, before)
         self._before[queue_id] = queue.counters, counts
-        activity.wait = _histogram_growth(self._waits, queue_id, queue.wait_histogram)
-        activity.hold = _histogram_growth(self._holds, queue_id, queue.hold_histogram)
+        if activity.wait is not None:
+            self._waits[queue_id] = (queue.wait_histogram or [])[:]
+        if activity.hold is not None:
+            self._holds[queue_id] = (queue.hold_histogram or [])[:]
+        queue.losses = {}
         return activity
+
+    def _counts_before(self, queue: Queue) -> tuple[int, ...]:
+        totals, before = self._before.get(queue.queue_id, (queue.counters, _ZEROS))
+        return before if totals is queue.counters else _ZEROS
+
+    def _growth(self, queue: Queue, counts: tuple[int, ...], before: tuple[int, ...]) -> RollupSum:
+        """Return a queue's activity since it had the counts ``before``, without noting it."""
+        growth, queue_id = RollupSum(tuple(map(sub, counts, before))), queue.queue_id
+        is_new = before is _ZEROS
+        wait, hold = (None if is_new else of.get(queue_id) for of in (self._waits, self._holds))
+        growth.wait = _histogram_growth(wait, queue.wait_histogram)
+        growth.hold = _histogram_growth(hold, queue.hold_histogram)
+        growth.losses = queue.losses or None
+        return growth
 
     def _add_to_group(self, number: int, activity: RollupSum, ready: int) -> None:
         total = self._slot.setdefault(number, RollupSum())
         total.add(activity)
+        if number != OTHERS:
+            total.losses = None  # the rows of the queues have them
         _, held, size, _ = activity.gauges
         gauges = total.gauges
         gauges[0] += ready
@@ -282,9 +324,10 @@ class Rollups:
         slot_s, slot = self._slot_s, self._slot
         span_s = max(SLOT_S, min(now_s // SLOT_S * SLOT_S - slot_s, _LATE_S))
         self._set_ages(slot, now_s)
-        self._slot, self._slot_s = {}, now_s // SLOT_S * SLOT_S
+        self._slot_s = now_s // SLOT_S * SLOT_S
         self.charts.clear()
-        for count, (queue_id, activity) in enumerate(slot.items(), 1):
+        for count, queue_id in enumerate(list(slot), 1):
+            activity = slot.pop(queue_id)
             self._series.setdefault(queue_id, Series()).add(activity.point(slot_s, span_s))
             self._append(self._minute, queue_id, activity)
             if not count % _CHANGED_AT_ONCE:
@@ -312,16 +355,13 @@ class Rollups:
 
     def _end_minute(self, now_s: int) -> Iterator[Writes]:
         minute_s, minute = self.minute_s, self._minute
-        self._minute, self.minute_s = {}, now_s // MINUTE_S * MINUTE_S
+        self.minute_s = now_s // MINUTE_S * MINUTE_S
         yield from self._rows(minute, minute_s, MINUTE_S)
-        for count, (queue_id, activity) in enumerate(minute.items(), 1):
-            self._append(self._quarter, queue_id, activity)
+        for count, queue_id in enumerate(list(minute), 1):
+            self._append(self._quarter, queue_id, minute.pop(queue_id))
             if not count % _CHANGED_AT_ONCE:
                 yield []
-        quarter_s = minute_s // QUARTER_S * QUARTER_S
-        if now_s // QUARTER_S * QUARTER_S != quarter_s:
-            quarter, self._quarter = self._quarter, {}
-            yield from self._rows(quarter, quarter_s, QUARTER_S)
+        yield from self._end_quarter(now_s)
         yield [
             TrimRollups(span, now_s - kept_s, _REMOVED_AT_ONCE) for span, kept_s in KEPT_S.items()
         ]
@@ -330,6 +370,14 @@ class Rollups:
         own = self._own_queues
         rank = {number: count << (number in own) for number, count in events.items()}
         self._own_queues = {*nlargest(QUEUES_MAX, rank, key=rank.__getitem__)}
+
+    def _end_quarter(self, now_s: int) -> Iterator[Writes]:
+        """Store the open quarter hour if it has ended."""
+        quarter_s, quarter = self._quarter_s, self._quarter
+        if now_s // QUARTER_S * QUARTER_S != quarter_s:
+            self._complete.append((quarter_s, quarter))
+            self._quarter, self._quarter_s = {}, now_s // QUARTER_S * QUARTER_S
+            yield from self._rows(quarter, quarter_s, QUARTER_S)
 
     def _rows(self, sums: Mapping[int, RollupSum], at_s: int, span_s: int) -> Iterator[Writes]:
         items = list(sums.items())
@@ -357,21 +405,26 @@ class Rollups:
             self._nonempty.discard(queue_id)
 
     def _forget(self, queue_id: int) -> None:
-        del self._before[queue_id]
+        """Forget a removed queue, after adding what it counted since the last ``collect``."""
+        totals, before = self._before.pop(queue_id)
+        counts = _counts(totals)
+        if counts != before:
+            activity = RollupSum(tuple(map(sub, counts, before)))
+            self._add_to_group(ALL, activity, 0)
+            if queue_id in self._own_queues:
+                self._append(self._slot, queue_id, activity)
+            else:
+                self._add_to_group(OTHERS, activity, 0)
         self._waits.pop(queue_id, None)
         self._holds.pop(queue_id, None)
 
 
 def _histogram_growth(
-    previous: dict[int, Sequence[int]], queue_id: int, counts: Sequence[int] | None
+    before: Sequence[int] | None, counts: Sequence[int] | None
 ) -> list[int] | None:
-    """Return the counts added to a histogram since the last call, or None if it is unchanged."""
-    if not counts:
+    """Return the counts added to a histogram since it was ``before``, or None if unchanged."""
+    if not counts or before == counts:
         return None
-    before = previous.get(queue_id)
-    if before == counts:
-        return None
-    previous[queue_id] = counts[:]
     return list(counts) if before is None else list(map(sub, counts, before))
 
 
@@ -447,6 +500,7 @@ class RollupSampler:
             return
 
         def finish(core: Broker, answer: Reply) -> None:
+            self._rollups.forget(core.queues_by_id)
             for writes in chain(
                 self._work,  # the rest of a cancelled sample
                 self._rollups.collect(list(core.queues_by_id.values())),

@@ -256,6 +256,16 @@ class BrokerHandle:
 
         await self.run(decide)
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether a message has ever been stored."""
+        return self.engine is not None and self.engine.core.next_number > 1
+
+    @property
+    def live_queues(self) -> Collection[Queue]:
+        """The queues in memory."""
+        return () if self.engine is None else self.engine.core.queues_by_id.values()
+
     def hold_ends(self, seqs: Iterable[int]) -> dict[int, int]:
         """Return when the holds of those messages end that a consumer holds, in Unix ms, by seq.
 

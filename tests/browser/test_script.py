@@ -257,7 +257,7 @@ async def test_confirmation_is_a_dialog_with_focus_on_cancel(
     assert page.url == still_site.url("/queues/orders")
 
 
-@pytest.mark.parametrize(("path", "count"), [("/", 4), ("/insights", 3)])
+@pytest.mark.parametrize(("path", "count"), [("/", 4), ("/insights?span=30d", 3)])
 async def test_snippet_is_copied(empty_site: Site, browse: Browse, path: str, count: int) -> None:
     page = await browse(empty_site.url(path), is_fresh=True)
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])

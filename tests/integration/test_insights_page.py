@@ -43,11 +43,12 @@ async def claim(site: HttpSite, name: str, queue: str, count: int) -> None:
     await site.ok("POST", "/pipeline/claims/claim", asked)
 
 
-async def test_page_without_a_summary_shows_the_command_to_run(site: HttpSite) -> None:
-    page = (await site.get("/insights")).text
-    assert "The pipeline has not run yet" in page
-    assert f"phpmq-lite pipeline run --url {site.url}</code>" in page
-    assert 'data-copy="#snippet-run"' in page
+async def test_older_days_without_a_summary_show_the_command_to_run(site: HttpSite) -> None:
+    for path in ("/insights?span=30d", "/insights?tab=urns", "/insights?tab=jobs"):
+        page = (await site.get(path)).text
+        assert "The pipeline has not run yet" in page
+        assert f"phpmq-lite pipeline run --url {site.url}</code>" in page
+        assert 'data-copy="#snippet-run"' in page
     for tab in TABS[:-2]:
         page = (await site.get(f"/insights?tab={tab}&format=json")).text
         assert json.loads(page) == {"items": [], "next": None}
@@ -59,27 +60,29 @@ async def test_every_tab_is_shown_and_has_other_formats(site: HttpSite) -> None:
     await claim(site, "s", "orders", 1)
     await site.ok("POST", "/pipeline/history/bounds", {"reader": "archive", "position": 0})
     for tab in TABS:
-        page = await site.get(f"/insights?tab={tab}")
+        path = f"/insights?tab={tab}&span=30d"
+        page = await site.get(path)
         assert (tab, page.status) == (tab, 200)
         assert "<script>alert" not in page.text
-        items = json.loads((await site.get(f"/insights?tab={tab}&format=json")).text)["items"]
+        items = json.loads((await site.get(f"{path}&format=json")).text)["items"]
         assert (tab, bool(items)) == (tab, True)
-        lines = (await site.get(f"/insights?tab={tab}&format=csv")).text.splitlines()
+        lines = (await site.get(f"{path}&format=csv")).text.splitlines()
         assert (tab, lines[0].split(",")) == (tab, list(items[0]))
-        last = (await site.get(f"/insights?tab={tab}&format=jsonl")).text.splitlines()[-1]
+        last = (await site.get(f"{path}&format=jsonl")).text.splitlines()[-1]
         assert json.loads(last)["count"] == len(items)
 
 
 async def test_chart_has_its_numbers_as_a_table(site: HttpSite) -> None:
-    await put_summary(site, last24h=[
-        {"minute": now_ms() // 60_000 * 60_000, "queue": "orders", "published": 4_321, "acked": 7},
-        {"minute": now_ms() // 60_000 * 60_000, "queue": "mail", "published": 1, "wait_p95": 90},
+    hour = now_ms() // 3_600_000 * 3_600_000
+    await put_summary(site, last30d=[
+        {"hour": hour, "queue": "orders", "published": 4_321, "acked": 7},
+        {"hour": hour, "queue": "mail", "published": 1, "wait_p95": 90},
     ])  # fmt: skip
-    page = text_of((await site.get("/insights")).text)
+    page = text_of((await site.get("/insights?span=30d")).text)
     assert "Published 4,322" in page
     assert "4,322" in page.partition("Chart data")[2]
     assert "Live messages are not included" in page
-    page = text_of((await site.get("/insights?queue=orders")).text)
+    page = text_of((await site.get("/insights?span=30d&queue=orders")).text)
     assert "Published 4,321" in page
     assert "90 ms" not in page
 
@@ -98,7 +101,7 @@ async def test_state_and_lag_of_jobs_are_shown(site: HttpSite) -> None:
 
 async def test_accepted_gaps_are_shown(site: HttpSite) -> None:
     await put_summary(site)
-    said = text_of((await site.get("/insights")).text)
+    said = text_of((await site.get("/insights?span=30d")).text)
     assert "Messages are missing from the archive. Retention removed up to 65 messages" in said
     assert "Each gap was accepted, most recently" in said
     assert "(offsets 11 to 70)" in said
@@ -106,22 +109,24 @@ async def test_accepted_gaps_are_shown(site: HttpSite) -> None:
     assert "11 to 70 60" in said
     assert "5 to 9 up to 5" in said
     await put_summary(site, gaps=[], archive={"offset": 10, "rows": 1})
-    assert "lacks" not in text_of((await site.get("/insights")).text)
+    assert "are missing" not in text_of((await site.get("/insights?span=30d")).text)
 
 
 async def test_old_summary_is_marked_with_the_command_to_renew_it(site: HttpSite) -> None:
     await put_summary(site, at_ms=now_ms() - 2 * DAY_MS)
-    page = text_of((await site.get("/insights")).text)
+    page = text_of((await site.get("/insights?span=30d")).text)
     assert "These figures were computed 2 d ago" in page
     assert "phpmq-lite pipeline run" in page
-    await put_summary(site)
     assert "These figures were computed" not in text_of((await site.get("/insights")).text)
+    await put_summary(site)
+    page = text_of((await site.get("/insights?span=30d")).text)
+    assert "These figures were computed" not in page
 
 
 async def test_missing_figures_are_shown_as_unknown(site: HttpSite) -> None:
     lag, archive = {"offset": None, "rows": None}, {"offset": None, "rows": 0}
     await put_summary(site, lag=lag, archive=archive)
-    page = text_of((await site.get("/insights")).text)
+    page = text_of((await site.get("/insights?span=30d")).text)
     for name in ("Current lag", "Lag at last run", "Archived up to offset"):
         assert f"{name} –" in page
 
@@ -138,11 +143,15 @@ async def test_invalid_summary_is_an_error_with_its_reason(site: HttpSite) -> No
         await put_summary(site)
         assert "cannot be used" not in (await site.get("/insights")).text
         (site.broker.data / "pipeline" / "summary.json").write_bytes(raw)
-        page = await site.get("/insights")
+        page = await site.get("/insights?span=30d")
         assert (raw[:20], page.status) == (raw[:20], 200)
         assert "The summary cannot be used." in page.text
         assert "Run the pipeline again" in page.text
-        assert (await site.get("/insights?format=json")).status == 503
+        assert (await site.get("/insights?span=30d&format=json")).status == 503
+        page = await site.get("/insights")
+        assert "The summary cannot be used." in page.text
+        assert "Run the pipeline again" not in page.text
+        assert (await site.get("/insights?format=json")).status == 200
         assert (await site.get("/insights?tab=claims")).status == 200
     await put_summary(site)
     assert "cannot be used" not in (await site.get("/insights")).text

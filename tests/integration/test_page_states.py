@@ -25,6 +25,7 @@ from phpmq_lite.admin.messages.message_life import RelatedMessage
 from phpmq_lite.admin.messages.schemas import SchemaCheck, SchemaFieldView
 from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView
 from phpmq_lite.admin.pipeline.history_readers import ReaderView
+from phpmq_lite.admin.pipeline.last_day import TraceCoverage
 from phpmq_lite.admin.queues.schedules import RunView
 from phpmq_lite.admin.system.attention import Notice
 from phpmq_lite.admin.system.facts import Measured, SystemFact, describe_restart
@@ -34,7 +35,7 @@ from phpmq_lite.checks import Check, Level
 from phpmq_lite.envelopes.schema_compatibility import SchemaChange
 from phpmq_lite.envelopes.schema_registry import RegistryFault
 from phpmq_lite.envelopes.validation import EnvelopeProblem
-from phpmq_lite.insights_document import QueueTotals
+from phpmq_lite.insights_document import DeadLetterTotals, ExpiryTotals, QueueTotals, TracePath
 from phpmq_lite.operator_actions import SkipReason
 from phpmq_lite.server.frame_recorder import ProtocolErrorRecord
 from phpmq_lite.server.tls import Certificate
@@ -212,6 +213,9 @@ JOB: Final = AuditRow(
 )
 NO_JOB: Final[Values] = {"job": None, "jobs": [], "back": "/bulk"}
 EMPTY: Final = given(rows=[], total=0)
+EXPIRED: Final = ExpiryTotals(queue="mail", never=2, dispatched=1)
+OTHER_DEATHS: Final = DeadLetterTotals(queue="(others)", urn="(others)", reason="(others)", count=7)
+PATH: Final = TracePath(path=("orders:urn:a", "mail:"), traces=3, newest="t-1")
 CUT: Final = changed("listed", rows=[], is_cut=True, searched=500, next="x")
 CERTIFICATE: Final = Certificate("tcp", "/etc/cert.pem")
 MIDDLE: Final = changed("listed", previous="x", next="y")
@@ -488,18 +492,44 @@ STATES: Final[dict[str, dict[str, Change]]] = {
             "schemas", fields=[FIELD, copy_of(FIELD, sensitive="email", title="")]
         ),
     },
-    "/insights?tab=dead": {"No message was dead-lettered in the archived days.": EMPTY},
+    "/insights?tab=dead": {
+        "No message was dead-lettered in this period.": EMPTY,
+        "(others) (others) (others) 7": given(rows=[OTHER_DEATHS], total=1),
+    },
+    "/insights?tab=expired": {
+        "No message expired in this period.": EMPTY,
+        "Previously dispatched Expired mail 2 1 3": given(rows=[EXPIRED], total=1),
+        "Unknown Expired mail 2 1 4 7": given(rows=[copy_of(EXPIRED, unknown=4)], total=1),
+    },
+    "/insights?tab=paths": {
+        "Messages whose envelope has a trace_id are listed here": EMPTY,
+        "Traces of the newest 5,000 of 1,250,000 messages": given(
+            rows=[PATH], total=1, traces=TraceCoverage(read=5_000, published=1_250_000)
+        ),
+        "Traces of all 7 messages": given(
+            rows=[PATH], total=1, traces=TraceCoverage(read=7, published=7)
+        ),
+    },
+    "/insights?tab=dead&span=30d": {
+        "No message was dead-lettered in the archived days.": EMPTY,
+        "Dead letters Last 30 days, up to": given(),
+    },
+    "/insights?tab=expired&span=30d": {"No message expired in the archived days.": EMPTY},
     "/insights?tab=urns": {"BabelQueue envelopes are counted here by URN.": EMPTY},
-    "/insights?tab=paths": {"No traces": EMPTY},
+    "/insights?tab=paths&span=30d": {"No traces": EMPTY},
+    "/insights?tab=queues&span=30d": {"No messages in this queue were settled": EMPTY},
     "/insights?tab=jobs": {
         "No jobs have run": EMPTY,
         "Newest 2 of 5;": changed("summary", archive=within(gaps=5)),
     },
     "/insights?tab=queues": {
-        "Showing the first 1 of 9 rows.": given(rows=[QueueTotals(queue="idle")], total=9)
+        "No messages Nothing was published": EMPTY,
+        "Showing the first 1 of 9 rows.": given(rows=[QueueTotals(queue="idle")], total=9),
     },
     "/insights?tab=queues&span=30d&queue=orders": {"the highest value in any hour": given()},
-    "/insights": {"Each gap was accepted. Show all gaps": changed("summary", gaps=[])},
+    "/insights?span=30d": {"Each gap was accepted. Show all gaps": changed("summary", gaps=[])},
+    "/insights?queue=silent": {"</form>": EMPTY, "silent Last 24 hours, since": EMPTY},
+    "/insights": {"All queues Last 24 hours, since": both(EMPTY, given(queues=[]))},
     "/insights?tab=readers": {
         "Overtaken unread messages were removed": reader(is_reached=True),
         "by history.rows": reader(reached_at=NOW_MS + (1 << 44), bound="rows"),

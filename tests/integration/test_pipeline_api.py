@@ -523,10 +523,10 @@ async def test_summary_without_an_archive_has_unknown_figures(
     assert {found["archive"][name] for name in ("offset", "rows", "dates", "bytes", "gaps")} == {
         None
     }
-    page = (await spark.get("/insights")).text
+    page = (await spark.get("/insights?span=30d")).text
     assert 'Archived messages</dt><dd><span class="zero">–' in page
     for tab in ("queues", "jobs"):
-        assert (await spark.get(f"/insights?tab={tab}")).status == 200
+        assert (await spark.get(f"/insights?tab={tab}&span=30d")).status == 200
 
 
 async def test_history_names_the_queues_of_the_token(home: BrokerFixture, spark: HttpUser) -> None:

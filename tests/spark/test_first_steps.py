@@ -156,7 +156,7 @@ def test_first_steps_of_the_readme_are_those_of_the_transcript(
         monkeypatch.setenv("PHPMQ_DATA", str(it.broker.data))
         monkeypatch.setenv("PHPMQ_ADMIN__LISTEN", url.removeprefix("http://"))
         take_with_spark(it, transcript, capsys)
-        asyncio.run(look(url, transcript, "/insights"))
+        asyncio.run(look(url, transcript, "/insights?span=30d"))
     made = tmp_path / Path(PAGE).name
     made.write_text(transcript.text, encoding="utf-8")
     assert transcript.text == text_of(PAGE), f"look at it, then cp {made} {PAGE}"

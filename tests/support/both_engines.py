@@ -14,6 +14,7 @@ from tests.unit.admin.cases import NOW_MS, Database
 
 _SQLITE_ONLY: Final = ("history_run", "trace_place", "migration")
 NAMES: Final = ("orders", "Orders", "mail", "orders.dlq", "größe", "a_b%", "Zeta", "[x]*")
+LOSSES: Final = (None, '[["dead","failed","urn:x",3]]')
 EVENTS: Final = ("requeue", "return", "redrive", "restore", "edit", "dead_letter")
 
 
@@ -68,7 +69,7 @@ def fill_randomly(database: Database, seed: int) -> None:
         span_s, queue_id = pick((60, 900)), pick((-2, -1, 0, 1, 10))
         figures = [made.randrange(99) for _ in range(12)]
         waits = pick((None, b"\0\xff"))
-        add(database, "rollup", span_s, queue_id, number * 60, *figures, waits, None)
+        add(database, "rollup", span_s, queue_id, number * 60, *figures, waits, None, pick(LOSSES))
     _fill_accounts(database, made)
     _fill_pipeline(database, made)
 

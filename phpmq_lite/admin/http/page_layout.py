@@ -137,6 +137,8 @@ def navigation(call: Call, current: str) -> list[NavigationItem]:
     for name, title, key in NAVIGATION:
         if not call.identity.role.may(roles[name]):
             continue
+        if name == "insights" and name != current and not call.context.broker.has_messages:
+            continue
         url = urls.to(name)
         is_part = section and section == _first_part(call, url)
         mark = "page" if name == current else "true" if is_part else ""

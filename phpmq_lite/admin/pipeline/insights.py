@@ -1,7 +1,7 @@
 """The page and API for the pipeline's results."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
 
 from aiohttp import web
@@ -16,6 +16,12 @@ from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import snippets
 from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView, ask_release, read_claims
 from phpmq_lite.admin.pipeline.history_readers import ReaderView, read_readers
+from phpmq_lite.admin.pipeline.last_day import (
+    LastDay,
+    LastDayView,
+    TraceCoverage,
+    read_last_day,
+)
 from phpmq_lite.admin.pipeline.summary import (
     SUMMARIES,
     BadSummaryError,
@@ -70,6 +76,21 @@ async def put_summary(call: Call) -> None:
     call.audit("summary.json").count = 1
 
 
+class LastDayQuery(QueryModel):
+    """The queue whose quarter hours are returned; empty for all queues that the caller can see."""
+
+    queue: str = Field("", max_length=LONGEST_NAME, description="name of a queue")
+
+
+@endpoints.api("GET /insights", "api-last-day")
+async def get_last_day(call: Call, query: LastDayQuery) -> LastDayView:
+    """Return the last 24 hours as the broker counted them; the pipeline is not needed.
+
+    Counts are exact, except for those of a minute in which the broker was killed.
+    """
+    return await (await read_last_day(call)).view(query.queue)
+
+
 @endpoints.api("GET /pipeline/insights", "api-insights", gives=PipelineSummary)
 async def get_summary(call: Call) -> web.Response:
     """Return the summary in the format that PUT accepts, limited to the caller's queues.
@@ -105,10 +126,17 @@ class InsightsPageQuery(QueryModel):
     release: str = Field("", max_length=255)
     format: OutputFormat = "html"
 
+    @property
+    def source(self) -> Literal["broker", "pipeline", "live"]:
+        """Where the figures come from: the roll-ups, the summary, or the state of the broker."""
+        if self.tab in ("claims", "readers"):
+            return "live"
+        return "pipeline" if self.span == "30d" or self.tab in ("urns", "jobs") else "broker"
+
 
 @endpoints.page("/insights", "insights")
 async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
-    """Show pipeline insights: throughput, failures, trace paths, jobs, claims and readers."""
+    """Show insights: throughput, failures, trace paths, jobs, claims and readers."""
     if query.release:
         return await call.render(
             "confirm.html", ask=await ask_release(call, query.release, query.queue)
@@ -118,34 +146,43 @@ async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
         summary = await visible_summary(call)
     except BadSummaryError as bad:
         error = str(bad)
-    is_live = query.tab in ("claims", "readers")  # not from the summary
-    if query.format != "html":
-        if error and not is_live:
-            raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
+    day = await read_last_day(call) if query.source == "broker" else None
+    rows: Any
+    traces = TraceCoverage()
+    if day is not None:
+        rows, traces = await _rows_of_day(day, query)
+    elif error and query.source == "pipeline" and query.format != "html":
+        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
+    else:
         rows = await _rows(call, query, summary)
+    if query.format != "html":
         return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
     bounds = await StoredPipeline(call.context.readers).history_bounds()
-    values: dict[str, Any] = {"queues": summary.queues() if summary else []}
-    if summary is not None and query.tab == "charts":
+    drawn = None
+    if query.tab == "charts":
+        end_ms = call.now_ms if day or summary is None else summary.finished_at
         # Drawing takes up to 80 ms.
-        drawn = await asyncio.to_thread(draw_insights, summary, query.span, query.queue)
-        values |= {"drawn": drawn}
-    elif summary is not None or is_live:
-        rows = await _rows(call, query, summary)
-        values |= {"rows": rows[:ROWS], "total": len(rows)}
+        drawn = await asyncio.to_thread(draw_insights, rows, query.span, end_ms)
     # commands for creating the first summary, with the address that the browser used
     request, base_path = call.request, call.context.urls.base_path
     base = snippets.http_address(request.scheme, request.host, base_path)
     return await call.render(
         "insights.html",
         query=query,
+        day=day,
+        drawn=drawn,
+        rows=rows[:ROWS],
+        total=len(rows),
+        traces=traces,
+        queues=day.visible if day else summary.queues() if summary else [],
         summary=summary,
         error=error,
         bounds=bounds,
         path=str(call.context.app[SUMMARIES].path),
-        state=_state(summary, bounds.history_id, bounds.hi, call.now_ms) if summary else {},
+        state=_state(summary, bounds.history_id, bounds.hi, call.now_ms)
+        if summary
+        else {"broken": []},
         commands=snippets.pipeline_snippets(base, needs_token=call.identity.kind != "local"),
-        **values,
     )
 
 
@@ -175,9 +212,26 @@ async def _rows(
     return await asyncio.to_thread(_rows_of, summary, query)
 
 
+async def _rows_of_day(
+    day: LastDay, query: InsightsPageQuery
+) -> tuple[Sequence[BaseModel], TraceCoverage]:
+    """Return the rows of a tab for the last 24 hours, and which messages the paths come from."""
+    if query.tab == "charts":
+        return await day.steps(query.queue), TraceCoverage()
+    if query.tab == "paths":
+        return await day.paths()
+    reads: dict[str, Callable[[], Awaitable[Sequence[Any]]]] = {
+        "queues": day.queues,
+        "dead": day.deaths,
+        "expired": day.expiries,
+    }
+    rows = await reads[query.tab]()
+    return [row for row in rows if query.queue in ("", row.queue)], TraceCoverage()
+
+
 def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[BaseModel]:
     if query.tab in ("charts", "queues"):
-        steps = steps_of(summary, query.span, query.queue)
+        steps = steps_of(summary, query.queue)
         return steps if query.tab == "charts" else queue_totals(steps)
     if query.tab == "jobs":
         return summary.jobs

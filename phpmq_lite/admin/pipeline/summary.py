@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from phpmq_lite.admin import charts, formats
 from phpmq_lite.admin.charts import Chart, ChartSeries, ChartTable
 from phpmq_lite.admin.trends import PERIODS, Trend, TrendBucket, TrendPeriod
-from phpmq_lite.durations import HOUR_S, MINUTE_S
+from phpmq_lite.durations import DAY_S, HOUR_S
 from phpmq_lite.errors import StorageError
 from phpmq_lite.insights_document import (
     COUNTS,
@@ -32,6 +32,7 @@ from phpmq_lite.insights_document import (
 )
 from phpmq_lite.settings.loading import describe_error
 from phpmq_lite.storage.atomic_files import PRIVATE_FOLDER, write_whole
+from phpmq_lite.storage.read.activity import QUARTER_S
 
 
 def read_summary(raw: bytes) -> PipelineSummary:
@@ -179,7 +180,11 @@ SUMMARIES: Final = web.AppKey("summaries", SummaryFile)
 # -- charts and totals
 
 
-_ROW_S: Final = {"24h": MINUTE_S, "30d": HOUR_S}  # number of seconds covered by a row
+# The period that a chart covers, by its name in URLs, and the seconds covered by a row.
+_PERIODS: Final = {
+    "24h": (TrendPeriod("24h", "24 h", DAY_S, QUARTER_S), QUARTER_S),
+    "30d": (PERIODS["30d"], HOUR_S),
+}
 
 
 class InsightsCharts(NamedTuple):
@@ -192,19 +197,18 @@ class InsightsCharts(NamedTuple):
     step: str  # length of a bucket, such as "6 min"
 
 
-def steps_of(summary: PipelineSummary, key: str, queue: str = "") -> Sequence[SummaryStep]:
-    """Return a period's summary rows, for one queue or for all queues."""
-    steps = summary.last24h if key == "24h" else summary.last30d
-    return [step for step in steps if step.queue == queue] if queue else steps
+def steps_of(summary: PipelineSummary, queue: str = "") -> Sequence[SummaryStep]:
+    """Return the rows of the last 30 days, for one queue or for all queues."""
+    return [step for step in summary.last30d if queue in ("", step.queue)]
 
 
-def draw_insights(summary: PipelineSummary, key: str, queue: str = "") -> InsightsCharts:
-    """Draw charts for one queue or all queues combined, ending when the summary was completed."""
-    period, now_s, row_s = PERIODS[key], summary.finished_at // 1_000, _ROW_S[key]
+def draw_insights(steps: Iterable[SummaryStep], key: str, end_ms: int) -> InsightsCharts:
+    """Draw charts of all steps combined in the period that ends with the hour or quarter hour."""
+    (period, row_s), now_s = _PERIODS[key], end_ms // 1_000
     count = period.length_s // period.step_s
     start_s = (now_s // row_s + 1) * row_s - period.length_s  # so that the last bucket is complete
     sums = [_BucketSums() for _ in range(count)]
-    for step in steps_of(summary, key, queue):
+    for step in steps:
         at = (step.at_ms // 1_000 - start_s) // period.step_s
         if 0 <= at < count:
             sums[at].add(step)
@@ -253,7 +257,7 @@ class _BucketSums:
 
     def add(self, step: StepFigures) -> None:
         for name in COUNTS:
-            self.counts[name] += getattr(step, name)
+            self.counts[name] += getattr(step, name) or 0
         for name in TIMES:
             value = getattr(step, name)
             if value is not None:

@@ -46,6 +46,17 @@ class ConsumerLoad(NamedTuple):
     since_ms: int  # Unix ms when the first of these messages was dispatched
 
 
+class PublishedMessage(NamedTuple):
+    """A message, live or settled, as a step of its trace."""
+
+    seq: int
+    queue: str | None  # None if the queue no longer exists
+    urn: str | None
+    trace_id: str | None
+    published_at: int  # Unix ms
+    settled_at: int | None  # Unix ms; None while it is live
+
+
 class RecentActivity(RowReader):
     """Reads the newest rows.  The cost of each method does not depend on the number of messages."""
 
@@ -69,6 +80,10 @@ class RecentActivity(RowReader):
     async def published_after(self, seq: int) -> list[int]:
         """Return the seqs of the next published messages, at most ``SLICE`` of them."""
         return [row[0] for row in await self._read("published_after", after=seq, limit=SLICE)]
+
+    async def newest_published(self, among: int, since_ms: int) -> list[PublishedMessage]:
+        """Return the messages published since a time that have the last numbers, in order."""
+        return await self._all(PublishedMessage, "newest_published", among=among, since=since_ms)
 
     async def settled_after(self, offset: int) -> list[tuple[int, int]]:
         """Return (offset, seq) pairs of the next settled messages, at most ``SLICE`` of them."""
@@ -105,8 +120,8 @@ OTHERS: Final = 0  # all queues without rows of their own
 class Point(NamedTuple):
     """Activity of one queue in one span, with fields in the order of the columns in rollups.sql.
 
-    Counts cover the span, and gauges are values at its end; histograms are packed
-    (``histogram.py``), or None if nothing was measured.
+    Counts cover the span, and gauges are values at its end; histograms (``histogram.py``) and
+    losses (``losses.py``) are packed, or None if there was nothing to measure or count.
     """
 
     at_s: int  # Unix seconds when the span began
@@ -125,10 +140,13 @@ class Point(NamedTuple):
     oldest_age_ms: int = 0  # age of the oldest ready message
     wait: bytes | None = None  # time from publish to first dispatch
     hold: bytes | None = None  # time from dispatch to settlement
+    losses: str | None = None  # dead letters and expiries by reason and URN
 
     @classmethod
-    def create(cls, numbers: Iterable[int], wait: bytes | None, hold: bytes | None) -> "Point":
-        return cls._make((*numbers, wait, hold))
+    def create(
+        cls, numbers: Iterable[int], wait: bytes | None, hold: bytes | None, losses: str | None
+    ) -> "Point":
+        return cls._make((*numbers, wait, hold, losses))
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -168,6 +186,36 @@ class StoredRollups(RowReader):
         return await self._all(
             Point, "of_queue", span_s=span_s, queue_id=queue_id, since=since_s, until=until_s
         )
+
+    async def of_queues(
+        self, span_s: int, queue_ids: Iterable[int], since_s: int, until_s: int
+    ) -> list[tuple[int, Point]]:
+        """Return the points of queues as (queue_id, point) pairs, in time order, without losses."""
+        ids = json.dumps(list(queue_ids))
+        rows = await self._read(
+            "of_queues", span_s=span_s, queue_ids=ids, since=since_s, until=until_s
+        )
+        return [(row[0], Point(*row[1:])) for row in rows]
+
+    async def losses(
+        self, span_s: int, queue_ids: Iterable[int], since_s: int, until_s: int
+    ) -> list[tuple[int, str]]:
+        """Return the packed losses in the points of queues as (queue_id, losses) pairs."""
+        ids = json.dumps(list(queue_ids))
+        rows = await self._read(
+            "losses", span_s=span_s, queue_ids=ids, since=since_s, until=until_s
+        )
+        return [(queue_id, losses) for queue_id, losses in rows]
+
+    async def totals(
+        self, span_s: int, since_s: int, until_s: int
+    ) -> list[tuple[int, str | None, tuple[int, ...]]]:
+        """Return the id, name and sums (as ``COUNTS``) of each queue with points in a time range.
+
+        The name is None for groups of queues, and if the queue no longer exists.
+        """
+        rows = await self._read("totals", span_s=span_s, since=since_s, until=until_s)
+        return [(row[0], row[1], row[2:]) for row in rows]
 
     async def uptime(self, span_s: int, since_s: int, until_s: int) -> list[UptimeSpan]:
         rows = await self._read("uptime", span_s=span_s, since=since_s, until=until_s)

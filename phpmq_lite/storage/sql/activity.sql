@@ -82,3 +82,19 @@ SELECT "offset", seq FROM history WHERE "offset" > :after ORDER BY "offset" LIMI
 SELECT
   (SELECT next_number FROM line),
   (SELECT max("offset") FROM history);
+
+-- name: newest_published
+-- The newest published messages of all queues, live and settled, among the last assigned numbers.
+-- parameters: among (numbers); since (Unix ms)
+-- columns: seq, name of the queue, urn, trace_id, published_at, settled_at
+-- index: history_seq
+SELECT seq, q.name, m.urn, m.trace_id, m.published_at, m.settled_at
+FROM (
+  SELECT seq, queue_id, urn, trace_id, published_at, NULL AS settled_at
+  FROM message WHERE seq >= (SELECT next_number FROM line) - :among
+  UNION ALL
+  SELECT seq, queue_id, urn, trace_id, published_at, settled_at
+  FROM history WHERE seq >= (SELECT next_number FROM line) - :among
+) AS m LEFT JOIN queue AS q ON q.queue_id = m.queue_id
+WHERE m.published_at >= :since
+ORDER BY 1;

@@ -2,16 +2,16 @@
 -- -1 for all queues, -2 for all dead-letter queues, 0 for all queues without rows of their own.
 
 -- part: columns
--- Columns in the order of read/rollups.Point, without the histograms.
+-- Columns in the order of read/activity.Point, without those that are packed.
 at_s, span_s, published, dispatched, redelivered, acked, requeued, expired, dead, deleted,
   ready, held, bytes, oldest_age_ms
 
 -- name: of_queue
 -- Points of one queue in a time range, in order.
 -- parameters: span_s; queue_id; since, until (Unix seconds; until is exclusive)
--- columns: those of rollups.Point
+-- columns: those of activity.Point
 -- index: PRIMARY KEY
-SELECT {columns}, wait, hold
+SELECT {columns}, wait, hold, losses
 FROM rollup
 WHERE span_s = :span_s AND queue_id = :queue_id AND at_s >= :since AND at_s < :until
 ORDER BY at_s;
@@ -31,9 +31,9 @@ ORDER BY at_s;
 -- name: since
 -- Points of all queues since a given time, in time order.
 -- parameters: span_s; since (Unix seconds)
--- columns: queue_id, then those of rollups.Point
+-- columns: queue_id, then those of activity.Point
 -- index: rollup_time
-SELECT queue_id, {columns}, wait, hold
+SELECT queue_id, {columns}, wait, hold, losses
 FROM rollup
 WHERE span_s = :span_s AND at_s >= :since
 ORDER BY at_s;
@@ -43,3 +43,45 @@ ORDER BY at_s;
 -- columns: at_s
 -- index: rollup_time
 SELECT max(at_s) FROM rollup WHERE span_s = :span_s;
+
+-- name: of_queues
+-- Points of several queues in a time range, in order, without losses.
+-- parameters: span_s; queue_ids (a JSON array); since, until (Unix seconds; until is exclusive)
+-- columns: queue_id, then those of activity.Point
+-- index of SQLite: PRIMARY KEY
+SELECT queue_id, {columns}, wait, hold, NULL
+FROM ids(:queue_ids) AS listed CROSS JOIN rollup ON queue_id = listed.value
+WHERE span_s = :span_s AND at_s >= :since AND at_s < :until
+ORDER BY at_s;
+
+-- name: losses
+-- Dead letters by reason and URN and expired messages of several queues in a time range.
+-- parameters: span_s; queue_ids (a JSON array); since, until (Unix seconds; until is exclusive)
+-- columns: queue_id, losses
+-- index of SQLite: PRIMARY KEY
+SELECT queue_id, losses
+FROM ids(:queue_ids) AS listed CROSS JOIN rollup ON queue_id = listed.value
+WHERE span_s = :span_s AND at_s >= :since AND at_s < :until AND losses IS NOT NULL;
+
+-- name: totals
+-- What happened in each queue in a time range, and the name of the queue.
+-- parameters: span_s; since, until (Unix seconds; until is exclusive)
+-- columns: queue_id; name, NULL if it is not known; sums of the columns in activity.COUNTS
+-- index of SQLite: PRIMARY KEY
+WITH RECURSIVE known (id) AS (  -- searched one by one: older rows of all queues are in between
+  SELECT min(queue_id) FROM rollup WHERE span_s = :span_s
+  UNION ALL
+  SELECT (SELECT min(queue_id) FROM rollup WHERE span_s = :span_s AND queue_id > known.id)
+  FROM known WHERE known.id IS NOT NULL
+)
+SELECT totals.id, name, published, dispatched, redelivered, acked, requeued, expired, dead, deleted
+FROM (
+  SELECT known.id,
+    CAST(sum(published) AS BIGINT) AS published, CAST(sum(dispatched) AS BIGINT) AS dispatched,
+    CAST(sum(redelivered) AS BIGINT) AS redelivered, CAST(sum(acked) AS BIGINT) AS acked,
+    CAST(sum(requeued) AS BIGINT) AS requeued, CAST(sum(expired) AS BIGINT) AS expired,
+    CAST(sum(dead) AS BIGINT) AS dead, CAST(sum(deleted) AS BIGINT) AS deleted
+  FROM known CROSS JOIN rollup ON queue_id = known.id
+  WHERE span_s = :span_s AND at_s >= :since AND at_s < :until
+  GROUP BY known.id
+) AS totals LEFT JOIN queue ON queue.queue_id = totals.id;

@@ -267,11 +267,12 @@ WHERE (span_s, queue_id, at_s) IN (
 -- name: put_rollup
 -- Replaces the row of a span that a stop interrupted.
 INSERT INTO rollup (at_s, span_s, published, dispatched, redelivered, acked, requeued,
-  expired, dead, deleted, ready, held, bytes, oldest_age_ms, wait, hold, queue_id)
+  expired, dead, deleted, ready, held, bytes, oldest_age_ms, wait, hold, losses, queue_id)
 VALUES (:at_s, :span_s, :published, :dispatched, :redelivered, :acked, :requeued, :expired, :dead,
-  :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :queue_id)
+  :deleted, :ready, :held, :size, :oldest_age_ms, :wait, :hold, :losses, :queue_id)
 ON CONFLICT (span_s, queue_id, at_s) DO UPDATE SET published = excluded.published,
   dispatched = excluded.dispatched, redelivered = excluded.redelivered, acked = excluded.acked,
   requeued = excluded.requeued, expired = excluded.expired, dead = excluded.dead,
   deleted = excluded.deleted, ready = excluded.ready, held = excluded.held, bytes = excluded.bytes,
-  oldest_age_ms = excluded.oldest_age_ms, wait = excluded.wait, hold = excluded.hold;
+  oldest_age_ms = excluded.oldest_age_ms, wait = excluded.wait, hold = excluded.hold,
+  losses = excluded.losses;

@@ -7,6 +7,7 @@ import pytest
 
 from phpmq_lite.broker.queue import Queue
 from phpmq_lite.histogram import BUCKETS, bucket, unpack
+from phpmq_lite.losses import EXPIRED_NEVER, count_loss, unpack_losses
 from phpmq_lite.model import QueueRow
 from phpmq_lite.queue_settings import QueueSettings
 from phpmq_lite.server.rollups import HOUR_S, QUEUES_MAX, Rollups
@@ -278,3 +279,111 @@ def test_refusals_of_the_last_hour_are_separate() -> None:
     assert rollups.recently_refused({"paused": 7, "too large": 1}) == {"paused": 2, "too large": 1}
     rollups.record_refused(3_700, {"paused": 7})
     assert rollups.recently_refused({"paused": 7}) == {}
+
+
+# -- quarter hours that are not stored yet, for Insights
+
+
+def sums(rig: Rig, queue_id: int) -> dict[int, int]:
+    """Return what was published in each quarter hour that is not read from the database."""
+    found: dict[int, int] = {}
+    for at_s, part in rig.rollups.quarters(rig.queues):
+        if queue_id in part:
+            found[at_s - START_S] = found.get(at_s - START_S, 0) + part[queue_id].counts[0]
+    return found
+
+
+def test_quarters_count_what_is_not_collected_and_what_is_not_stored(
+    orders: Queue, rig: Rig
+) -> None:
+    publish(orders, 5)
+    assert sums(rig, 1) == {0: 5}
+    rig.slot(7)
+    publish(orders, 2)
+    assert (sums(rig, 1), sums(rig, ALL)) == ({0: 7}, {0: 7})
+    rig.slot(83)
+    publish(orders, 1)
+    assert (sums(rig, 1), sums(rig, ALL)) == ({0: 7, 900: 1}, {0: 7, 900: 1})
+    assert rig.rollups.stored_until_s == START_S
+    rig.slot(180)  # the first of three is stored by now
+    assert rig.rollups.stored_until_s == START_S + 900
+    assert sums(rig, 1) == {900: 1, 1800: 0}
+
+
+def test_quarters_have_every_count_between_the_slices_of_a_sample() -> None:
+    queues = [make_queue(f"q{number}", number) for number in range(1, 121)]
+    rig = Rig(*queues, start_s=START_S + 880)
+    for _ in range(4):  # over the end of the minute and of the quarter hour
+        for queue in queues:
+            publish(queue, 1)
+        rig.now_s += 10
+        before = sum(sums(rig, ALL).values())
+        for steps in (rig.rollups.collect(queues), rig.rollups.close(rig.now_s)):
+            for _writes in steps:
+                assert sum(sums(rig, ALL).values()) == before
+                total = sum(sum(sums(rig, queue.queue_id).values()) for queue in queues)
+                assert total == before
+
+
+def test_quarter_of_before_a_restart_is_continued(orders: Queue, rig: Rig) -> None:
+    publish(orders, 5)
+    rig.stop(65)
+    rows = [(1, row) for row in rig.rows(MINUTE_S, 1)]
+    again = Rig(orders, start_s=START_S + 120)
+    orders.counters.published = 0  # those of a new process
+    for _ in again.rollups.load(rows):
+        pass
+    publish(orders, 2)
+    assert sums(again, 1) == {0: 7}
+
+
+def test_losses_are_stored_with_the_row_and_taken_from_the_queue(orders: Queue, rig: Rig) -> None:
+    for urn in ("urn:a", "urn:a", None):
+        orders.counters.dead += 1
+        orders.count_dead_letter("failed", urn)
+    rig.slot(6)
+    count_loss(orders.losses, EXPIRED_NEVER)
+    orders.counters.expired += 1
+    rig.slot(84)
+    first, *_ = rig.rows(MINUTE_S, 1)
+    dead = {("dead", "failed", "urn:a"): 2, ("dead", "failed", None): 1}
+    assert unpack_losses(first.losses) == dead
+    [quarter] = rig.rows(QUARTER_S, 1)
+    assert unpack_losses(quarter.losses) == dead | {("never", None, None): 1}
+    assert orders.losses == {}
+    assert [row.losses for row in rig.rows(QUARTER_S, ALL)] == [None]  # those of the queues count
+
+
+def test_losses_of_a_stored_minute_are_continued() -> None:
+    losses = '[["dead", "failed", "urn:a", 2]]'
+    orders = make_queue()
+    rig = Rig(orders, start_s=START_S + 30)
+    for _ in rig.rollups.load([(1, Point(START_S, 60, dead=2, losses=losses))]):
+        pass
+    orders.counters.dead += 1
+    orders.count_dead_letter("failed", "urn:a")
+    rig.slot(3)
+    [row] = rig.rows(MINUTE_S, 1)
+    assert (row.dead, unpack_losses(row.losses)) == (3, {("dead", "failed", "urn:a"): 3})
+
+
+def test_removed_queue_counts_until_its_end(orders: Queue, rig: Rig) -> None:
+    publish(orders, 5)
+    rig.slot()
+    publish(orders, 2)
+    rig.queues.clear()
+    rig.rollups.forget([])
+    rig.slot(89)
+    [row], [total] = rig.rows(QUARTER_S, 1), rig.rows(QUARTER_S, ALL)
+    assert (row.published, total.published) == (7, 7)
+
+
+def test_queue_that_was_created_again_counts_both(orders: Queue, rig: Rig) -> None:
+    publish(orders, 5)
+    rig.slot()
+    publish(orders, 2)
+    again = make_queue()
+    rig.queues[:] = [again]
+    publish(again, 4)
+    rig.slot(89)
+    assert [row.published for row in rig.rows(QUARTER_S, 1)] == [11]
