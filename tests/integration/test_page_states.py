@@ -524,6 +524,7 @@ STATES: Final[dict[str, dict[str, Change]]] = {
     },
     "/insights?tab=queues": {
         "No messages Nothing was published": EMPTY,
+        "The busiest 40 queues are listed": given(rows=[QueueTotals(queue="(others)")], total=1),
         "Showing the first 1 of 9 rows.": given(rows=[QueueTotals(queue="idle")], total=9),
     },
     "/insights?tab=queues&span=30d&queue=orders": {"the highest value in any hour": given()},
