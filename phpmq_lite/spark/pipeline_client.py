@@ -255,6 +255,10 @@ class PipelineClient:
         """Drop staged rows; published messages are not affected."""
         return int(self._post(f"{BASE}/unstage", {"tokens": list(tokens)})["unstaged"])
 
+    def erase(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Erase the data of messages; the members are those of ``POST /pipeline/erase``."""
+        return self._post(f"{BASE}/erase", request)
+
     def put_insights(self, summary: bytes) -> None:
         """Send the insights document (JSON, up to 2 MiB) to the broker."""
         self._text(HttpRequest("PUT", f"{BASE}/insights", content=summary, headers=JSON))

@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
+from phpmq_lite.spark.erased_ids import store_hashes
+from phpmq_lite.spark.results_folder import LocalResultsFolder
 from tests.support.cli_runner import invoke
 from tests.support.fork_server import BrokerProcess, broker_process
 
@@ -146,3 +148,35 @@ def test_app_ids_are_listed_and_transferred(broker: BrokerProcess) -> None:
     assert (row["app_id"], row["owner"], row["version"]) == ("nightly", "control", 7)
     assert "belongs to anna" in run("transfer", "nightly", "--to", "anna").stderr
     assert "belongs to the next user who" in run("transfer", "nightly").stderr
+
+
+def test_erase_needs_one_selection(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path), "--url", "http://127.0.0.1:9"]
+    for selection in ([], ["--trace", "t", "--where", "size > 1"]):
+        result = CliRunner().invoke(root_command, ["pipeline", "erase", *selection, *out])
+        assert (result.exit_code, "either --trace or --where" in result.output) == (2, True)
+
+
+def test_erase_shows_when_an_id_was_erased(tmp_path: Path) -> None:
+    files = LocalResultsFolder(tmp_path)
+    store_hashes(files, ["t1", "m1"], 1_000)(2_000)
+    store_hashes(files, ["t2"], 3_000)
+    check = ["pipeline", "erase", "--out", str(tmp_path), "-o", "jsonl", "--check"]
+    runs = {
+        id_: [
+            (row["began"], row["finished"], row["hashes"])
+            for row in map(
+                json.loads, CliRunner().invoke(root_command, [*check, id_]).stdout.split("\n")[:-1]
+            )
+        ]
+        for id_ in ("t1", "m1", "t2", "t3")
+    }
+    erased = ("1970-01-01 00:00:01", "1970-01-01 00:00:02", 2)
+    assert runs == {
+        "t1": [erased],
+        "m1": [erased],
+        "t2": [("1970-01-01 00:00:03", None, 1)],
+        "t3": [],
+    }
+    texts = [path.read_text() for path in (tmp_path / "erased").iterdir()]
+    assert not any('"t1"' in text or "m1" in text for text in texts)

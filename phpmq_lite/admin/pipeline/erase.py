@@ -65,6 +65,7 @@ class EraseView(BaseModel):
     erased: int = Field(description="settled messages, including those that were live")
     live: int = Field(description="live messages and dead-letter records among the selected ones")
     already: int = Field(description="messages whose data had been erased before")
+    ids: list[str] = Field(description="ids of all these messages")
     staged: int = Field(description="tokens of staged rows that are dropped with all their rows")
     more: bool = Field(description="whether there are more messages: repeat the request")
     remains: list[RemainsView] = Field(description="places that are not changed")
@@ -87,7 +88,8 @@ async def erase_messages(call: Call, body: EraseInput) -> EraseView:
     tokens = await reader.staged_tokens(body.trace_ids) if body.trace_ids else []
     view = EraseView(
         erased=len(settled) + (len(live) if body.live else 0), live=len(live), already=len(already),
-        staged=len(tokens), more=has_more, remains=_remains(call),
+        ids=[*(live | settled | already).values()], staged=len(tokens), more=has_more,
+        remains=_remains(call),
     )  # fmt: skip
     if body.dry_run:
         call.is_audit_deferred = True
@@ -100,7 +102,7 @@ async def erase_messages(call: Call, body: EraseInput) -> EraseView:
     call.audit().count = view.erased
     if tokens:
         await call.run(staging.unstage, tokens)
-    await _run(call, Action.DELETE, live)
+    await _run(call, Action.DELETE, [*live])
     # Copies come first: if this is interrupted, the selected messages still lead to the others.
     doomed = {*live, *settled}
     await _run(call, Action.ERASE, [seq for seq in reversed(seqs) if seq in doomed])

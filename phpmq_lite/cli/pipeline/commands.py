@@ -37,6 +37,7 @@ from phpmq_lite.cli.parameters import (
     time_ms,
 )
 from phpmq_lite.cli.pipeline.doctor import doctor
+from phpmq_lite.cli.pipeline.erase import erase
 from phpmq_lite.cli.pipeline.job_runner import (
     PipelineJob,
     require_spark,
@@ -74,6 +75,7 @@ def pipeline() -> None:
 
 
 pipeline.add_command(doctor)
+pipeline.add_command(erase)
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ the archive until ``ledger.tidy`` exchanges them.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -20,6 +20,7 @@ from phpmq_lite.spark.jobs.stream_writer import parquet_options
 from phpmq_lite.spark.ledger import (
     GENERATIONS,
     STAGED,
+    ArchiveFile,
     ArchiveLedger,
     DateManifest,
     ReplacedFile,
@@ -78,17 +79,23 @@ def merge(
     ledger: ArchiveLedger,
     manifest: DateManifest,
     file_count: int,
+    *,
+    old: Sequence[ArchiveFile] = (),
+    change: Callable[["DataFrame"], "DataFrame"] | None = None,
 ) -> tuple[ArchiveLedger, int]:
     """Replace a date's files by ``file_count`` merged ones; return the ledger and their number.
+
+    Only the files ``old`` are replaced, if given, and ``change`` may change values of their rows.
 
     Raises:
         RefusedError: ``count_differs``: the merged files lack rows or have too many.
     """
-    old = manifest.files
+    old = old or manifest.files
     has_bodies = any(file.has_bodies for file in old)
     rows = read_archive(spark, files, old).drop("date", "batch")
     if has_bodies:
         fit_batches(spark, rows)
+    rows = rows if change is None else change(rows)
     writer = transform(rows, file_count).write.mode("overwrite")
     writer.options(**(parquet_options(rows) if has_bodies else {})).parquet(files.url(_STAGED))
     written = count_rows(spark, files, files.data_files(_STAGED), has_bodies=has_bodies)
@@ -108,14 +115,15 @@ def merge(
     merged = tuple(
         replace(part.file, path=targets[part.file.path], batch=batch) for part in written
     )
-    at_ms = now_ms()
+    others = (file for file in manifest.files if file not in old)
+    at_ms, reason = now_ms(), "compact" if change is None else "erase"
     ledger = commit(
         files,
         ledger,
         now_ms=at_ms,
-        manifests=[replace(manifest, files=merged)],
+        manifests=[replace(manifest, files=(*others, *merged))],
         moves=targets,
-        replaced=[ReplacedFile(path=file.path, at_ms=at_ms, reason="compact") for file in old],
+        replaced=[ReplacedFile(path=file.path, at_ms=at_ms, reason=reason) for file in old],
     )
     files.remove(_STAGED)
     return ledger, len(merged)

@@ -134,3 +134,19 @@ class TablesOptions(JobOptions):
 
     by: Literal["urn", "queue"] = "urn"
     rebuild: tuple[str, ...] = ()  # tables to create again from the whole archive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EraseOptions(JobOptions):
+    """Options for erasing the data of messages, selected by traces or by a condition."""
+
+    traces: tuple[str, ...] = ()
+    where: str | None = None  # SQL condition on the history's columns
+    live: bool = False  # delete live messages first, instead of refusing
+    now: bool = False  # remove replaced files of the archive now
+    dry_run: bool = False
+
+    @property
+    def selection(self) -> ReplayOptions:
+        """The same selection of settled messages, for a replay."""
+        return ReplayOptions(connection=None, out=self.out, traces=self.traces, where=self.where)

@@ -40,10 +40,13 @@ def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
     """Select rows, or refuse (``bad_where``); ``body`` is null if it was removed."""
     ttl = sf.lit(options.ttl_s).cast("bigint").alias("ttl_s")
     target = sf.col("queue") if options.to_queue is None else sf.lit(options.to_queue)
-    return _select(history, options).select("offset", "size", target.alias("queue"), "body", ttl)
+    return select_messages(history, options).select(
+        "offset", "size", target.alias("queue"), "body", ttl
+    )
 
 
-def _select(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
+def select_messages(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
+    """Select rows of the history or the archive, or refuse (``bad_where``)."""
     rows = history
     for column, members in (
         ("queue", options.queues),

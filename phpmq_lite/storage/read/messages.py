@@ -335,13 +335,13 @@ class MessageReader(RowReader):
             related |= dict.fromkeys(latest)
         return [*related]
 
-    async def stored(self, seqs: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Return which messages are live, which are settled, and which of those were erased."""
-        parts: tuple[list[int], list[int], list[int]] = [], [], []
+    async def stored(self, seqs: Sequence[int]) -> tuple[dict[int, str], ...]:
+        """Return the ids by seq of live messages, of settled ones, and of erased ones."""
+        parts: tuple[dict[int, str], ...] = ({}, {}, {})
         for at in range(0, len(seqs), PAGE_ROWS):
             rows = await self._read("stored_of", seqs=json.dumps(seqs[at : at + PAGE_ROWS]))
-            for seq, is_live, is_erased in rows:
-                parts[0 if is_live else 1 + is_erased].append(seq)
+            for seq, id_, part in rows:
+                parts[part][seq] = id_
         return parts
 
     async def seqs_at(self, first: int, last: int) -> list[int]:

@@ -265,11 +265,12 @@ UNION ALL SELECT source_seq, NULL FROM history WHERE seq IN ids(:seqs) AND sourc
 
 -- name: stored_of
 -- parameters: seqs (a JSON array)
--- columns: seq; whether it is live, and whether its data was erased (0 or 1)
+-- columns: seq; id; 0 if it is live, 1 if it is settled, 2 if its data was erased
 -- index: history_seq
-SELECT seq, 1, 0 FROM message WHERE seq IN ids(:seqs)
+SELECT seq, message_id(seq, token), 0 FROM message WHERE seq IN ids(:seqs)
 UNION ALL
-SELECT seq, 0, CASE WHEN erased_at IS NULL THEN 0 ELSE 1 END FROM history WHERE seq IN ids(:seqs);
+SELECT seq, message_id(seq, token), CASE WHEN erased_at IS NULL THEN 1 ELSE 2 END
+FROM history WHERE seq IN ids(:seqs);
 
 -- name: seqs_at_offsets
 -- parameters: first, last (offsets, inclusive)
