@@ -16,6 +16,8 @@ SPARK: Final = "starts Spark; tests/spark/test_pages.py runs it in the session o
 FIRST_STEPS: Final = "starts Spark; tests/spark/test_first_steps.py runs it"
 SERVERS: Final = "needs three machines; tests/integration/test_patroni.py starts a cluster here"
 SHOP: Final = "needs PostgreSQL; tests/docs/test_three_machines.py runs the whole page"
+DBT: Final = "needs dbt; tests/docs/test_dbt_example.py installs and runs it"
+CONNECT: Final = "needs a Spark Connect server; tests/spark/test_connect.py starts one"
 CLUSTER: Final = "needs other machines; tests/spark/test_cluster.py runs a cluster on this one"
 
 VIEW: Final = "needs PostgreSQL; tests/integration/test_postgres_view.py runs it there"
@@ -99,6 +101,8 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "phpmq-lite pipeline run": SPARK,
         "phpmq-lite pipeline replay": SPARK,
         "from phpmq_lite.spark": SPARK,
+        "start-connect-server": CONNECT,
+        ".remote(": CONNECT,
         "SPARK=": CLUSTER,
         "$SPARK/bin/spark-class": CLUSTER,
     },
@@ -110,7 +114,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     "docs/guides/read-history.md": {
         "pip install": INSTALLS,
         "phpmq-lite pipeline archive": SPARK,
-        "_parquet(": SPARK,
+        "parquet(files": SPARK,
     },
     "docs/guides/tables.md": {
         "pip install": INSTALLS,
@@ -127,6 +131,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "phpmq-lite pipeline run": FIRST_STEPS,
         "from phpmq_lite.spark": SPARK,
     },
+    "examples/dbt/README.md": {"pip install": INSTALLS, "dbt ": DBT},
     "examples/php/README.md": {
         "phpmq-lite serve &": RUNS,
         "composer install": "downloads packages; tests/integration/test_php_package.py runs it",

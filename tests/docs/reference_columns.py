@@ -4,6 +4,7 @@ The texts are those of the columns' definitions, which are also the comments in 
 A new table is a line of ``SECTIONS``.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -38,9 +39,10 @@ milliseconds in the Arrow stream and in microseconds in Parquet files.
 _OFFSET: Final = """\
 `offset` is a reserved word of SQL: write it in double quotes, or in Spark's backticks."""
 _OLD: Final = """\
-In archives of version 0.1.0, the columns from `ready_at` on are null, and files have no column
-`body` if they were written without bodies. `date` and `batch` are folders, not columns of the
-files, so a reader needs Hive partitioning for them."""
+The history's columns, and these two, which are folders and not columns of the files: the source and
+our jobs have them, other readers compute the day from `settled_at`
+([how](../guides/read-history.md#an-archive)). In files of version 0.1.0, the columns from
+`ready_at` on are missing, and `body` is missing if they were written without bodies."""
 
 
 class Section(NamedTuple):
@@ -52,11 +54,7 @@ class Section(NamedTuple):
 SECTIONS: Final = (
     Section("The history", f"One row for each settled message. {_OFFSET}", (*READER_COLUMNS, BODY)),
     Section("A queue", "One row for each claimed message, with `mode=queue`.", CLAIM_COLUMNS),
-    Section(
-        "The archive",
-        f"The history's columns, and these. {_OLD}",
-        ARCHIVE_COLUMNS,
-    ),
+    Section("The archive", _OLD, ARCHIVE_COLUMNS),
     Section("minutes", "One row for each queue and minute in which something happened.",
             METRIC_COLUMNS["minutes"]),
     Section("hours", "The same by hour.", METRIC_COLUMNS["hours"]),
@@ -72,6 +70,31 @@ SECTIONS: Final = (
             (*QUEUE_KEY_COLUMNS, *PAYLOAD_COLUMNS)),
     Section("Rejects", "One row for each body that a registered schema rejects.", REJECT_COLUMNS),
 )  # fmt: skip
+SOURCES: Final = "examples/dbt/models/sources.yml"
+_DUCKDB: Final = {
+    "int32": "integer", "int64": "bigint", "string": "varchar", "binary": "blob",
+    "timestamp": "timestamptz",
+}  # fmt: skip
+_TESTS: Final = {
+    "offset": "[unique, not_null]",
+    "queue": "[not_null]",
+    "settled_at": "[not_null]",
+    "outcome": "[accepted_values: {arguments: {values: [acked, expired, dead, deleted]}}]",
+}
+_SOURCES_HEAD: Final = """\
+# Made from the definitions of the columns by python -m tests.docs.references.
+version: 2
+sources:
+  - name: phpmq
+    tables:
+      - name: history
+        description: One row for each settled message of an archive
+        config:
+          meta:
+            external_location: >-
+              read_parquet({{ var('archive') }}, hive_partitioning = false, union_by_name = true)
+        columns:
+"""
 _SUMMARY: Final = """\
 ## summary.json
 
@@ -84,6 +107,21 @@ def page() -> str:
     for section in SECTIONS:
         parts += [f"## {section.title}\n", f"{section.text}\n", _columns(section.columns)]
     return "\n".join([*parts, _SUMMARY, *_models(PipelineSummary)])
+
+
+def dbt_sources() -> str:
+    """Return the source of the dbt project: the columns of the archive with their texts."""
+    lines = []
+    for column in (*COLUMNS, BODY):
+        lines += [
+            f"          - name: {column.name}",
+            f"            description: {json.dumps(column.comment)}",
+            f"            data_type: {_DUCKDB[column.type]}",
+            "            quote: true",
+        ]
+        if tests := _TESTS.get(column.name):
+            lines.append(f"            data_tests: {tests}")
+    return _SOURCES_HEAD + "\n".join(lines) + "\n"
 
 
 def _columns(columns: Iterable[ArrowColumn]) -> str:

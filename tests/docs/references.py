@@ -25,6 +25,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/develop/architecture.md": structure.architecture_page,
     "docs/reference/cli.md": reference_cli.page,
     reference_columns.PAGE: reference_columns.page,
+    reference_columns.SOURCES: reference_columns.dbt_sources,
     reference_engines.PAGE: reference_engines.page,
     "docs/reference/metrics.md": reference_metrics.page,
     "docs/reference/settings.md": reference_settings.page,

@@ -7,14 +7,18 @@ are machines without our package: a ``sitecustomize`` takes the checkout off the
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from phpmq_lite.spark.session import ALWAYS, LOCAL
+
 START_S = 90.0  # workers took over 8 s to register under load
 END_S = 15.0
+_LOOPBACK = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 
 # Zips go too, as in conf/sitecustomize.py.
 _BARE = """\
@@ -50,17 +54,38 @@ def standalone_cluster(folder: Path, java_home: Path) -> Iterator[Cluster]:
     (bare / "sitecustomize.py").write_text(_BARE, encoding="utf-8")
     with ExitStack() as stack:
         master = stack.enter_context(
-            _daemon("master.Master", folder / "master.log", java_home, bare, "--port", "0")
+            _daemon("deploy.master.Master", folder / "master.log", java_home, bare, *_LOOPBACK)
         )
         url = master.wait(r"Starting Spark master at (spark://\S+)")[0]
         stack.enter_context(
             _daemon(
-                "worker.Worker", folder / "worker.log", java_home, bare, "--port", "0",
+                "deploy.worker.Worker", folder / "worker.log", java_home, bare, *_LOOPBACK,
                 "--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work"), url,
             )
         )  # fmt: skip
         master.wait(r"Registering worker \S+ with 2 cores")
         yield Cluster(url, folder)
+
+
+@contextmanager
+def connect_server(folder: Path, java_home: Path, code: Path) -> Iterator[str]:
+    """Run a Spark Connect server that gets our code as a zip; return its ``sc://`` URL."""
+    folder.mkdir(parents=True)
+    bare = folder / "bare"
+    bare.mkdir()
+    (bare / "sitecustomize.py").write_text(_BARE, encoding="utf-8")
+    settings = {
+        **ALWAYS, **LOCAL,
+        "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0",
+    }  # fmt: skip
+    words = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    with _daemon(
+        "deploy.SparkSubmit", folder / "connect.log", java_home, bare,
+        "--master", "local[2]", *words, "--class", server, "spark-internal",
+        PYSPARK_PYTHON=sys.executable, PYTHONPATH=f"{bare}:{code}",
+    ) as daemon:  # fmt: skip
+        yield "sc://" + daemon.wait(r"Spark Connect server started at: (\S+)")[0]
 
 
 class _Daemon:
@@ -86,7 +111,7 @@ class _Daemon:
 
 @contextmanager
 def _daemon(
-    name: str, log: Path, java_home: Path, bare: Path, *arguments: str
+    name: str, log: Path, java_home: Path, bare: Path, *arguments: str, **variables: str
 ) -> Iterator[_Daemon]:
     import pyspark
 
@@ -97,12 +122,12 @@ def _daemon(
         "PYTHONPATH": str(bare),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_MEMORY": "1g",
+        **variables,
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [home / "bin" / "spark-class", f"org.apache.spark.deploy.{name}",
-             "--host", "127.0.0.1", "--webui-port", "0", *arguments],
+            [home / "bin" / "spark-class", f"org.apache.spark.{name}", *arguments],
             stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd=log.parent,
         )  # fmt: skip
     try:
