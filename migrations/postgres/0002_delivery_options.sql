@@ -136,9 +136,16 @@ SELECT
   coalesce(m.retries, 0)::INTEGER AS retries,
   m.group_name AS "group",
   m.unique_key,
-  to_timestamp(m.erased_at / 1000.0) AS erased_at
-FROM history AS m LEFT JOIN queue ON queue.queue_id = m.queue_id;
+  m.charged::INTEGER AS charged,
+  m.source_seq,
+  source_queue.name AS source_queue,
+  m.source_reason,
+  to_timestamp(m.erased_at / 1000.0) AS erased_at,
+  (SELECT value FROM meta WHERE name = 'history_id') AS history_id,
+  m."offset" AS history_offset
+FROM history AS m LEFT JOIN queue ON queue.queue_id = m.queue_id
+  LEFT JOIN queue AS source_queue ON source_queue.queue_id = m.source_queue_id;
 
 CREATE VIEW settled_body AS
-SELECT m."offset", content AS body, checksum(seq, content) = m.crc AS is_intact
+SELECT m."offset" AS history_offset, content AS body, checksum(seq, content) = m.crc AS is_intact
 FROM history AS m JOIN body USING (seq);

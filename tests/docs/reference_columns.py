@@ -112,7 +112,7 @@ def page() -> str:
 def dbt_sources() -> str:
     """Return the source of the dbt project: the columns of the archive with their texts."""
     lines = []
-    for column in (*COLUMNS, BODY):
+    for column in (*READER_COLUMNS, BODY):
         lines += [
             f"          - name: {column.name}",
             f"            description: {json.dumps(column.comment)}",

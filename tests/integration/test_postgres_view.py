@@ -45,6 +45,8 @@ def database(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory)
         path,
         "DELETE FROM clock_step",
         "INSERT INTO clock_step (from_offset, at_ms, step_ms) VALUES (3, 0, 7), (151, 1, -90000)",
+        "UPDATE history SET source_seq = 11, source_queue_id = 2, source_reason = 'client',"
+        ' charged = 3, erased_at = 1800000000001 WHERE "offset" % 5 = 0',
         "UPDATE body SET content = x'00' WHERE seq = 15",  # damaged
         "DELETE FROM body WHERE seq = 16",
         'UPDATE history SET deadline_ms = deadline_ms + 3153600000000 WHERE "offset" = 9',
@@ -90,7 +92,7 @@ def test_view_has_the_rows_and_columns_of_the_export(
 def test_bodies_are_those_of_the_export(
     postgres: PostgresServer, database: str, reader: psycopg.Connection[Any]
 ) -> None:
-    rows = reader.execute('SELECT * FROM settled_body ORDER BY "offset"').fetchall()
+    rows = reader.execute("SELECT * FROM settled_body ORDER BY history_offset").fetchall()
     with HistoryRanges(postgres.url(database)) as ranges:
         exported = ranges.history(RowSelection(0, ROWS, columns=("offset",), body=True))
         table = pa.Table.from_batches(list(exported), exported.schema)
@@ -151,6 +153,7 @@ def test_conditions_that_the_page_names_use_an_index(
     postgres: PostgresServer, database: str
 ) -> None:
     conditions = {
+        "history_offset > 290": "history_pkey",
         '"offset" > 290': "history_pkey",
         "queue = 'orders'": "history_(place|number)",
         "trace_id = 'x'": "history_trace",
