@@ -35,6 +35,7 @@ class TablesState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     archive_id: str
     number: int = 0
     offset: int = 0
+    selection: str = ""  # the archive's, as JSON; what a wider one adds is below the offset
     tables: dict[str, TypedTable] = {}  # by URN or queue
     removes: tuple[str, ...] = ()
     moves: dict[str, str] = {}
@@ -76,13 +77,14 @@ class TableChanges:
             self.removes += self.files.data_files(f"{root}/{folder}")
 
 
-def commit_changes(changes: TableChanges, offset: int) -> TablesState:
+def commit_changes(changes: TableChanges, offset: int, selection: str) -> TablesState:
     """Store the changes atomically, and do what they say; return the new version."""
     files, by = changes.files, changes.by
     state = msgspec.structs.replace(
         changes.state,
         number=changes.number,
         offset=offset,
+        selection=selection,
         tables=changes.tables,
         removes=tuple(changes.removes),
         moves=changes.moves,

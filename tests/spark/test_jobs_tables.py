@@ -1,19 +1,27 @@
 """Typed tables over an archive: columns, rejects, misfits, changes, and each row once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructField, StructType
 
-from phpmq_lite.spark import SourceConnection
+from phpmq_lite.errors import RefusedError
+from phpmq_lite.spark import SourceConnection, schema_of
+from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.jobs import tables
 from phpmq_lite.spark.jobs.options import JobControl, JobResult, TablesOptions
+from phpmq_lite.spark.ledger import commit, read_ledger, read_manifest
+from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.selection import ArchiveSelection
 from tests.spark.archived_rows import archive_rows, envelope_row
 from tests.spark.fake_broker import FakeBroker
-from tests.spark.history_rows import DAY_MS, START_MS, history_row
+from tests.spark.history_rows import DAY_MS, START_MS, Row, history_row
 
 ORDER: dict[str, Any] = {
     "type": "object",
@@ -120,7 +128,7 @@ def test_table_of_a_registered_urn_has_its_types_and_rejects_what_the_schema_rej
     result = site.tables()
     assert (result.rows, result.offset, result.batches) == (3, 8, 1)
     assert result.details == {
-        "tables": 1, "rejects": 3, "misfits": 1, "without_body": 0, "without_urn": 2,
+        "tables": 1, "rejects": 3, "misfits": 1, "erased": 0, "without_body": 0, "without_urn": 2,
     }  # fmt: skip
     folder = f"tables/{FOLDER}"
     described = site.query("DESCRIBE SELECT * FROM it", folder)
@@ -187,3 +195,189 @@ def test_payloads_without_a_schema_are_typed_once_and_only_widen(site: Site) -> 
     site.archive("urn:a", {"n": 7})
     assert site.tables().notes == ()
     assert site.shown(a) == [1, 2, 4, 5, 6, 7]
+
+
+def test_newest_compatible_schema_decides_and_a_rebuild_takes_any(site: Site) -> None:
+    def schema(**properties: Any) -> dict[str, Any]:
+        return {"type": "object", "properties": {"a": {"type": "integer"}, **properties}}
+
+    def notes() -> list[str]:
+        return [note.partition(": ")[2] for note in site.tables().notes]
+
+    wider = {"o": {"type": "object", "properties": {"k": {"type": "number"}}}}
+    folder = f"tables/{FOLDER}"
+    site.broker.schemas[URN] = schema()
+    site.archive(URN, {"a": 1, "b": "unnamed"})
+    assert notes() == []
+    site.broker.schemas[URN] = schema(b={"type": "string"}, **wider)
+    site.archive(URN, {"a": 2, "b": "x", "o": {"k": 1}}, {"b": 5})
+    assert notes() == [
+        "the columns have changed; they have version 2 now",
+        f"the schema rejects 1 bodies; see rejects/{FOLDER}",
+    ]
+    site.broker.schemas[URN] = schema(b={"type": "integer"}, **wider)
+    site.archive(URN, {"a": 4, "b": "x"}, {"b": 6})
+    [kept, rejected] = notes()
+    assert kept.startswith("the registered schema changes /data/b, so the table keeps the columns")
+    assert rejected.startswith("the schema rejects 1 bodies")
+    columns = "history_offset, schema_version, a, b, o.k"
+    assert site.query(f"SELECT {columns} FROM it ORDER BY 1", folder) == [
+        (1, 1, 1, None, None),
+        (2, 2, 2, "x", 1.0),
+        (4, 2, 4, "x", None),
+    ]
+    rejects = "SELECT history_offset, schema_version, pointer FROM it ORDER BY 1"
+    assert site.query(rejects, f"rejects/{FOLDER}") == [(3, 2, "/data/b"), (5, 2, "/data/b")]
+
+    with pytest.raises(RefusedError, match="no table of the urn 'urn:x'"):
+        site.tables(rebuild=("urn:x",))
+    assert site.tables(rebuild=(URN,)).details["rejects"] == 3
+    columns = "history_offset, schema_version, a, b, o.k"
+    assert site.query(f"SELECT {columns} FROM it ORDER BY 1", folder) == [
+        (3, 1, None, 5, None),
+        (5, 1, None, 6, None),
+    ]
+    assert [row[0] for row in site.query(rejects, f"rejects/{FOLDER}")] == [1, 2, 4]
+
+
+def test_schema_that_is_registered_later_decides_if_the_columns_keep_their_types(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.archive("urn:a", {"n": 1, "s": "x"})
+    site.archive("urn:b", {"n": 1, "s": "x"})
+    site.tables()
+    document = {"properties": {"s": {"type": "string", "minLength": 2}, "n": {"type": "number"}}}
+    site.broker.schemas["urn:a"] = document
+    site.broker.schemas["urn:b"] = {"properties": {"s": {"type": "boolean"}}}
+    site.archive("urn:a", {"n": 2.5, "s": "xy"}, {"s": "x"})
+    site.archive("urn:b", {"n": 2, "s": "y"})
+    monkeypatch.setattr(tables, "SMALL_FILES", 2)
+    assert site.tables().notes == (
+        "urn:a: the columns have changed; they have version 2 now",
+        "urn:a: the schema rejects 1 bodies; see rejects/urn%3Aa",
+        "urn:b: the registered schema changes /data/s, so the table keeps the columns of version 1;"
+        " give the new schema another URN, or create the table again with --rebuild urn:b",
+    )
+    columns = "history_offset, schema_version, n, s"
+    assert site.query(f"SELECT {columns} FROM it ORDER BY 1", "tables/urn%3Aa") == [
+        (1, 1, 1.0, "x"),
+        (3, 2, 2.5, "xy"),
+    ]
+    site.archive("urn:a", {"n": 7})
+    assert site.tables().rows == 1
+    assert len(list((site.out / "tables/urn%3Aa").iterdir())) == 2  # two were merged
+    assert site.shown("tables/urn%3Aa") == [1, 3, 6]
+    assert site.shown("tables/urn%3Ab") == [2, 5]
+
+
+def test_tables_by_queue_have_all_bodies(site: Site) -> None:
+    site.broker.schemas["urn:a"] = {"properties": {"n": {"type": "string"}}}
+    site.archive("urn:a", {"n": 1}, queue="work")
+    site.archive(None, b'{"n":2.5}', b'{"n":"x"}', b"[]", queue="work")
+    site.archive(None, b"\xff\x00", queue="bytes")
+    result = site.tables(by="queue")
+    assert (result.rows, result.details["misfits"], result.details["rejects"]) == (5, 3, 0)
+    assert site.query("SELECT urn, n, _misfit FROM it ORDER BY history_offset", "tables/work") == [
+        ("urn:a", 1.0, None),
+        (None, 2.5, None),
+        (None, None, ["/n"]),
+        (None, None, [""]),
+    ]
+    assert site.query("SELECT _misfit FROM it", "tables/bytes") == [([""],)]
+    site.archive("work", {"n": 1}, queue="more")
+    with pytest.raises(RefusedError, match="tables/work is the table of a queue"):
+        site.tables()
+    assert site.tables(by="queue").rows == 1
+    assert site.shown("tables/work") == [1, 2, 3, 4]
+
+
+def test_archive_without_bodies_is_refused_and_says_where_they_begin(site: Site) -> None:
+    with pytest.raises(RefusedError, match="run the archive job first"):
+        site.tables()
+    archive_rows(site.out, [envelope_row(n, "urn:a", {"n": n}) for n in (1, 2)], has_bodies=False)
+    with pytest.raises(RefusedError, match=r"offsets 1 to 2: .*--bodies.* from offset 3 on"):
+        site.tables()
+    rows = [envelope_row(n, "urn:a", {"n": n}) for n in (3, 4, 5)]
+    rows[1]["body"] = None
+    rows[2] |= {"body": None, "erased_at": START_MS}
+    archive_rows(site.out, rows)
+    result = site.tables()
+    assert (result.rows, result.details["without_body"], result.details["erased"]) == (1, 3, 1)
+    assert result.notes[0] == (
+        "messages up to offset 2 were archived without --bodies and are in no table; bodies are"
+        " there from offset 3 on"
+    )
+    state = site.out / "tables/_state/urn/00000001.json"
+    state.write_text(state.read_text().replace('"archive_id":"', '"archive_id":"x'))
+    with pytest.raises(RefusedError, match="belong to the archive x"):
+        site.tables()
+
+
+def test_run_stops_between_slices_and_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SLICE_OFFSETS", 2)
+    site.archive("urn:a", *({"n": n} for n in range(5)))
+    calls = iter([False, True])
+    stopped = site.tables(control=JobControl(stop=lambda: next(calls)))
+    assert (stopped.is_stopped, stopped.offset, stopped.rows) == (True, 2, 2)
+    assert site.shown("tables/urn%3Aa") == [1, 2]
+    assert (site.tables().batches, site.shown("tables/urn%3Aa")) == (2, [1, 2, 3, 4, 5])
+
+
+def test_rows_of_a_backfill_are_added_once_and_compaction_changes_nothing(site: Site) -> None:
+    def select(*queues: str) -> None:
+        selection = ArchiveSelection(queues=queues, outcomes=("acked", "dead"))
+        (site.out / "archive.json").write_text(json.dumps(selection.document()))
+
+    def row(offset: int, **given: Any) -> Row:
+        return envelope_row(offset, "urn:a", {"n": offset}, **given)
+
+    def change(path: str | None = None, **changes: Any) -> None:
+        """Change the ledger, and rename the first file as a compaction would replace it."""
+        ledger = read_ledger(files)
+        assert ledger is not None
+        manifests = [read_manifest(files, entry.manifest) for entry in ledger.dates.values()]
+        if path is not None:
+            [manifest] = manifests
+            first, *others = manifest.files
+            files.move(first.path, path)
+            manifests = [replace(manifest, files=(replace(first, path=path), *others))]
+        commit(files, ledger, now_ms=0, manifests=manifests, **changes)
+
+    files = LocalResultsFolder(site.out)
+    archive_rows(site.out, [row(1), row(4)])
+    select("orders")
+    site.tables()
+    archive_rows(site.out, [row(2, queue="mail"), row(3, queue="mail", outcome="dead")])
+    change(offset=4)
+    select("mail", "orders")
+    archive_rows(site.out, [row(5), row(6, queue="mail")])
+    change("archive/date=2026-03-01/batch=merged/part-0.parquet")
+    assert site.tables().rows == 4
+    assert site.tables().rows == 0
+    assert site.shown("tables/urn%3Aa") == [1, 2, 3, 4, 5, 6]
+
+
+def test_from_json_with_the_schema_reads_what_the_table_has(site: Site) -> None:
+    site.broker.schemas[URN] = ORDER
+    site.archive(
+        URN,
+        {"id": 1, "total": 2.5, "paid": True, "customer": {"name": "Änne"}, "queue": "q"},
+        {"id": 2, "lines": [{"sku": "a", "n": 1}, {"sku": "b"}], "tags": {"k": 5}},
+        {"id": 3, "ref": 7},
+    )
+    site.tables()
+    broker = SourceConnection(site.broker.url)
+    schema = schema_of(URN, broker)
+    assert schema_of(URN, out=str(site.out)) == schema
+    with pytest.raises(RefusedError, match="urn:x has neither"):
+        schema_of("urn:x", broker, out=str(site.out))
+    rows = read_archive(site.spark, LocalResultsFolder(site.out))
+    data = sf.from_json(rows.body.cast("string"), StructType([StructField("data", schema)]))
+    read = rows.select("offset", data.data.alias("data")).orderBy("offset")
+    names = ["id", "total", "paid", "customer", "lines", "tags"]
+    table = site.spark.read.parquet(str(site.out / f"tables/{FOLDER}")).orderBy("history_offset")
+    assert (
+        read.select(*(f"data.{name}" for name in names)).collect() == table.select(*names).collect()
+    )
+    assert [row[0] for row in read.selectExpr("to_json(data.ref)").collect()] == [None, None, "7"]
+    assert [row[0] for row in read.select("data.queue").collect()] == ["q", None, None]

@@ -19,7 +19,14 @@ from phpmq_lite.envelopes.schema_compatibility import schema_changes
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, TablesOptions
-from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, archive_files, read_ledger
+from phpmq_lite.spark.ledger import LOCK as ARCHIVE_LOCK
+from phpmq_lite.spark.ledger import (
+    ArchiveFile,
+    ArchiveLedger,
+    archive_files,
+    read_ledger,
+    repair,
+)
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import (
     REJECTS,
@@ -28,6 +35,7 @@ from phpmq_lite.spark.results_folder import (
     open_results,
     table_folder,
 )
+from phpmq_lite.spark.selection import ArchiveSelection, read_selection
 from phpmq_lite.spark.session import fit_batches
 from phpmq_lite.spark.table_columns import KEY_COLUMNS, MISFIT, QUEUE_KEY_COLUMNS
 from phpmq_lite.spark.table_rows import TableColumns
@@ -62,27 +70,17 @@ def run(
             archive; ``name_taken``: a URN and a queue would have the same folder.
     """
     files = open_results(spark, options.out)
-    ledger = read_ledger(files)
-    if ledger is None or ledger.offset is None:
-        raise RefusedError(
-            "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
-        )
     with files.lock(LOCK):
-        return _TablesRun(spark, files, options, ledger).run(control)
+        return _TablesRun(spark, files, options).run(control)
 
 
 class _TablesRun:
     """One run; ``state`` is what is committed."""
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        files: ResultsFolder,
-        options: TablesOptions,
-        ledger: ArchiveLedger,
-    ) -> None:
-        self.spark, self.files, self.options, self.ledger = spark, files, options, ledger
-        self.by = options.by
+    def __init__(self, spark: "SparkSession", files: ResultsFolder, options: TablesOptions) -> None:
+        self.spark, self.files, self.options, self.by = spark, files, options, options.by
+        self.ledger = ledger = _read_ledger(files)
+        self.selection = read_selection(files)  # after the ledger, see _add_backfilled
         self.keys = KEY_COLUMNS if self.by == "urn" else QUEUE_KEY_COLUMNS
         self.state = read_state(files, self.by) or TablesState(archive_id=ledger.archive_id)
         if self.state.archive_id != ledger.archive_id:
@@ -94,12 +92,14 @@ class _TablesRun:
         connection = options.connection
         self.broker = PipelineClient(connection) if connection and connection.url else None
         self.notes: list[str] = []
-        names = ("rows", "rejects", "misfits", "without_body", "without_urn")
+        names = ("rows", "rejects", "misfits", "erased", "without_body", "without_urn")
         self.totals = dict.fromkeys(names, 0)
 
     def run(self, control: JobControl) -> JobResult:
         finish_commit(self.files, self.by, self.state)
         end, is_stopped, slices = self.ledger.offset or 0, False, 0
+        if self.state.tables and self.state.selection != _text(self.selection):
+            self._add_backfilled()
         if self.options.rebuild:
             self._rebuild()
         chosen = archive_files(self.files, self.ledger, after_offset=self.state.offset)
@@ -151,26 +151,47 @@ class _TablesRun:
         rows = self._rows(archive_files(self.files, self.ledger), 0, self.state.offset)
         self._commit(rows.where(sf.col(self.by).isin(*names)), self.state.offset, changes)
 
+    def _add_backfilled(self) -> None:
+        """Add the rows that a wider selection has added to the archive below the last offset.
+
+        They are those that the selection before does not contain. A backfill stores its selection
+        before the ledger, so a selection that did not change belongs to the ledger read before it.
+        """
+        with self.files.lock(ARCHIVE_LOCK):
+            repair(self.files)
+            self.ledger, self.selection = _read_ledger(self.files), read_selection(self.files)
+        before = ArchiveSelection.parse(self.state.selection)
+        rows = self._rows(archive_files(self.files, self.ledger), 0, self.state.offset)
+        queues = (row["queue"] for row in rows.select("queue").distinct().collect())
+        is_new = sf.col("queue").isin([name for name in queues if not before.has_queue(name)])
+        is_new |= ~sf.col("outcome").isin(*before.all_outcomes)
+        changes = TableChanges(self.files, self.by, self.state)
+        self._commit(rows.where(is_new), self.state.offset, changes)
+
     def _rows(self, chosen: Sequence[ArchiveFile], lo: int, hi: int) -> "DataFrame":
         """Return what tables need of the offsets ``(lo, hi]``."""
         matching = [file for file in chosen if file.lo <= hi and file.hi > lo]
         rows = read_archive(self.spark, self.files, matching)
         fit_batches(self.spark, rows)
-        names = dict.fromkeys([*(column.name for column in self.keys), "urn", "body"])
+        names = dict.fromkeys([*(c.name for c in self.keys), "urn", "erased_at", "body"])
         return rows.where(sf.col("offset").between(lo + 1, hi)).select(*names)
 
     def _commit(self, rows: "DataFrame", hi: int, changes: TableChanges) -> None:
         """Add the rows up to offset ``hi`` to their tables."""
-        is_bodiless = sf.col("body").isNull()
-        counts = rows.groupBy(self.by).agg(sf.count("body"), sf.count_if(is_bodiless)).collect()
-        for name, bodies, bodiless in sorted(counts, key=lambda row: row[0] or ""):
+        is_erased = sf.col("erased_at").isNotNull()
+        has_body = ~is_erased & sf.col("body").isNotNull()
+        counts = rows.groupBy(self.by).agg(
+            sf.count_if(has_body), sf.count_if(is_erased), sf.count_if(~is_erased & ~has_body)
+        )
+        for name, bodies, erased, bodiless in sorted(counts.collect(), key=lambda r: r[0] or ""):
+            self.totals["erased"] += erased
             self.totals["without_body"] += bodiless
             if name is None:
                 self.totals["without_urn"] += bodies
             elif bodies:
-                selected = rows.where((sf.col(self.by) == name) & ~is_bodiless)
+                selected = rows.where((sf.col(self.by) == name) & has_body)
                 self._stage(name, selected, bodies, changes)
-        self.state = commit_changes(changes, hi)
+        self.state = commit_changes(changes, hi, _text(self.selection))
 
     def _stage(self, name: str, rows: "DataFrame", bodies: int, changes: TableChanges) -> None:
         """Write the new rows of a table, with wider columns if they need them."""
@@ -223,7 +244,7 @@ class _TablesRun:
         if before.document is not None:
             changes = schema_changes(read_schema(json.loads(before.document)), schema)
             conflicts += [change.pointer for change in changes if change.is_breaking]
-        if conflicts:
+        if conflicts := list(dict.fromkeys(conflicts)):
             self.notes.append(
                 f"{name}: the registered schema changes {', '.join(conflicts[:3])}, so the table"
                 f" keeps the columns of version {before.version}; give the new schema another URN,"
@@ -256,6 +277,19 @@ class _TablesRun:
             size_bytes = sum(sizes[path] for path in paths)
             merge_files(rows, schema, size_bytes, self.files.url(changes.staged(folder, "old")))
             changes.removes += paths
+
+
+def _read_ledger(files: ResultsFolder) -> ArchiveLedger:
+    ledger = read_ledger(files)
+    if ledger is None or ledger.offset is None:
+        raise RefusedError(
+            "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
+        )
+    return ledger
+
+
+def _text(selection: ArchiveSelection | None) -> str:
+    return json.dumps((selection or ArchiveSelection()).document())
 
 
 def _table_notes(
