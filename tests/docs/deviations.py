@@ -100,6 +100,11 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
         "--url http://mq:9101": CLUSTER,
         "phpmq-lite pipeline run": SPARK,
         "phpmq-lite pipeline replay": SPARK,
+        "duckdb -c": "needs the program duckdb; docs/guides/read-history.md does this in Python",
+        "metrics/minutes": "needs metrics, which take seconds; tests/spark/test_jobs_archive.py",
+        "phpmq-lite pipeline files": SPARK,
+        "phpmq-lite check pipeline": SPARK,
+        "DeltaTable(": SPARK,
         "from phpmq_lite.spark": SPARK,
         "start-connect-server": CONNECT,
         ".remote(": CONNECT,
@@ -164,6 +169,7 @@ INSTEAD: Final[dict[str, dict[str, str]]] = {
     "docs/guides/pipeline.md": {
         # its other two jobs take seconds, and test_first_steps.py runs all three
         "pipeline run --bodies": "pipeline archive --bodies --format delta",
+        "files --date 2026-01-31": "files",
         "--name NAME": "--name $(ls phpmq-data/pipeline/replays | head -1 | cut -d. -f1)",
     },
     "docs/guides/workers.md": {
