@@ -63,6 +63,7 @@ from phpmq_lite.text_files import TextFileError, read_text
 
 if TYPE_CHECKING:
     from phpmq_lite.spark.jobs.options import ReplayOptions
+    from phpmq_lite.spark.jobs.verify import VerifyReport
 
 
 @click.group()
@@ -252,6 +253,67 @@ def prune(
     """
     times = {"older_than_s": older_than_s, "keep_replaced_ms": keep_replaced_s * 1_000}
     run_jobs(target, [_job(target, "prune", **times)], output=output)
+
+
+VERIFY_COLUMNS: Final = (
+    *columns(date="DATE", queue="QUEUE", outcome="OUTCOME"),
+    *number_columns("broker", "compared", "archived", "counted", "missing", "doubled"),
+)
+
+
+@pipeline.command()
+@output_option
+@target_options
+def verify(target: PipelineTarget, output: str | None) -> None:
+    """Compare the archive with the broker and with the archive's ledger.
+
+    Offsets that both still have are compared with the broker by day, queue and outcome, all rows
+    with the counts in the ledger. Exits with 1 if rows are missing or doubled. The table shows the
+    differences; the other formats have all rows.
+    """
+    connection = source_connection(target)
+    with ExitStack() as stack:
+        progress = stack.enter_context(show_progress(sys.stderr))
+        stack.enter_context(explain_spark_errors(target))
+        spark = stack.enter_context(spark_session(target, progress))
+        progress("verify")
+        from phpmq_lite.spark.jobs import verify as verifying
+        from phpmq_lite.spark.jobs.options import JobOptions
+
+        report = verifying.run(spark, JobOptions(connection=connection, out=target.results))
+    style = output_format(output)
+    if style == "json":
+        click.echo(json.dumps(report.document(), indent=2))
+    else:
+        rows = report.differences if style == "table" else report.rows
+        write_rows(map(asdict, rows), VERIFY_COLUMNS, style, "no differences")
+    if style == "table":
+        for line in verify_notes(report):
+            click.echo(line)
+    if not report.is_equal:
+        raise CommandError("the archive differs from what it should contain")
+
+
+def verify_notes(report: "VerifyReport") -> Iterator[str]:
+    """Yield lines about what was compared, and how rows that are not there are accounted for."""
+    totals = report.document()
+    archived, compared = totals["archived_rows"], totals["compared_rows"]
+    if report.lo is not None and report.hi is not None:
+        yield (
+            f"{compared:,} of {archived:,} archived rows were compared with the broker"
+            f" (offsets {report.lo + 1} to {report.hi}), all with the ledger's counts"
+        )
+    else:
+        yield f"{archived:,} archived rows were compared with the ledger's counts only"
+    if report.behind:
+        yield f"the broker has {report.behind:,} later offsets, which are not archived yet"
+    if report.removed:
+        yield f"{report.removed:,} rows were pruned"
+    if report.gaps:
+        yield f"{report.gaps:,} accepted gaps lack up to {report.gap_rows:,} rows"
+    if report.unexplained:
+        yield f"{report.unexplained:,} archived offsets have neither a row nor an accepted gap"
+    yield from report.notes
 
 
 FILE_COLUMNS: Final = (*columns(path="PATH"), *number_columns("rows", "bytes", "lo", "hi"))
