@@ -124,7 +124,7 @@ def answer_requests(
 def answer_request(
     databases: tuple[str, str], request: dict[str, Any], output: FrameWriter
 ) -> None:
-    """Answer a request for history or claims, or only for the header if ``is_head`` is true."""
+    """Answer a request for history, events or claims, or only for the header (``is_head``)."""
     with HistoryRanges(databases[request["of"] == "claims"]) as ranges:
         ranges.on_statement = output.beat
         ranges.upto = request.get("upto")
@@ -134,7 +134,8 @@ def answer_request(
         else:
             filters = RowFilters(**request["selection"]["filters"])
             selection = RowSelection(**request["selection"] | {"filters": filters})
-            rows = ranges.history(selection, is_gap_ok=request["is_gap_ok"])
+            read = ranges.events if request["of"] == "events" else ranges.history
+            rows = read(selection, is_gap_ok=request["is_gap_ok"])
         output.put_json(
             HEADER,
             rows=rows.count,

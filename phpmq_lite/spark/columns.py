@@ -53,6 +53,8 @@ FILLED: Final = frozenset({"history_id", "broker", "history_offset"})
 # Columns of messages claimed by a subscription, in the order of their claims.
 QUEUE_COLUMNS: Final = commented_schema(arrow.CLAIM_COLUMNS)
 _BODY: Final = commented_schema([arrow.BODY])
+# Columns of the exceptional steps of settled messages, by offset, then by time.
+EVENT_COLUMNS: Final = commented_schema((*arrow.EVENT_COLUMNS, *arrow.READER_COLUMNS[-3:-1]))
 
 
 def history_columns(columns: tuple[str, ...] = (), *, body: bool = False) -> StructType:
@@ -103,10 +105,11 @@ def conform_batch(
     import pyarrow as pa
 
     constants = constants or {}
+    names = {"history_offset": "offset"} if "offset" in batch.schema.names else {}
     arrays = [
         pa.repeat(constants[name], batch.num_rows)
         if name in constants
-        else batch.column("offset" if name == "history_offset" else name).cast(kind)
+        else batch.column(names.get(name, name)).cast(kind)
         for name, kind in zip(schema.names, schema.types, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -45,6 +45,7 @@ class HistoryRequest:
     outcomes: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
     filters: RowFilters = NO_FILTERS
+    has_events: bool = False  # whether rows are exceptional steps of the messages
     allows_gaps: bool = False
 
     @property
@@ -115,7 +116,9 @@ class _BrokerHistory(PipelineClient):
         self, request: HistoryRequest, query: list[tuple[str, str | int]]
     ) -> Iterator["pa.RecordBatch"]:
         # The client continues after the last offset if the connection breaks.
-        query.append(("columns", ",".join(dict.fromkeys(("offset", *request.plain_columns)))))
+        if not request.has_events:
+            columns = dict.fromkeys(("offset", *request.plain_columns))
+            query.append(("columns", ",".join(columns)))
         optional: dict[str, str | int | None] = {
             "pattern": request.queue_pattern,
             "outcomes": ",".join(request.outcomes),
@@ -123,7 +126,9 @@ class _BrokerHistory(PipelineClient):
             "gap": "ok" if request.allows_gaps else None,
         }
         query += [(name, value) for name, value in optional.items() if value]
-        return self.history(query, request.history_id, request.allowed, request.filters)
+        return self.history(
+            query, request.history_id, request.allowed, request.filters, request.has_events
+        )
 
 
 class _FileHistory:
@@ -191,7 +196,8 @@ class _FileHistory:
             filters=request.filters,
         )
         with self._open("auto") as ranges:
-            rows = ranges.history(selection, is_gap_ok=request.allows_gaps)
+            read = ranges.events if request.has_events else ranges.history
+            rows = read(selection, is_gap_ok=request.allows_gaps)
             yield from check_row_count(iter(rows), rows.count)
 
 

@@ -132,8 +132,11 @@ class PipelineClient:
         history_id: str,
         allowed: Sequence[str] = (),
         filters: RowFilters = NO_FILTERS,
+        has_events: bool = False,
     ) -> Iterator["pa.RecordBatch"]:
         """Yield the rows after ``lo`` in ``query`` in offset order, and check the number of rows.
+
+        With ``has_events``, the rows are exceptional steps of the messages, with all columns.
 
         The rows must have the column ``offset``. If the connection breaks, for example because the
         broker restarts, continue after the last row.
@@ -159,6 +162,8 @@ class PipelineClient:
 
         digest = globs_digest(allowed)
         range_query = [*query, ("history", history_id), *filters_query(filters)]
+        if has_events:
+            return self._batches(f"{BASE}/history/events", range_query, "history_offset", check)
         return self._batches(f"{BASE}/history/arrow", range_query, "offset", check)
 
     def queues(self) -> list[str]:

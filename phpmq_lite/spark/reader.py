@@ -92,6 +92,7 @@ def _range_request(
         outcomes=part.outcomes,
         allowed=part.allowed,
         filters=part.filters,
+        has_events=options.has_events,
         allows_gaps=not options.fails_on_data_loss,
     )
 
@@ -120,6 +121,8 @@ def _plan(
     cuts: Iterable[int] = ()
     if options.reads_bodies:
         cuts = byte_cuts(history, options, offsets, BYTES_PER_PARTITION)
+    elif options.has_events:  # of which the broker sends a limited range
+        cuts = range(offsets.lo, offsets.hi, OFFSETS_PER_PARTITION)
     partitions = options.partitions
     if partitions is None and offsets.filters.traces:
         partitions = 1  # few rows, which the broker looks up for each range

@@ -61,8 +61,11 @@ class PhpmqSource(ds.DataSource):
         return columns.add_table_options(self._columns(options), options)
 
     def _columns(self, options: Mapping[str, str]) -> StructType:
-        if read_mode(options) == "queue":
+        mode = read_mode(options)
+        if mode == "queue":
             return columns.QUEUE_COLUMNS
+        if mode == "events":
+            return columns.EVENT_COLUMNS
         common = {name: v for name, v in options.items() if name.lower() not in _OF_ONE_USE}
         history = history_options(common, SourceMode.BATCH_READ)
         return columns.history_columns(history.columns, body=history.has_body)
@@ -76,14 +79,17 @@ class PhpmqSource(ds.DataSource):
                 " messages without consuming them, use the admin UI or the HTTP API"
             )
         options = history_options(values, SourceMode.BATCH_READ)
-        columns.check_read_schema(schema, columns.history_columns(body=True))
-        is_filtering = options.pushes_filters and has_pushed_filters()
+        offered = columns.history_columns(body=True)
+        columns.check_read_schema(schema, columns.EVENT_COLUMNS if options.has_events else offered)
+        is_filtering = options.pushes_filters and has_pushed_filters() and not options.has_events
         kind = FilteringHistoryReader if is_filtering else HistoryReader
         return kind(options, columns.remove_table_options(schema))
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader for a stream."""
         values = columns.read_table_options(schema) | dict(self.options)
+        if read_mode(values) == "events":
+            raise OptionError("a stream cannot read events; use mode=events with read")
         if read_mode(values) == "queue":
             columns.check_read_schema(schema, columns.QUEUE_COLUMNS)
             return QueueStreamReader(queue_options(values), columns.remove_table_options(schema))

@@ -97,6 +97,7 @@ _KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKA_NAMES}
 
 _JSON_LIST: Final = re.compile(r'\s*\[\s*"')  # names can start with [ but not with ["
 
+MODES: Final = ("history", "events", "queue")
 DELETED: Final = "deleted"
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
@@ -182,8 +183,8 @@ class HistoryOptions:
 
     Empty ``outcomes`` means all. ``columns`` keeps the given order; empty means all columns, and
     ``has_body`` appends the body. ``broker`` is the value of that column, by default the
-    ``history_id``. If ``partitions`` is None, the reader chooses a suitable number.
-    Ranges of offsets are ``(lo, hi]``.
+    ``history_id``. With ``has_events``, rows are exceptional steps of the messages. If
+    ``partitions`` is None, the reader chooses a suitable number. Ranges are ``(lo, hi]``.
     """
 
     connection: SourceConnection
@@ -199,6 +200,7 @@ class HistoryOptions:
     pushes_filters: bool = True
     offsets_per_trigger: int | None = None
     broker: str | None = None
+    has_events: bool = False
     reader: str | None = None
 
     @property
@@ -261,6 +263,7 @@ def history_options(options: Mapping[str, str], use: SourceMode) -> HistoryOptio
         pushes_filters=parser.flag("pushFilters", default=True),
         offsets_per_trigger=parser.number("maxOffsetsPerTrigger", 1, 1 << 62),
         broker=parser.text("broker"),
+        has_events=parser.text("mode") == "events",
         reader=parser.text("reader"),
     )
 
@@ -296,13 +299,13 @@ def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
     )
 
 
-def read_mode(options: Mapping[str, str]) -> Literal["history", "queue"]:
+def read_mode(options: Mapping[str, str]) -> str:
     """Return the ``mode`` option, or raise OptionError for it or an unknown option."""
     check_option_names(options)
     mode = {name.lower(): value for name, value in options.items()}.get("mode", "history")
-    if mode not in ("history", "queue"):
-        raise OptionError(f"unknown mode {mode!r}{suggestion(mode, ('history', 'queue'))}")
-    return "queue" if mode == "queue" else "history"
+    if mode not in MODES:
+        raise OptionError(f"unknown mode {mode!r}{suggestion(mode, MODES)}")
+    return mode
 
 
 def check_option_names(options: Mapping[str, str], use: SourceMode | None = None) -> None:

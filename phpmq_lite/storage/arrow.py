@@ -265,6 +265,16 @@ _OF_CLAIMS: Final = (
     "message_id queue body published_at deliveries urn trace_id meta_id "
     "ready_at priority retries group"
 )
+_EVENT_NAMES: Final = "history_offset seq message_id queue settled_at"
+EVENT_COLUMNS: Final = (  # columns of the exceptional steps of settled messages
+    *(_BY_NAME[name] for name in _EVENT_NAMES.split()),
+    ArrowColumn("event_id", "int64", "number of the step, in the order of time"),
+    ArrowColumn("event_at", "timestamp", "when it happened"),
+    ArrowColumn("kind", "string", "what happened: return, requeue, forward, restore, …"),
+    ArrowColumn("detail", "string", "by kind: a queue, a reason, …", "there is no more to say"),
+    ArrowColumn("count", "int64", "how many equal steps in a row; of kind more, of all omitted"),
+    ArrowColumn("last_at", "timestamp", "when the last of them happened", "the row is one step"),
+)
 CLAIM_COLUMNS: Final = (
     ArrowColumn("claim", "int64", "number of the message within the subscription, without gaps"),
     *(_BY_NAME[name] for name in _OF_CLAIMS.split()),
@@ -438,7 +448,21 @@ class HistoryRanges:
             RefusedError: ``gap``: rows in the range were removed; ``other_history``; ``bad_value``;
                 ``unknown_queue``.
         """
-        chosen = columns_of(selection.columns, body=selection.body)
+        return self._range(
+            selection, columns_of(selection.columns, body=selection.body), is_gap_ok=is_gap_ok
+        )
+
+    def events(self, selection: RowSelection, *, is_gap_ok: bool = False) -> RangeRows:
+        """Return the exceptional steps of the selected settled messages, by offset, then by time.
+
+        Steps that follow the settlement, such as ``restore``, are included until now.  The columns
+        are ``EVENT_COLUMNS``.  Raises RefusedError like ``history``.
+        """
+        return self._range(selection, EVENT_COLUMNS, is_gap_ok=is_gap_ok)
+
+    def _range(
+        self, selection: RowSelection, chosen: Sequence[ArrowColumn], *, is_gap_ok: bool
+    ) -> RangeRows:
         bounds = self.bounds()
         if selection.history_id not in (None, bounds.history_id):
             detail = f"the history id is {bounds.history_id}, not {selection.history_id}"
@@ -467,6 +491,10 @@ class HistoryRanges:
     ) -> "_RangeReader":
         """Return a reader of the parts of a range that can have rows that match."""
         base, names, values = conditions
+        join = ""
+        if columns is EVENT_COLUMNS:
+            [event] = self._rows(self._statements["last_event"])
+            join, values = self.parts["events"], values | {"last_event": event["event_id"]}
         spans = [(lo, hi)] if lo < hi else []
         if spans and "only_settled" in names:
             spans = self._settled_spans(lo, hi, filters.settled_from, filters.settled_until)
@@ -482,7 +510,7 @@ class HistoryRanges:
                 values = values | {"offsets": json.dumps([row["offset"] for row in rows])}
         if base == "queue_range":  # which has these conditions
             names = [name for name in names if name not in ("only_queues", "only_outcomes")]
-        text = " ".join(self.parts[name] for name in (base, *names))
+        text = " ".join(self.parts[name] for name in (base, *names)).replace("{join}", join)
         return _RangeReader(self, 'm."offset"', text, values, columns, slices)
 
     def _settled_spans(
@@ -632,7 +660,8 @@ class _RangeReader:
             f'{self._expression_of(column.name.removeprefix("_"))} AS "{column.name}"'
             for column in columns
         )
-        text = f"SELECT {selected} {self.range} ORDER BY {self.number}"
+        order = self.number if self.columns is not EVENT_COLUMNS else f"{self.number}, e.event_id"
+        text = f"SELECT {selected} {self.range} ORDER BY {order}"
         for part in self.slices:
             for piece in self._split_slice(part):
                 table = self.ranges.read_table(text, self.values | piece, columns)
@@ -661,13 +690,17 @@ class _RangeReader:
         return requested.set_column(at, requested.schema.field(at), pa.array(bodies, pa.binary()))
 
     def _split_slice(self, part: dict[str, int]) -> Iterator[dict[str, int]]:
-        """Split a slice whose bodies are too large for one statement."""
-        if BODY not in self.columns:
+        """Split a slice whose bodies are too large, or events too many, for one statement."""
+        if BODY in self.columns:
+            size, part_size = "m.size", PART_BYTES
+        elif self.columns is EVENT_COLUMNS:
+            size, part_size = "1", RANGE_SLICE // 2
+        else:
             yield part
             return
         text = self.ranges.parts["part_ends"].replace("{number}", self.number)
-        text = text.replace("{range}", self.range)
-        values = self.values | part | {"part_bytes": PART_BYTES}
+        text = text.replace("{range}", self.range).replace("{size}", size)
+        values = self.values | part | {"part_size": part_size}
         lo = part["lo"]
         for row in self.ranges.read_table(text, values).to_pylist():
             yield {"lo": lo, "hi": row["number"]}

@@ -18,7 +18,7 @@ from phpmq_lite.spark.table_columns import (
     QUEUE_KEY_COLUMNS,
     REJECT_COLUMNS,
 )
-from phpmq_lite.storage.arrow import BODY, CLAIM_COLUMNS, READER_COLUMNS, ArrowColumn
+from phpmq_lite.storage.arrow import BODY, CLAIM_COLUMNS, EVENT_COLUMNS, READER_COLUMNS, ArrowColumn
 from tests.docs.reference_cli import cell, plain
 
 PAGE: Final = "docs/reference/columns.md"
@@ -53,6 +53,8 @@ class Section(NamedTuple):
 
 SECTIONS: Final = (
     Section("The history", f"One row for each settled message. {_OFFSET}", (*READER_COLUMNS, BODY)),
+    Section("Events", "One row for each exceptional step of a settled message, with `mode=events`.",
+            (*EVENT_COLUMNS, *READER_COLUMNS[-3:-1])),
     Section("A queue", "One row for each claimed message, with `mode=queue`.", CLAIM_COLUMNS),
     Section("The archive", _OLD, ARCHIVE_COLUMNS),
     Section("minutes", "One row for each queue and minute in which something happened.",

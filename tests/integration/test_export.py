@@ -170,6 +170,30 @@ async def test_head_returns_only_the_count(shared: ExportSite) -> None:
     assert len(shared.exports.pids) == 1
 
 
+async def test_events_are_read_with_the_rights_of_the_reader(site: ExportSite) -> None:
+    execute_in_process(
+        site.database,
+        "INSERT INTO event (seq, at_ms, kind, detail) SELECT seq, 5, 'requeue', 'x' FROM history",
+    )
+    table = await read_counted(site.session, site.url("lo=10&hi=40", "history/events"))
+    assert table["history_offset"].to_pylist() == list(range(11, 41))
+    assert set(zip(table["kind"].to_pylist(), table["detail"].to_pylist(), strict=True)) == {
+        ("requeue", "x")
+    }
+    home = BrokerFixture(site.broker)
+    await home.add_user("anna")
+    secret = await home.token("narrow", "viewer", "orders*")
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {secret}"}) as program:
+        narrow = ExportSite(site.broker, program)
+        table = await read_counted(program, site.url("lo=0&hi=1000", "history/events"))
+        assert set(table["queue"].to_pylist()) == {"orders", "orders.eu"}
+        refusal = await narrow.refusal("lo=0&hi=9&queue=mail", "history/events")
+        assert refusal == (403, "foreign_queue")
+        refusal = await narrow.refusal("lo=0&hi=1000001", "history/events")
+        assert refusal == (422, "invalid")
+        assert await narrow.refusal("lo=1001&hi=1002", "history/events") == (409, "gap")
+
+
 async def test_bounds_describe_the_history(site: ExportSite) -> None:
     status, told = await site.get("", "history/bounds")
     assert status == 200

@@ -36,6 +36,9 @@ CLAIMS = (
     "INSERT INTO body SELECT seq, CAST(CAST(seq AS TEXT) AS BLOB) FROM message",
     "INSERT INTO subscription VALUES (7, 'nightly', 1, 6, 1, 0)",
     "INSERT INTO claim SELECT 7, seq - 900, seq, 0 FROM message",
+    "INSERT INTO event (seq, at_ms, kind, detail, last_at) SELECT seq, published_at,"
+    " CASE WHEN seq % 2 = 0 THEN 'return' ELSE 'requeue' END, reason, ready_at FROM history"
+    " WHERE seq % 4 > 0",
     "UPDATE body SET content = x'00' WHERE seq = 15",  # damaged
     "DELETE FROM body WHERE seq = 16",
 )
@@ -103,6 +106,15 @@ def test_range_has_the_same_rows(
     assert table.schema == ours.schema
     if selection == SELECTIONS[1]:
         assert table.schema == arrow_schema((*COLUMNS, BODY))
+
+
+@pytest.mark.parametrize("selection", SELECTIONS[:1] + SELECTIONS[3:])
+def test_events_are_the_same(
+    both: tuple[HistoryRanges, HistoryRanges], selection: RowSelection
+) -> None:
+    ours, theirs = (ranges.events(selection) for ranges in both)
+    assert theirs.count == ours.count
+    assert table_of(theirs) == table_of(ours)
 
 
 def test_claims_are_the_same(both: tuple[HistoryRanges, HistoryRanges]) -> None:

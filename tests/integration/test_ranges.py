@@ -20,6 +20,7 @@ from phpmq_lite.storage.arrow import (
     BODY,
     CLAIM_COLUMNS,
     COLUMNS,
+    EVENT_COLUMNS,
     ArrowDriver,
     HistoryRanges,
     RangeError,
@@ -297,6 +298,62 @@ def test_one_day_of_sixty_is_read_with_a_fortieth_of_the_bytes(tmp_path: Path) -
         assert (rows, day_rows) == (60_000, 1_000)
         assert day_size * 40 <= size
         assert day_steps * 40 <= steps  # of SQLite's machine
+
+
+EVENTS = (
+    "DELETE FROM event",
+    "INSERT INTO event (seq, at_ms, kind, detail, count, last_at)"
+    f' SELECT seq, {NOW_MS} + "offset", \'return\', NULL, 3, {NOW_MS} + 2 * "offset" FROM history'
+    ' WHERE "offset" % 10 = 0',
+    "INSERT INTO event (seq, at_ms, kind, detail)"
+    f" SELECT seq, {NOW_MS}, 'requeue', 'mail' FROM history WHERE \"offset\" % 20 = 0",
+    "INSERT INTO event (seq, at_ms, kind) VALUES (9999, 5, 'requeue')",  # of a live message
+)
+
+
+def test_events_are_those_of_the_selected_messages(
+    ranges: HistoryRanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute_in_process(ranges.path, *EVENTS)
+    monkeypatch.setattr(module, "RANGE_SLICE", 7)
+    rows = ranges.events(RowSelection(10, 200, queues=("orders", "mail"), allowed=("*",)))
+    table = table_of(rows)
+    assert table.schema == arrow_schema(EVENT_COLUMNS)
+    for name in ("settled_at", "event_at", "last_at"):
+        at = table.schema.get_field_index(name)
+        table = table.set_column(at, name, table[name].cast(pa.int64()))
+    expected = []
+    for i in (i for i in range(20, 201, 10) if i % 3 < 2):
+        message = {
+            "history_offset": i,
+            "seq": i + 10,
+            "message_id": wire_id(i + 10, i * 7919),
+            "queue": QUEUES[i % 3],
+            "settled_at": NOW_MS + i * 1_000,
+        }
+        again = {"event_at": NOW_MS + i, "kind": "return", "detail": None, "count": 3}
+        expected.append(message | again | {"last_at": NOW_MS + 2 * i})
+        if i % 20 == 0:
+            moved = {"event_at": NOW_MS, "kind": "requeue", "detail": "mail", "count": 1}
+            expected.append(message | moved | {"last_at": None})
+    numbers = table["event_id"].to_pylist()
+    assert len(set(numbers)) == len(numbers)
+    assert table.drop_columns("event_id").to_pylist() == expected
+    assert rows.count == len(expected)
+    assert ranges.events(RowSelection(0, 9)).count == 0
+    with pytest.raises(RefusedError, match="there is no queue"):
+        ranges.events(RowSelection(0, 9, queues=("nowhere",)))
+
+
+def test_events_that_are_added_during_the_read_are_left_to_the_next(ranges: HistoryRanges) -> None:
+    execute_in_process(ranges.path, *EVENTS)
+    rows = ranges.events(ALL)
+    execute_in_process(
+        ranges.path,
+        f"INSERT INTO event (seq, at_ms, kind) SELECT seq, {NOW_MS}, 'restore' FROM history",
+    )
+    assert table_of(rows).num_rows == rows.count == ROWS // 10 + ROWS // 20
+    assert ranges.events(ALL).count == rows.count + ROWS
 
 
 def test_columns_keep_the_schema_order(ranges: HistoryRanges) -> None:

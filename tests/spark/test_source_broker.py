@@ -20,6 +20,7 @@ from phpmq_lite.broker_process import BrokerProcess, broker_process
 from phpmq_lite.client import BlockingClient, connect_blocking
 from phpmq_lite.errors import BrokerError
 from phpmq_lite.spark.checkpoints import final_ack
+from phpmq_lite.spark.events import read_events
 from phpmq_lite.spark.history import open_history
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.source import PhpmqSource
@@ -102,6 +103,27 @@ def test_history_comes_whole_with_bodies(spark: SparkSession, place: Place) -> N
     assert sorted(int(row.body) for row in rows) == list(range(300))
     assert {(row.queue, row.outcome, row.deliveries) for row in rows} == {(place.queue, "acked", 1)}
     assert frame.where("settled_at < published_at").count() == 0
+
+
+def test_events_are_those_of_the_messages_of_a_range(spark: SparkSession, place: Place) -> None:
+    lo = place.hi
+    place.publish(3)
+    with place.client() as client, client.consume(place.queue, credit=1) as deliveries:
+        next(iter(deliveries)).requeue()
+    place.consume(3)
+    table = read_events(spark, {"url": place.url, "broker": "Bremen"}, lo, place.hi)
+    [row] = table.where("kind = 'requeue'").collect()
+    assert (row.queue, row.broker, row["count"]) == (place.queue, "Bremen", 1)
+    history = read(spark, url=place.url).where(f"history_offset = {row.history_offset}")
+    assert history.select("seq", "history_id", "deliveries").collect() == [
+        (row.seq, row.history_id, 2)
+    ]
+    url = store_settings(place.process.data).get("url")
+    if url is None:
+        database = {"path": str(place.process.data / DATABASE)}
+        assert read_events(spark, database, lo, place.hi).count() == table.count() > 0
+    with pytest.raises(PySparkException, match="a stream cannot read events"):
+        run(spark, Path(), print, url=place.url, mode="events")
 
 
 def test_same_rows_come_from_the_database(spark: SparkSession, place: Place) -> None:

@@ -50,6 +50,7 @@ STALLED_S: Final = 300.0
 WHOLE_S: Final = 600.0  # maximum duration of an export, excluding the broker's pauses
 RETRY_S: Final = 1  # Retry-After value in seconds, sent while all export slots are in use
 NAMES: Final = 1_000  # maximum number of queue names in a request, and of URNs and traces
+EVENT_OFFSETS: Final = 1_000_000  # maximum range of a request for events
 TEXT_LENGTH: Final = 1_000  # of an URN or a trace
 
 _log = get_logger(__name__)
@@ -115,8 +116,8 @@ class ExportBoundsView(BaseModel):
     )
 
 
-class RangeInput(QueryModel):
-    """A range of rows (after ``lo``, up to and including ``hi``), and the columns to return."""
+class SelectionInput(QueryModel):
+    """A range of offsets (after ``lo``, up to and including ``hi``), and its messages."""
 
     lo: int = Field(ge=0, le=OFFSET_MAX, description="lower bound, exclusive")
     hi: int = Field(ge=0, le=OFFSET_MAX, description="last offset (may exceed the newest offset)")
@@ -130,12 +131,34 @@ class RangeInput(QueryModel):
         max_length=100,
         description="comma-separated outcomes (acked, expired, dead, deleted); default is all",
     )
+    gap: Literal["fail", "ok"] = Field("fail", description="on missing rows: fail, or ok to skip")
+    history: str = Field("", max_length=64, description="history_id that must match, if set")
+
+    def selection(self, call: Call) -> dict[str, Any]:
+        """Return the members of ``RowSelection``, or raise a ``Problem`` for a queue."""
+        names = [*filter(None, self.queue), *filter(None, self.queues.split(","))]
+        for name in names:
+            check_queue_name(name)
+            call.check_queue(name)
+        return {
+            "lo": self.lo,
+            "hi": self.hi,
+            "queues": names,
+            "pattern": self.pattern or None,
+            "outcomes": [*filter(None, self.outcomes.split(","))],
+            "allowed": call.identity.queues,
+            "history_id": self.history or None,
+            "filters": {},
+        }
+
+
+class RangeInput(SelectionInput):
+    """A range of rows (after ``lo``, up to and including ``hi``), and the columns to return."""
+
     columns: str = Field(
         "", max_length=1_000, description="comma-separated columns; default is all except body"
     )
     body: Literal["0", "1"] = Field("0", description="1 to include the body column")
-    gap: Literal["fail", "ok"] = Field("fail", description="on missing rows: fail, or ok to skip")
-    history: str = Field("", max_length=64, description="history_id that must match, if set")
     settled_from_ms: SettledFrom = None
     settled_until_ms: SettledUntil = None
     published_from_ms: PublishedFrom = None
@@ -237,10 +260,11 @@ def _audit_reader(call: Call, reader: str) -> tuple[str, bool]:
     return call.identity.owner, call.identity.role is Role.ADMIN
 
 
-def _read_range(call: Call) -> RangeInput:
-    lists = ("queue", "urn", "trace_id")
-    query = dict(call.request.query) | {name: call.request.query.getall(name, []) for name in lists}
-    return RangeInput.model_validate({key: value for key, value in query.items() if value})
+def _read_query(call: Call, kind: type[QueryModel]) -> Any:
+    """Return the query, in which empty parameters count as missing, and some are repeated."""
+    values = call.request.query
+    query = dict(values) | {name: values.getall(name, []) for name in ("queue", "urn", "trace_id")}
+    return kind.model_validate({key: value for key, value in query.items() if value})
 
 
 @endpoints.api(
@@ -251,7 +275,7 @@ def _read_range(call: Call) -> RangeInput:
     gives_media=MEDIA,
 )
 async def stream_history(
-    call: Call, query: Annotated[RangeInput, From(_read_range)]
+    call: Call, query: Annotated[RangeInput, From(lambda call: _read_query(call, RangeInput))]
 ) -> web.StreamResponse:
     """Stream the settled messages in an offset range as Arrow; ``X-Row-Count`` is the row count.
 
@@ -259,27 +283,44 @@ async def stream_history(
     versions ignore.
     """
     filters = query.filters()
-    names = [*filter(None, query.queue), *filter(None, query.queues.split(","))]
-    for name in names:
-        check_queue_name(name)
-        call.check_queue(name)
-    selection = {
-        "lo": query.lo,
-        "hi": query.hi,
-        "queues": names,
-        "pattern": query.pattern or None,
-        "outcomes": [*filter(None, query.outcomes.split(","))],
+    selection = query.selection(call) | {
         "columns": [*filter(None, query.columns.split(","))],
         "body": query.body == "1",
-        "allowed": call.identity.queues,
-        "history_id": query.history or None,
         "filters": filters,
     }
+    return await _export_range(call, "history", query, selection)
+
+
+@endpoints.api(
+    "GET /pipeline/history/events",
+    "api-pipeline-events",
+    query=SelectionInput,
+    gives=bytes,
+    gives_media=MEDIA,
+)
+async def stream_events(
+    call: Call,
+    query: Annotated[SelectionInput, From(lambda call: _read_query(call, SelectionInput))],
+) -> web.StreamResponse:
+    """Stream the exceptional steps of the settled messages in an offset range as Arrow.
+
+    A step is a return, requeue, forward or restore, for example; a message that was dispatched once
+    and acknowledged has none. The range is at most 1,000,000 offsets.
+    """
+    if query.hi - query.lo > EVENT_OFFSETS:
+        detail = f"({query.lo}, {query.hi}] is too large; request it in parts."
+        raise invalid(detail, "hi", f"at most {EVENT_OFFSETS} offsets above lo")
+    return await _export_range(call, "events", query, query.selection(call))
+
+
+async def _export_range(
+    call: Call, kind: str, query: SelectionInput, selection: dict[str, Any]
+) -> web.StreamResponse:
     # The export may read a replica, which may have rows that are not confirmed yet.
     upto = (await StoredPipeline(call.context.readers).history_bounds()).hi
     is_gap_ok = query.gap == "ok"
-    order = {"of": "history", "selection": selection, "is_gap_ok": is_gap_ok, "upto": upto}
-    return await _export(call, order, {"X-Row-Filters": ",".join(filters)})
+    order = {"of": kind, "selection": selection, "is_gap_ok": is_gap_ok, "upto": upto}
+    return await _export(call, order, {"X-Row-Filters": ",".join(selection["filters"])})
 
 
 @endpoints.api(

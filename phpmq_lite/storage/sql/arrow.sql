@@ -43,6 +43,24 @@ m.group_name
 -- part: column_history_offset
 m."offset"
 
+-- part: column_event_id
+e.event_id
+
+-- part: column_event_at
+e.at_ms
+
+-- part: column_kind
+e.kind
+
+-- part: column_detail
+e.detail
+
+-- part: column_count
+e.count
+
+-- part: column_last_at
+e.last_at
+
 -- part: column_claim
 c.claim
 
@@ -58,20 +76,24 @@ AND m.settled_at >= :settled_from AND m.settled_at < :settled_until
 -- part: only_published
 AND m.published_at >= :published_from AND m.published_at < :published_until
 
+-- part: events
+-- index: event_seq
+CROSS JOIN event AS e ON e.seq = m.seq AND e.event_id <= :last_event
+
 -- part: history_range
 -- Settled messages within a range of offsets.
-FROM history AS m
+FROM history AS m {join}
 WHERE m."offset" > :lo AND m."offset" <= :hi
 
 -- part: unusual_range
 -- The same, of messages that were not acknowledged.
 -- index: history_unusual
-FROM history AS m INDEXED BY history_unusual
+FROM history AS m INDEXED BY history_unusual {join}
 WHERE m.outcome <> 2 AND m."offset" > :lo AND m."offset" <= :hi
 
 -- part: offset_range
 -- The same, of certain offsets.
-FROM ids(:offsets) AS wanted CROSS JOIN history AS m ON m."offset" = wanted.value
+FROM ids(:offsets) AS wanted CROSS JOIN history AS m ON m."offset" = wanted.value {join}
 WHERE m."offset" > :lo AND m."offset" <= :hi
 
 -- part: claim_range
@@ -80,10 +102,10 @@ FROM claim AS c JOIN message AS m ON m.seq = c.seq
 WHERE c.subscription_id = :subscription_id AND c.claim > :lo AND c.claim <= :hi
 
 -- part: part_ends
--- Last number of each part, which has :part_bytes of bodies, or one larger body.
+-- Last number of each part, which has :part_size of {size}, or one larger.
 SELECT max(number) AS number FROM (
   SELECT {number} AS number,
-    CAST(sum(m.size) OVER (ORDER BY {number}) AS bigint) / CAST(:part_bytes AS bigint) AS part
+    CAST(sum({size}) OVER (ORDER BY {number}) AS bigint) / CAST(:part_size AS bigint) AS part
   {range}
 ) AS summed GROUP BY part ORDER BY 1
 
@@ -139,6 +161,10 @@ SELECT coalesce(min((
   WHERE "offset" >= low AND "offset" < ends AND settled_at >= :at_ms ORDER BY "offset" LIMIT 1
 )), CAST(:hi AS bigint) + 1) - 1 AS "offset"
 FROM halving WHERE low = high;
+
+-- name: last_event
+-- columns: event_id (0: there are no events)
+SELECT coalesce(max(event_id), 0) AS event_id FROM event;
 
 -- name: queues
 -- All queues that the history may refer to.

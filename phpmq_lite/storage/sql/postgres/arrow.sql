@@ -6,7 +6,7 @@ AND m.trace_id = ANY (ARRAY(SELECT jsonb_array_elements_text(CAST(CAST(:traces A
 
 -- part: queue_range
 -- index: history_place
-FROM history AS m
+FROM history AS m {join}
 WHERE m.queue_id = ANY (ids(:queue_ids)) AND m.outcome = ANY (ids(:outcomes))
   AND m."offset" > :lo AND m."offset" <= :hi
 

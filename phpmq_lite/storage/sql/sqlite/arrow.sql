@@ -22,7 +22,7 @@ FROM (
     AND first_offset + length - 1 > :lo
   UNION ALL
   SELECT max(:lo, {placed}) + 1, :hi
-) AS span CROSS JOIN history AS m ON m."offset" >= span.low AND m."offset" <= span.high
+) AS span CROSS JOIN history AS m ON m."offset" >= span.low AND m."offset" <= span.high {join}
 WHERE m.queue_id IN (SELECT value FROM json_each(:queue_ids))
   AND m.outcome IN (SELECT value FROM json_each(:outcomes))
 
