@@ -53,6 +53,16 @@ FILLED: Final = frozenset({"history_id", "broker", "history_offset"})
 # Columns of messages claimed by a subscription, in the order of their claims.
 QUEUE_COLUMNS: Final = commented_schema(arrow.CLAIM_COLUMNS)
 _BODY: Final = commented_schema([arrow.BODY])
+# Columns of a table for INSERT. With the first one, which must be null, an INSERT without names has
+# too few values: it would go by position.
+WRITE_COLUMNS: Final = commented_schema(
+    [
+        ArrowColumn("message_id", "string", "assigned by the broker, so leave it out", "always"),
+        ArrowColumn("queue", "string", "the queue", "that of the table"),
+        ArrowColumn("body", "string", "the content; binary values are stored as they are"),
+        ArrowColumn("ttl_s", "int64", "time to live", "the queue's default", "s"),
+    ]
+)
 # Columns of the exceptional steps of settled messages, by offset, then by time.
 EVENT_COLUMNS: Final = commented_schema((*arrow.EVENT_COLUMNS, *arrow.READER_COLUMNS[-3:-1]))
 

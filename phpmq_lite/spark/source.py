@@ -66,6 +66,9 @@ class PhpmqSource(ds.DataSource):
             return columns.QUEUE_COLUMNS
         if mode == "events":
             return columns.EVENT_COLUMNS
+        if mode == "write":
+            write_options({}, SourceMode.BATCH_WRITE, options)
+            return columns.WRITE_COLUMNS
         common = {name: v for name, v in options.items() if name.lower() not in _OF_ONE_USE}
         history = history_options(common, SourceMode.BATCH_READ)
         return columns.history_columns(history.columns, body=history.has_body)
@@ -73,6 +76,7 @@ class PhpmqSource(ds.DataSource):
     def reader(self, schema: StructType) -> ds.DataSourceReader:
         """Return the reader for a batch; raise OptionError for a wrong option or the mode queue."""
         values = columns.read_table_options(schema) | dict(self.options)
+        _check_readable(values)
         if read_mode(values) == "queue":
             raise OptionError(
                 "a batch read cannot consume a queue; use mode=queue with readStream. To view"
@@ -88,6 +92,7 @@ class PhpmqSource(ds.DataSource):
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return the reader for a stream."""
         values = columns.read_table_options(schema) | dict(self.options)
+        _check_readable(values)
         if read_mode(values) == "events":
             raise OptionError("a stream cannot read events; use mode=events with read")
         if read_mode(values) == "queue":
@@ -100,7 +105,8 @@ class PhpmqSource(ds.DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
         """Return the writer for a batch."""
-        options = write_options(self.options, SourceMode.BATCH_WRITE)
+        table = columns.read_table_options(schema)
+        options = write_options(self.options, SourceMode.BATCH_WRITE, table)
         if overwrite:
             raise OptionError("a queue cannot be overwritten; use append mode")
         check_write_schema(schema, options)
@@ -115,6 +121,11 @@ class PhpmqSource(ds.DataSource):
             raise OptionError("a queue cannot be overwritten; use output mode 'append' or 'update'")
         check_write_schema(schema, options)
         return StreamWriter(options)
+
+
+def _check_readable(options: Mapping[str, str]) -> None:
+    if read_mode(options) == "write":
+        raise OptionError("a table with mode 'write' is only for INSERT; read one without it")
 
 
 # Options that ``schema`` ignores because they apply only to batches or only to streams.

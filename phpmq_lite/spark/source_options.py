@@ -97,7 +97,7 @@ _KAFKAS_BY_LOWER: Final = {name.lower(): name for name in KAFKA_NAMES}
 
 _JSON_LIST: Final = re.compile(r'\s*\[\s*"')  # names can start with [ but not with ["
 
-MODES: Final = ("history", "events", "queue")
+MODES: Final = ("history", "events", "queue", "write")
 DELETED: Final = "deleted"
 MESSAGES_PER_TRIGGER: Final = 10_000
 BYTES_PER_TRIGGER: Final = 64 << 20
@@ -234,10 +234,14 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Options for a write: the queue (None if a column names it) and the deduplication key."""
+    """Options for a write: the queue (None if a column names it) and the deduplication key.
+
+    ``is_table`` is set for an INSERT: then ``queue`` is only for rows that do not name one.
+    """
 
     connection: SourceConnection
     queue: str | None = None
+    is_table: bool = False
     app_id: str | None = None
     version: int | None = None
 
@@ -288,14 +292,32 @@ def queues_text(names: Sequence[str]) -> str:
     return json.dumps(list(names), ensure_ascii=False)
 
 
-def write_options(options: Mapping[str, str], use: SourceMode) -> WriteOptions:
-    """Parse the options of a write; raise OptionError if one is wrong, or the key incomplete."""
-    parser = _OptionParser(options, use)
+def write_options(
+    options: Mapping[str, str], use: SourceMode, table: Mapping[str, str] | None = None
+) -> WriteOptions:
+    """Parse the options of a write; raise OptionError if one is wrong, or the key incomplete.
+
+    ``table`` are options of the table that is written to, which those of the write replace.
+    """
+    stored = {name.lower(): value for name, value in (table or {}).items()}
+    is_table = stored.pop("mode", "") == "write"
+    values = {**(stored if is_table else {}), **{n.lower(): v for n, v in options.items()}}
+    parser = _OptionParser(values, use)
+    if parser.text("url") is None:
+        raise OptionError(
+            "the option url is missing. CREATE TABLE ... AS SELECT passes no options on, and a"
+            " table created with columns has none: create it without columns and with OPTIONS (url"
+            " 'http://...', mode 'write'), then INSERT INTO it BY NAME"
+        )
     app_id, version = parser.text("txnAppId"), parser.number("txnVersion", 0, (1 << 63) - 1)
     if (app_id is None) != (version is None):
         raise OptionError("set both txnAppId and txnVersion, or neither")
     return WriteOptions(
-        connection=parser.connection(), queue=parser.text("queue"), app_id=app_id, version=version
+        connection=parser.connection(),
+        queue=parser.text("queue"),
+        is_table=is_table,
+        app_id=app_id,
+        version=version,
     )
 
 

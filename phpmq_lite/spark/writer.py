@@ -33,6 +33,10 @@ WRITTEN: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 
 
+GUARD: Final = "message_id"  # column of tables for INSERT that must be null
+_INSERT_HINT: Final = " (INSERT needs a table that was created with mode 'write')"
+
+
 @dataclass
 class StagedRows(WriterCommitMessage):
     """The rows that one task has staged: their tokens, their number and the query id."""
@@ -45,9 +49,12 @@ class StagedRows(WriterCommitMessage):
 def check_write_schema(schema: StructType, options: WriteOptions) -> None:
     """Raise OptionError if rows with this schema cannot be published as messages."""
     for field in schema:
+        if options.is_table and field.name == GUARD:
+            continue
         if field.name not in WRITTEN:
             raise OptionError(
                 f"column {field.name!r} cannot be written{suggestion(field.name, WRITTEN)}"
+                f"{'' if options.is_table else _INSERT_HINT}"
             )
         if not isinstance(field.dataType, WRITTEN[field.name]):
             kinds = " or ".join(kind().simpleString() for kind in WRITTEN[field.name])
@@ -219,13 +226,18 @@ def _cut(batch: "pa.RecordBatch") -> Iterator["pa.RecordBatch"]:
 
 
 def _staged_columns(batch: "pa.RecordBatch", options: WriteOptions) -> "pa.RecordBatch":
-    """Return body, queue and ttl_s (if present); the option ``queue`` overrides the column."""
+    """Return body, queue and ttl_s (if present); the option ``queue`` overrides the column.
+
+    In a table, it does not.
+    """
     import pyarrow as pa
 
     body = batch.column("body").cast(pa.binary())
     if body.null_count:
         raise PipelineError(f"{body.null_count} rows have no body (null); nothing was published")
-    if options.queue is not None:
+    if options.is_table:
+        queue = _queues_of_table(batch, options)
+    elif options.queue is not None:
         queue = pa.array([options.queue] * batch.num_rows, pa.string())
     else:
         queue = batch.column("queue").cast(pa.string())
@@ -236,6 +248,19 @@ def _staged_columns(batch: "pa.RecordBatch", options: WriteOptions) -> "pa.Recor
         arrays.append(batch.column("ttl_s").cast(pa.int64()))
         names.append("ttl_s")
     return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _queues_of_table(batch: "pa.RecordBatch", options: WriteOptions) -> "pa.Array":
+    """Return the queue that a row names, or else that of the table."""
+    import pyarrow as pa
+
+    if batch.column(GUARD).null_count < batch.num_rows:
+        raise PipelineError(
+            f"the broker assigns {GUARD}, but rows have one; nothing was published. Without names,"
+            " INSERT takes columns by position: list them, or use INSERT INTO ... BY NAME"
+        )
+    queue = batch.column("queue").cast(pa.string())
+    return queue if options.queue is None else queue.fill_null(options.queue)
 
 
 def _encode_stream(batch: "pa.RecordBatch") -> bytes:

@@ -101,6 +101,58 @@ def test_rows_that_cannot_be_messages_are_refused(
     assert broker.published == []
 
 
+WRITTEN_BY_NAME = [
+    ("INSERT INTO {t} (queue, body) VALUES ('q', 'x')", "q", b"x", None),
+    ("INSERT INTO {t} (ttl_s, body) SELECT 5, 'x'", "work", b"x", 5),
+    ("INSERT INTO {t} BY NAME SELECT 7 AS ttl_s, 'x' AS body, 'q' AS queue", "q", b"x", 7),
+    ("INSERT INTO {t} (body) SELECT X'ff00fe'", "work", b"\xff\x00\xfe", None),
+    ("INSERT INTO {t} WITH ('queue' = 'other') (body) SELECT 'x'", "other", b"x", None),
+]
+REFUSED = [
+    # Without names, values go by position: too few for the table, or the first one is refused.
+    ("INSERT INTO {t} SELECT 'q' AS queue, 'x' AS body, 5 AS ttl_s", "not enough data columns"),
+    ("INSERT INTO {t} SELECT 'x' AS body, 'q' AS queue, 'z', 5", "or use INSERT INTO ... BY NAME"),
+    ("INSERT INTO {t} BY NAME SELECT 'x' AS body, 1 AS priority", "extra columns `priority`"),
+    ("INSERT INTO {t} (queue) SELECT 'q'", "rows have no body"),
+    ("INSERT OVERWRITE {t} (body) SELECT 'x'", "cannot be overwritten"),
+    ("SELECT * FROM {t}", "is only for INSERT"),
+    ("INSERT INTO history (queue, ttl_s) SELECT 'q', 5", "was created with mode 'write'"),
+    ("INSERT INTO named (queue, body) SELECT 'q', 'x'", "mode 'write'), then INSERT INTO it BY"),
+    ("CREATE TABLE made USING phpmq OPTIONS (url '{url}') AS SELECT 'x' AS body, 'q' AS queue",
+     "AS SELECT passes no options on"),
+    ("CREATE TABLE made USING phpmq OPTIONS (url '{url}', mode 'write', queu 'q')",
+     "did you mean 'queue'"),
+]  # fmt: skip
+
+
+def test_table_is_written_by_name_or_not_at_all(spark: SparkSession, broker: FakeBroker) -> None:
+    options = f"OPTIONS (url '{broker.url}', queue 'work'"
+    spark.sql(f"CREATE TABLE target USING phpmq {options}, mode 'write')")
+    spark.sql(f"CREATE TABLE history USING phpmq {options})")
+    spark.sql(f"CREATE TABLE named (queue STRING, body STRING) USING phpmq {options})")
+    try:
+        for statement, queue, body, ttl_s in WRITTEN_BY_NAME:
+            broker.published.clear()
+            spark.sql(statement.format(t="target"))
+            [row] = broker.published
+            assert (row["queue"], row["body"], row["ttl_s"]) == (queue, body, ttl_s), statement
+        broker.published.clear()
+        for statement, words in REFUSED:
+            with pytest.raises((AnalysisException, PySparkException)) as caught:
+                spark.sql(statement.format(t="target", url=broker.url)).collect()
+            assert words in str(caught.value), statement
+        frame = spark.sql("SELECT 'x' AS body, 'q' AS queue")
+        with pytest.raises(AnalysisException, match="not enough data columns"):
+            frame.write.insertInto("target")
+        assert (broker.published, broker.staged) == ([], {})
+        frame.writeTo("target").append()
+        frame.write.format("phpmq").option("url", broker.url).saveAsTable("made")
+        assert [(row["queue"], row["body"]) for row in broker.published] == [("q", b"x")] * 2
+    finally:
+        for name in ("target", "history", "named", "made"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
 def test_overwriting_a_queue_is_refused(spark: SparkSession, broker: FakeBroker) -> None:
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         rows(spark, 3).write.format("phpmq").option("url", broker.url).mode("overwrite").save()
