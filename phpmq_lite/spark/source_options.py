@@ -305,9 +305,9 @@ def write_options(
     parser = _OptionParser(values, use)
     if parser.text("url") is None:
         raise OptionError(
-            "the option url is missing. CREATE TABLE ... AS SELECT passes no options on, and a"
-            " table created with columns has none: create it without columns and with OPTIONS (url"
-            " 'http://...', mode 'write'), then INSERT INTO it BY NAME"
+            "the option url is missing. INSERT needs a table that was created without columns, and"
+            " with OPTIONS (url 'http://...', mode 'write'); INSERT INTO it BY NAME. To CREATE"
+            " TABLE ... AS SELECT, Spark passes no options"
         )
     app_id, version = parser.text("txnAppId"), parser.number("txnVersion", 0, (1 << 63) - 1)
     if (app_id is None) != (version is None):

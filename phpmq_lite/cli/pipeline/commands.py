@@ -154,6 +154,12 @@ def _archive_options(command: Any) -> Any:
             click.Choice(list(OUTCOMES)),
         ),
         flag("--bodies", "Also archive bodies, which replay requires."),
+        option(
+            "--broker",
+            "A name for the column broker, so that several archives share a table"
+            " (default: the history_id).",
+            metavar="NAME",
+        ),
         _keep_replaced,
         choice(
             "--format",

@@ -308,6 +308,7 @@ def source_options(options: ArchiveOptions) -> dict[str, str]:
         "queues": queues_text(options.queues) if options.queues else "",
         "queuePattern": options.queue_pattern or "",
         "outcomes": ",".join(options.outcomes),
+        "broker": options.broker or "",
         "numPartitions": "" if options.num_partitions is None else str(options.num_partitions),
     }
     return {name: value for name, value in values.items() if value}

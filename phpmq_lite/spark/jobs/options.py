@@ -64,6 +64,7 @@ class ArchiveOptions(JobOptions):
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int = 1_000_000
     num_partitions: int | None = None
+    broker: str | None = None  # value of the column ``broker``; None means the history_id
     fail_on_data_loss: bool = True
     format: Literal["parquet", "delta"] = "parquet"  # delta: the same files, and a Delta log
     backfill: bool = False  # if the selection is wider than before, add what it lacked
