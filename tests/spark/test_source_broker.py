@@ -105,7 +105,9 @@ def test_history_comes_whole_with_bodies(spark: SparkSession, place: Place) -> N
     assert frame.where("settled_at < published_at").count() == 0
 
 
-def test_events_are_those_of_the_messages_of_a_range(spark: SparkSession, place: Place) -> None:
+def test_events_are_those_of_the_messages_of_a_range(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
     lo = place.hi
     place.publish(3)
     with place.client() as client, client.consume(place.queue, credit=1) as deliveries:
@@ -123,7 +125,7 @@ def test_events_are_those_of_the_messages_of_a_range(spark: SparkSession, place:
         database = {"path": str(place.process.data / DATABASE)}
         assert read_events(spark, database, lo, place.hi).count() == table.count() > 0
     with pytest.raises(PySparkException, match="a stream cannot read events"):
-        run(spark, Path(), print, url=place.url, mode="events")
+        run(spark, tmp_path, Batches(), url=place.url, mode="events")
 
 
 def test_same_rows_come_from_the_database(spark: SparkSession, place: Place) -> None:
