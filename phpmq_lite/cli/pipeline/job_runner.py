@@ -126,7 +126,8 @@ def probe(target: PipelineTarget) -> str:
         options = source_connection(target).as_options()
         spark = stack.enter_context(spark_session(target, progress))
         progress("reading")
-        source = spark.read.format("phpmq").options(**options, failOnDataLoss="false")
+        options |= {"failOnDataLoss": "false", "columns": "offset"}
+        source = spark.read.format("phpmq").options(**options)
         rows = source.load().limit(_PROBE_ROWS)
         return f"{spark.version} read {rows.count():,} rows from the history"
 

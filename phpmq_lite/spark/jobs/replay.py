@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS: Final = 10_000  # maximum number of rows per piece
 MAX_BYTES: Final = 32 << 20  # maximum size of a piece, which the driver holds in memory
+COLUMNS: Final = "offset,size,queue,outcome,reason,settled_at,urn,trace_id"  # read by a selection
 
 _REPORT_EVERY: Final = 10_000  # report progress after this many selected rows
 
@@ -106,7 +107,7 @@ def _history(spark: "SparkSession", files: ResultsFolder, options: ReplayOptions
     settings = {
         **options.connection_options,
         "includeBody": "true",
-        "pushFilters": "true",  # each piece reads only its own rows
+        "columns": COLUMNS if options.where is None else "",  # which may name any other
         "failOnDataLoss": "false",  # not needed, because the rows of each piece are counted
     }
     return spark.read.format("phpmq").options(**settings).load()
