@@ -22,7 +22,7 @@ from phpmq_lite.admin.messages.jobs import STORES, MessageStores
 from phpmq_lite.admin.messages.schemas import SCHEMAS
 from phpmq_lite.admin.middlewares import MIDDLEWARES, guarded
 from phpmq_lite.admin.page_environment import page_environment, page_values
-from phpmq_lite.admin.pipeline.last_day import DAY_CACHE, DayCache
+from phpmq_lite.admin.pipeline.last_day import DAY_CACHE
 from phpmq_lite.admin.pipeline.staging import UPLOAD_SLOTS, UPLOADS
 from phpmq_lite.admin.pipeline.summary import SUMMARIES, SummaryFile
 from phpmq_lite.admin.routes import ROUTES, register_routes, route_paths
@@ -70,7 +70,7 @@ def create_app(
     app = web.Application(middlewares=MIDDLEWARES, client_max_size=FREE_BYTES)
     app[SERVICES] = AccountServices(Accounts(readers, broker), SetupToken(settings.data))
     app[STORES] = MessageStores(now_ms)
-    app[SUMMARIES], app[DAY_CACHE] = SummaryFile(settings.data), DayCache()
+    app[SUMMARIES], app[DAY_CACHE] = SummaryFile(settings.data), {}
     app[UPLOAD_SLOTS] = FairReadSlots(UPLOADS)
     app[SCHEMAS] = ActiveSchemas(None)
     app[DOCS] = Documentation(docs_folder(), urls.docs)

@@ -133,7 +133,7 @@ RULES: Final[tuple[tuple[str, str, str, str, Check], ...]] = (
     ("queue", "Charts", ".*", "Wait.*|Hold.*|Oldest ready", matches(LENGTH)),
     (".*", ".*", ".*", r"th\.n|caption\.sr", matches(
         r".*9[59] %|(?:Values for|Messages settled in) the last (?:1 h|24 h|7 d|30 d), newest"
-        r" first; times are in|Queues active in the last 24h, .*|Messages in .*")),
+        r" first; times are in|Queues active in the last (?:24h|30d), .*|Messages in .*")),
     # history
     ("history", "Settled|Acked|Expired|Dead", ".*", "b", history_sum),
     ("history", "All queues", ".*", r"Time \(UTC\)", matches(r"\d\d:\d\d to \d\d:\d\d")),

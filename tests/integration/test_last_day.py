@@ -21,6 +21,7 @@ from phpmq_lite import clock
 from phpmq_lite.admin import app
 from phpmq_lite.admin.pipeline import last_day
 from phpmq_lite.losses import OTHERS
+from phpmq_lite.storage.read.read_pool import ReadPool
 from tests.docs.pages import ROOT
 from tests.integration.test_insights_page import TABS, text_of
 from tests.support.http_site import HttpSite, running_site
@@ -295,6 +296,30 @@ async def test_paths_are_those_of_the_newest_messages(
     page = text_of(await site.text("/insights?tab=paths"))
     assert "Traces of the newest 4 of 6 messages" in page
     assert (await site.ok("GET", "/insights"))["traces"] == {"read": 4, "published": 6}
+
+
+async def test_complete_quarter_hours_are_read_once(
+    site: HttpSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    read = ReadPool.run
+
+    async def note(pool: Any, name: str, *rest: Any) -> Any:
+        reads.append(name)
+        return await read(pool, name, *rest)
+
+    monkeypatch.setattr(ReadPool, "run", note)
+    for number in range(60):
+        await site.publish(f"queue {number}", "x")
+    await site.ok("GET", "/insights")
+    assert Counter(reads)["of_queue"] <= 2 * last_day.QUEUES_MAX + 2
+    reads.clear()
+    await site.publish("orders", "x")
+    day = await site.ok("GET", "/insights")
+    assert sum(row["published"] for row in day["queues"]) == 61
+    assert "totals" not in reads
+    assert reads.count("of_queue") <= 2  # the chart, and a queue that is listed now
+    assert reads.count("newest_published") == 1
 
 
 async def test_limited_callers_see_only_their_queues(tmp_path: Path) -> None:

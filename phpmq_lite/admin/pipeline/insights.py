@@ -20,7 +20,6 @@ from phpmq_lite.admin.pipeline.last_day import (
     LastDay,
     LastDayView,
     TraceCoverage,
-    read_last_day,
 )
 from phpmq_lite.admin.pipeline.summary import (
     SUMMARIES,
@@ -88,7 +87,7 @@ async def get_last_day(call: Call, query: LastDayQuery) -> LastDayView:
 
     Counts are exact, except for those of a minute in which the broker was killed.
     """
-    return await (await read_last_day(call)).view(query.queue)
+    return await (await LastDay.read(call)).view(query.queue)
 
 
 @endpoints.api("GET /pipeline/insights", "api-insights", gives=PipelineSummary)
@@ -146,7 +145,7 @@ async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
         summary = await visible_summary(call)
     except BadSummaryError as bad:
         error = str(bad)
-    day = await read_last_day(call) if query.source == "broker" else None
+    day = await LastDay.read(call) if query.source == "broker" else None
     rows: Any
     traces = TraceCoverage()
     if day is not None:

@@ -187,26 +187,6 @@ class StoredRollups(RowReader):
             Point, "of_queue", span_s=span_s, queue_id=queue_id, since=since_s, until=until_s
         )
 
-    async def of_queues(
-        self, span_s: int, queue_ids: Iterable[int], since_s: int, until_s: int
-    ) -> list[tuple[int, Point]]:
-        """Return the points of queues as (queue_id, point) pairs, in time order, without losses."""
-        ids = json.dumps(list(queue_ids))
-        rows = await self._read(
-            "of_queues", span_s=span_s, queue_ids=ids, since=since_s, until=until_s
-        )
-        return [(row[0], Point(*row[1:])) for row in rows]
-
-    async def losses(
-        self, span_s: int, queue_ids: Iterable[int], since_s: int, until_s: int
-    ) -> list[tuple[int, str]]:
-        """Return the packed losses in the points of queues as (queue_id, losses) pairs."""
-        ids = json.dumps(list(queue_ids))
-        rows = await self._read(
-            "losses", span_s=span_s, queue_ids=ids, since=since_s, until=until_s
-        )
-        return [(queue_id, losses) for queue_id, losses in rows]
-
     async def totals(
         self, span_s: int, since_s: int, until_s: int
     ) -> list[tuple[int, str | None, tuple[int, ...]]]:

@@ -44,25 +44,6 @@ ORDER BY at_s;
 -- index: rollup_time
 SELECT max(at_s) FROM rollup WHERE span_s = :span_s;
 
--- name: of_queues
--- Points of several queues in a time range, in order, without losses.
--- parameters: span_s; queue_ids (a JSON array); since, until (Unix seconds; until is exclusive)
--- columns: queue_id, then those of activity.Point
--- index of SQLite: PRIMARY KEY
-SELECT queue_id, {columns}, wait, hold, NULL
-FROM ids(:queue_ids) AS listed CROSS JOIN rollup ON queue_id = listed.value
-WHERE span_s = :span_s AND at_s >= :since AND at_s < :until
-ORDER BY at_s;
-
--- name: losses
--- Dead letters by reason and URN and expired messages of several queues in a time range.
--- parameters: span_s; queue_ids (a JSON array); since, until (Unix seconds; until is exclusive)
--- columns: queue_id, losses
--- index of SQLite: PRIMARY KEY
-SELECT queue_id, losses
-FROM ids(:queue_ids) AS listed CROSS JOIN rollup ON queue_id = listed.value
-WHERE span_s = :span_s AND at_s >= :since AND at_s < :until AND losses IS NOT NULL;
-
 -- name: totals
 -- What happened in each queue in a time range, and the name of the queue.
 -- parameters: span_s; since, until (Unix seconds; until is exclusive)

@@ -1,8 +1,8 @@
-"""The paths of traces, and what is read once for each quarter hour."""
+"""The paths of traces."""
 
 from typing import Any
 
-from phpmq_lite.admin.pipeline.last_day import DayCache, trace_paths
+from phpmq_lite.admin.pipeline.last_day import trace_paths
 from phpmq_lite.storage.read.activity import PublishedMessage
 
 
@@ -38,18 +38,3 @@ def test_trace_with_a_hidden_message_is_hidden() -> None:
 def test_long_path_is_cut() -> None:
     [path] = trace_paths([message(n, "q", "a") for n in range(60)], set(range(60)))
     assert len(path.path) == 50
-
-
-async def test_cache_reads_again_after_a_quarter_hour_and_stays_small() -> None:
-    cache, reads = DayCache(), list[int]()
-
-    async def read() -> int:
-        reads.append(len(reads))
-        return len(reads)
-
-    assert [await cache.get(900, "a", read) for _ in range(3)] == [1, 1, 1]
-    assert await cache.get(900, "b", read) == 2
-    assert await cache.get(1_800, "a", read) == 3
-    for number in range(1_000):
-        await cache.get(1_800, number, read)
-    assert len(cache.values) < 40
