@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -33,7 +34,7 @@ from phpmq_lite.storage.read import activity
 from phpmq_lite.storage.read.activity import ALL, COUNTS, QUARTER_S, PublishedMessage
 
 QUEUES_MAX: Final = 40  # queues with rows of their own on the page, busiest first
-MESSAGES_MAX: Final = 5_000  # newest messages of the broker whose traces are shown
+MESSAGES_MAX: Final = 3_000  # newest messages of the broker whose traces are shown
 STEPS_MAX: Final = 50  # of a path
 PERCENT_HIGH: Final = 12.5  # by which a percentile can exceed the exact one
 _CACHED_MAX: Final = 200  # sums of queues
@@ -83,7 +84,8 @@ class LastDay:
     async def read(cls, call: Call) -> "LastDay":
         """Read the totals of all queues."""
         end_s = (call.now_ms // 1_000 // QUARTER_S + 1) * QUARTER_S
-        day = cls(call, end_s - DAY_S, call.context.rollups.stored_until_s, {}, {})
+        stored_s = call.context.rollups.stored_until_s or end_s  # 0: this process counts nothing
+        day = cls(call, end_s - DAY_S, stored_s, {}, {})
         rollups = activity.StoredRollups(call.context.readers)
         rows = await day._stored(
             "totals", partial(rollups.totals, QUARTER_S, day.start_s, day.stored_s)
@@ -280,34 +282,26 @@ def trace_paths(rows: Iterable[PublishedMessage], visible: set[int]) -> list[Tra
     for row in rows:
         if row.trace_id is not None:
             traces.setdefault(row.trace_id, []).append(row)
-    counts: Counter[tuple[str, ...]] = Counter()
-    newest: dict[tuple[str, ...], tuple[int, str]] = {}
-    durations: dict[tuple[str, ...], list[int]] = {}
+    by_path: dict[tuple[str, ...], list[tuple[int, str, int | None]]] = {}
     for trace_id, messages in traces.items():
-        if any(message.seq not in visible for message in messages):
-            continue
-        path = tuple(f"{m.queue or ''}:{m.urn or ''}" for m in messages[:STEPS_MAX])
-        counts[path] += 1
-        newest[path] = max(newest.get(path, (0, "")), (messages[-1].seq, trace_id))
-        ends = [m.settled_at for m in messages if m.settled_at is not None]
-        if len(ends) == len(messages):
-            begin = min(m.published_at for m in messages)
-            durations.setdefault(path, []).append(max(max(ends) - begin, 0))
+        if all(message.seq in visible for message in messages):
+            path = tuple(f"{m.queue or ''}:{m.urn or ''}" for m in messages[:STEPS_MAX])
+            begin, ends = messages[0].published_at, [m.settled_at for m in messages]
+            settled = [end for end in ends if end is not None]
+            ms = max(max(settled) - begin, 0) if len(settled) == len(ends) else None
+            by_path.setdefault(path, []).append((messages[-1].seq, trace_id, ms))
     return [
         TracePath(
             path=path,
-            traces=count,
-            p50_ms=_rank(durations.get(path), 0.5),
-            p95_ms=_rank(durations.get(path), 0.95),
-            newest=newest[path][1],
+            traces=len(walked),
+            p50_ms=_rank([ms for *_, ms in walked if ms is not None], 0.5),
+            p95_ms=_rank([ms for *_, ms in walked if ms is not None], 0.95),
+            newest=max(walked)[1],
         )
-        for path, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        for path, walked in sorted(by_path.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
 
-def _rank(values: Sequence[int] | None, q: float) -> int | None:
+def _rank(values: Sequence[int], q: float) -> int | None:
     """Return the smallest value that at least the share ``q`` of all values does not exceed."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(-int(-q * len(ordered) // 1), 1) - 1]
+    return sorted(values)[max(ceil(q * len(values)), 1) - 1] if values else None
