@@ -10,7 +10,7 @@ from pyspark.sql.types import StructField, StructType
 from phpmq_lite.errors import OptionError
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.source_options import suggestion
-from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS
+from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, FILE_COLUMNS
 from phpmq_lite.storage import arrow
 from phpmq_lite.storage.arrow import ArrowColumn
 
@@ -128,8 +128,8 @@ def conform_batch(
 DAY_MS: Final = 86_400_000
 
 # Columns of the archive's files; older files lack some of them.
-FILE_SCHEMA: Final = commented_schema((*arrow.READER_COLUMNS, arrow.BODY))
-ARCHIVE_SCHEMA: Final = commented_schema((*arrow.READER_COLUMNS, arrow.BODY, *ARCHIVE_COLUMNS))
+FILE_SCHEMA: Final = commented_schema((*arrow.READER_COLUMNS, *FILE_COLUMNS))
+ARCHIVE_SCHEMA: Final = commented_schema((*arrow.READER_COLUMNS, *FILE_COLUMNS, *ARCHIVE_COLUMNS))
 TIME_COLUMNS: Final = ("published_at", "first_dispatched_at", "last_dispatched_at", "settled_at")
 
 

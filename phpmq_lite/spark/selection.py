@@ -18,12 +18,14 @@ class ArchiveSelection:
     queue_pattern: str | None = None
     outcomes: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()  # the token's queue globs
+    masks: tuple[str, ...] = ()  # members of bodies that are replaced by null
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return a stored selection."""
         document = json.loads(text)
-        lists = {name: tuple(document.get(name, ())) for name in ("queues", "outcomes", "allowed")}
+        names = ("queues", "outcomes", "allowed", "masks")
+        lists = {name: tuple(document.get(name, ())) for name in names}
         return cls(queue_pattern=document.get("queue_pattern"), **lists)
 
     def document(self) -> dict[str, Any]:
@@ -32,7 +34,8 @@ class ArchiveSelection:
             "queues": sorted(self.queues),
             "queue_pattern": self.queue_pattern,
         }
-        parts = {"outcomes": sorted(self.outcomes), "allowed": sorted(self.allowed)}
+        names = ("outcomes", "allowed", "masks")
+        parts = {name: sorted(getattr(self, name)) for name in names}
         return stored | {name: part for name, part in parts.items() if part}
 
     @property
@@ -63,6 +66,7 @@ class ArchiveSelection:
             and _covers(own, others)
             and _covers(self.allowed, other.allowed)
             and other.all_outcomes <= self.all_outcomes
+            and set(self.masks) == set(other.masks)
         )
 
 

@@ -2,8 +2,19 @@
 
 from typing import Final
 
-from phpmq_lite.storage.arrow import COLUMNS, ArrowColumn
+from phpmq_lite.storage.arrow import BODY, COLUMNS, ArrowColumn
 
+# What the archive's files have besides the history's columns.
+FILE_COLUMNS: Final = (
+    BODY,
+    ArrowColumn(
+        "masked",
+        "int32",
+        "members that the archive's mask replaced by null; 0: the whole body",
+        "unmasked",
+        source="body",
+    ),
+)
 # What the archive has besides the history's columns and the body.
 ARCHIVE_COLUMNS: Final = (
     ArrowColumn("date", "date", "UTC day of settled_at", source="settled_at"),

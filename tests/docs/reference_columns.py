@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from phpmq_lite.insights_document import PipelineSummary
 from phpmq_lite.spark.table_columns import (
     ARCHIVE_COLUMNS,
+    FILE_COLUMNS,
     METRIC_COLUMNS,
     PAYLOAD_COLUMNS,
     QUEUE_KEY_COLUMNS,
@@ -39,8 +40,8 @@ milliseconds in the Arrow stream and in microseconds in Parquet files.
 _OFFSET: Final = """\
 `offset` is a reserved word of SQL: write it in double quotes, or in Spark's backticks."""
 _OLD: Final = """\
-The history's columns, and these two, which are folders and not columns of the files: the source and
-our jobs have them, other readers compute the day from `settled_at`
+The history's columns, and these. `date` and `batch` are folders and not columns of the files: the
+source and our jobs have them, other readers compute the day from `settled_at`
 ([how](../guides/read-history.md#an-archive)). In files of version 0.1.0, the columns from
 `ready_at` on are missing, and `body` is missing if they were written without bodies."""
 
@@ -56,7 +57,7 @@ SECTIONS: Final = (
     Section("Events", "One row for each exceptional step of a settled message, with `mode=events`.",
             (*EVENT_COLUMNS, *READER_COLUMNS[-3:-1])),
     Section("A queue", "One row for each claimed message, with `mode=queue`.", CLAIM_COLUMNS),
-    Section("The archive", _OLD, ARCHIVE_COLUMNS),
+    Section("The archive", _OLD, (FILE_COLUMNS[1], *ARCHIVE_COLUMNS)),
     Section("minutes", "One row for each queue and minute in which something happened.",
             METRIC_COLUMNS["minutes"]),
     Section("hours", "The same by hour.", METRIC_COLUMNS["hours"]),

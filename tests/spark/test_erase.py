@@ -15,9 +15,10 @@ from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.erased_ids import runs_with
-from phpmq_lite.spark.jobs import archive, consume, erase, replay
+from phpmq_lite.spark.jobs import archive, compact, consume, erase, replay
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
+    CompactOptions,
     ConsumeOptions,
     EraseOptions,
     JobResult,
@@ -170,6 +171,7 @@ def test_erased_trace_is_in_no_file_of_the_list_and_not_in_the_broker(
     assert "7 of 61 messages are skipped" in sent.notes[0]
 
 
+@pytest.mark.slow
 def test_condition_selects_settled_messages_in_both_places(site: Site) -> None:
     site.settle("orders", 20)
     site.archive()
@@ -186,3 +188,28 @@ def test_condition_selects_settled_messages_in_both_places(site: Site) -> None:
 
 def _fail(*_arguments: Any) -> None:
     raise InterruptedError
+
+
+def test_mask_keeps_members_out_of_the_archive(site: Site) -> None:
+    site.settle("orders", 20)
+    with connect_blocking(site.broker.phpmq[0]) as client:
+        client.publish_many("mail", [b"email=a@example.org", b'{"data":{}}'])
+        with client.consume("mail", 10, 30) as deliveries:
+            for _ in range(2):
+                next(deliveries).ack()
+    masks = ("/data/email",)
+    options: dict[str, Any] = {"connection": site.connection, "out": str(site.out), "bodies": True}
+    assert archive.run(site.spark, ArchiveOptions(masks=masks, **options)).rows == 22
+    rows = read_archive(site.spark, site.files).orderBy("offset").collect()
+    assert [row["masked"] for row in rows] == [1] * 20 + [0, None]
+    assert [row["body"] for row in rows[20:]] == [None, bytearray(b'{"data":{}}')]
+    for number, row in enumerate(rows[:20]):
+        expected = json.loads(body(number, row["trace_id"]))
+        expected["data"]["email"] = None
+        assert json.loads(row["body"]) == expected
+    compact.run(site.spark, CompactOptions(connection=None, out=str(site.out), target_bytes=1))
+    with pytest.raises(RefusedError, match="was created with the selection"):
+        archive.run(site.spark, ArchiveOptions(**options))
+    again = ReplayOptions(connection=site.connection, out=str(site.out), to_queue="again")
+    sent = replay.run(site.spark, again)
+    assert (sent.rows, sent.notes[0][:29]) == (1, "21 of 22 messages are skipped")

@@ -49,8 +49,10 @@ from phpmq_lite.cli.pipeline.spark_errors import explain_spark_errors
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
 from phpmq_lite.cli.progress import show_progress
 from phpmq_lite.cli.status import reader_text
+from phpmq_lite.errors import OptionError
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import executor_zip
+from phpmq_lite.spark.body_mask import parse_path
 from phpmq_lite.spark.results_folder import (
     ARCHIVE,
     LocalResultsFolder,
@@ -115,6 +117,27 @@ _keep_replaced: Final = option(
 )
 
 
+def mask_paths(value: str) -> tuple[str, ...]:
+    """Return the paths of a mask, separated by commas."""
+    paths = tuple(filter(None, value.split(",")))
+    try:
+        for path in paths:
+            parse_path(path)
+    except OptionError as error:
+        raise click.BadParameter(str(error)) from None
+    return paths
+
+
+_mask: Final = option(
+    ("--mask", "masks"),
+    "Replace these members of bodies by null, as JSON pointers or names with dots and *, separated"
+    " by commas; the first run fixes them.",
+    mask_paths,
+    "",
+    metavar="PATHS",
+)
+
+
 def _archive_options(command: Any) -> Any:
     return add_options(
         command,
@@ -160,6 +183,7 @@ def _archive_options(command: Any) -> Any:
             " (default: the history_id).",
             metavar="NAME",
         ),
+        _mask,
         _keep_replaced,
         choice(
             "--format",

@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.body_mask import mask_rows
 from phpmq_lite.spark.checkpoints import (
     CommittedBatch,
     last_committed_batch,
@@ -237,6 +238,7 @@ class _BatchWriter:
         files, has_bodies = self._files, BODY in rows.columns
         if not has_bodies:
             rows = rows.withColumn(BODY, sf.lit(None).cast("binary"))
+        rows = mask_rows(rows, self._selection.masks if has_bodies else ())
         staged = f"{STAGED}/{name}"
         writer = transform(rows).write.options(**(parquet_options(rows) if has_bodies else {}))
         writer.mode("overwrite").partitionBy("date").parquet(files.url(staged))
@@ -321,6 +323,7 @@ def selection_of(options: ArchiveOptions, allowed: tuple[str, ...] = ()) -> Arch
         queue_pattern=options.queue_pattern,
         outcomes=options.outcomes,
         allowed=allowed,
+        masks=options.masks,
     )
 
 

@@ -26,17 +26,18 @@ from phpmq_lite.spark.jobs.stream_writer import parquet_options
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import REPLAYS, ResultsFolder, open_results
 from phpmq_lite.spark.session import fit_batches
+from phpmq_lite.spark.table_store import GROUPINGS, LOCK, finish_commit, read_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 ROWS_MAX: Final = 1_000_000  # maximum number of archived messages per run
-_TABLES: Final = ("consumed", "tables", "rejects")  # folders of files without a list
+_TABLES: Final = ("consumed", "tables", "rejects", "events")  # folders of files without a list
 _DATA: Final = ("body", "trace_id", "meta_id", "group", "unique_key")  # columns of the archive
 _KEPT: Final = {  # columns of tables that stay; all others are data
     *("claim", "message_id", "history_offset", "queue", "urn", "outcome", "attempts", "date"),
     *("published_at", "settled_at", "ready_at", "deliveries", "priority", "retries"),
-    "schema_version",
+    *("schema_version", "seq", "event_id", "event_at", "kind", "count", "last_at"),
 }
 _BODY_BYTES: Final = 8 << 20
 _PARTS: Final = 100  # maximum number of traces or ranges per request, as in the API
@@ -75,7 +76,7 @@ def run(
     """
     files = open_results(spark, options.out)
     keep_ms = 0 if options.now and not options.dry_run else options.keep_replaced_ms
-    with open_ledger(spark, files, keep_ms=keep_ms) as ledger, files.lock("tables"):
+    with open_ledger(spark, files, keep_ms=keep_ms) as ledger, files.lock(LOCK):
         return _EraseRun(spark, files, options, control).run(ledger, keep_ms)
 
 
@@ -96,6 +97,8 @@ class _EraseRun:
         options = self.options
         self.control.report("select", 0, None)
         requests = list(_requests(options.traces, self._settled_offsets()))
+        for by in GROUPINGS:  # a commit of tables that was interrupted may still move files there
+            finish_commit(self.files, by, read_state(self.files, by))
         answers = [self.broker.erase({**request, "dry_run": True}) for request in requests]
         live = sum(answer["live"] for answer in answers)
         if live and not options.live and not options.dry_run:

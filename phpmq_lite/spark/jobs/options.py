@@ -61,6 +61,7 @@ class ArchiveOptions(JobOptions):
     queues: tuple[str, ...] = ()  # all queues if empty and there is no pattern
     queue_pattern: str | None = None
     outcomes: tuple[str, ...] = ()  # all outcomes if empty
+    masks: tuple[str, ...] = ()  # members of bodies to replace by null, such as data.email
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int = 1_000_000
     num_partitions: int | None = None

@@ -41,9 +41,10 @@ def transform(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
     """Select rows, or refuse (``bad_where``); ``body`` is null if it was removed."""
     ttl = sf.lit(options.ttl_s).cast("bigint").alias("ttl_s")
     target = sf.col("queue") if options.to_queue is None else sf.lit(options.to_queue)
-    return select_messages(history, options).select(
-        "offset", "size", target.alias("queue"), "body", ttl
-    )
+    rows = select_messages(history, options)
+    if "masked" in rows.columns:
+        rows = rows.withColumn("body", sf.when(sf.col("masked").isNull(), sf.col("body")))
+    return rows.select("offset", "size", target.alias("queue"), "body", ttl)
 
 
 def select_messages(history: "DataFrame", options: ReplayOptions) -> "DataFrame":
@@ -136,7 +137,7 @@ def _notes(rows: int, bodiless: int) -> tuple[str, ...]:
         return ()
     return (
         f"{bodiless} of {rows + bodiless} messages are skipped because they have no body: "
-        "retention removed it, or they were archived without bodies",
+        "retention removed it, it was erased or masked, or they were archived without bodies",
     )
 
 
