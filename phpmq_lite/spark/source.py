@@ -36,8 +36,11 @@ def register(spark: "SparkSession") -> None:
 
     Filters are applied by the broker: Spark's push-down for Python sources is turned on, unless you
     set ``spark.sql.python.filterPushdown.enabled`` yourself. The class is pickled by name, so
-    executors need this package on their path.
+    executors need this package on their path; raises PipelineError if local workers lack it.
     """
+    from phpmq_lite.spark.session import check_workers  # executors do not need this module
+
+    check_workers(spark)
     if spark.conf.get(PUSHDOWN, None) is None:
         spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(PhpmqSource)

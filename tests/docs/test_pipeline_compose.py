@@ -42,3 +42,7 @@ def test_all_share_the_results_and_listen_on_loopback_only() -> None:
         assert service["volumes"] == ["phpmq:/var/lib/phpmq"], name
         assert "ports" not in service, name
         assert "0.0.0.0" not in service["command"], name
+
+
+def test_archive_has_the_bodies_that_replay_needs() -> None:
+    assert "--bodies" in shlex.split(services()["run"]["command"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from phpmq_lite.cli import contexts
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.spark.erased_ids import store_hashes
@@ -91,6 +92,21 @@ def test_doctor_rejects_a_file_that_is_not_a_database(doctor: Doctor, tmp_path: 
     arguments = ["pipeline", "doctor", "-o", "jsonl", "--out", str(tmp_path / "out"), "--path"]
     done = invoke(*arguments, str(tmp_path / "notes.txt"), code=1)
     assert "not an SQLite database" in done.stdout
+
+
+def test_doctor_without_broker_and_folder_checks_what_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(contexts, "current_context", lambda: None)
+    monkeypatch.setenv("PHPMQ_ADMIN__LISTEN", "127.0.0.1:1")
+    done = invoke("pipeline", "doctor", "-o", "jsonl", code=1)
+    found = {row["check"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert [found[name]["state"] for name in ("Python", "pyspark", "Java", "broker", "results")] == [
+        "ok", "ok", "ok", "bad", "warn",
+    ]  # fmt: skip
+    assert "--out" in found["results"]["hint"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_status_queries_the_broker_without_a_local_summary(

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -37,18 +38,19 @@ _BROKER_HINTS: Final = {
 
 
 @click.command()
-@flag("--start", "Also start Spark and read from the broker.")
+@flag("--start", "Also start Spark and, if there is a broker, read from it.")
 @output_option
-@target_options
+@partial(target_options, is_incomplete_ok=True)
 def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
     """Check Java, Python, packages, broker and write access.
 
     Exit codes: 0 a run can start, 1 something is missing.
     """
     findings = list(check_pipeline(target))
-    if start and all(finding.state != BAD for finding in findings):
+    problems = {finding.check for finding in findings if finding.state == BAD}
+    if start and problems <= {"broker", "export"}:  # Spark starts without them
         try:
-            findings.append(ok("Spark", probe(target)))
+            findings.append(ok("Spark", probe(target, reads=not problems)))
         except (CommandError, PhpmqError) as error:
             findings.append(bad("Spark", str(error), ""))
     report_findings(findings, output)
@@ -74,7 +76,9 @@ def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
         yield bad("Java", "none", str(error))
     if not target.is_local:
         yield _master(target.master)
-    if target.path:
+    if target.problem:
+        yield bad("broker", target.problem, "")
+    elif target.path:
         with target.path.open("rb") as file:
             is_sqlite = file.read(16) == b"SQLite format 3\0"
         yield ok_if(is_sqlite, "database", str(target.path), "not an SQLite database", BAD)
@@ -131,6 +135,8 @@ def _broker(target: PipelineTarget) -> Iterator[Finding]:
 
 
 def _results(target: PipelineTarget) -> Finding:
+    if not target.results:
+        return warn("results", "none", "set --out to the folder for the results")
     folder = target.results_folder
     if folder is None:
         return Finding(

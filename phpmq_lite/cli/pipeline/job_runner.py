@@ -118,13 +118,15 @@ def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[loggin
     return before
 
 
-def probe(target: PipelineTarget) -> str:
-    """Start Spark, read some rows of the history, and return a text with the number of rows."""
+def probe(target: PipelineTarget, *, reads: bool) -> str:
+    """Start Spark, and return its version; if ``reads``, with how many rows it read."""
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
-        options = source_connection(target).as_options()
         spark = stack.enter_context(spark_session(target, progress))
+        if not reads:
+            return f"{spark.version} starts"
+        options = source_connection(target).as_options()
         progress("reading")
         options |= {"failOnDataLoss": "false", "columns": "offset"}
         source = spark.read.format("phpmq").options(**options)

@@ -79,6 +79,9 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
+_OTHER_PYTHON: Final = (
+    "install it there, or name another Python with PYSPARK_PYTHON or --conf spark.pyspark.python"
+)
 _COMMAND_REMEDIES: Final = {
     Remedy.ACCEPT_LOSS: "--accept-gap",
     Remedy.SELECT_UNDELETED: "or archive to another --out with --outcome acked --outcome expired"
@@ -138,4 +141,6 @@ def spark_error_text(error: Exception) -> str | None:
     sentence = find_cause(str(error))
     if sentence.startswith("ModuleNotFoundError: No module named 'phpmq_lite"):
         return f"{sentence}: the executors lack phpmq_lite; see `phpmq-lite pipeline package`"
+    if sentence.startswith("ModuleNotFoundError: "):
+        return f"{sentence}: the executors' Python lacks it; {_OTHER_PYTHON}"
     return sentence

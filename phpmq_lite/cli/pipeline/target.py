@@ -42,6 +42,8 @@ class PipelineTarget(NamedTuple):
     """The broker, results folder and Spark master that a command uses.
 
     Either ``url`` or ``path`` is set; ``results`` is a folder or a URI that Spark can write to.
+    Only the doctor gets an incomplete target: without ``results``, or without all three, in which
+    case ``problem`` says why.
     """
 
     url: str | None
@@ -51,6 +53,7 @@ class PipelineTarget(NamedTuple):
     master: str
     conf: dict[str, str]
     log: Path
+    problem: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -70,7 +73,9 @@ class PipelineTarget(NamedTuple):
         return local_folder_of(self.results)
 
 
-def target_options(command: Callable[..., None]) -> Callable[..., None]:
+def target_options(
+    command: Callable[..., None], *, is_incomplete_ok: bool = False
+) -> Callable[..., None]:
     """Add the options for the broker, the results and Spark; pass ``target`` to the command."""
 
     @wraps(command)
@@ -82,17 +87,26 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
         **others: Any,
     ) -> None:
         names = ("url", "token_file", "tls_ca", "path", "location")
-        source = _resolve(settings_args, *(others.pop(name) for name in names))
+        source: tuple[str | None, str | None, Path | None, str] = (None, None, None, "")
+        problem = ""
+        try:
+            source = _resolve(
+                settings_args, *(others.pop(name) for name in names), is_incomplete_ok
+            )
+        except (CommandError, click.UsageError) as error:
+            if not is_incomplete_ok:
+                raise
+            problem = str(error)
         *_, database, results = source
         if database and not is_local(master):
             raise click.UsageError(
                 f"--path requires a local master, not {master}: SQLite's locks fail on a network"
                 " file system; use --url"
             )
-        if log is None and (folder := local_folder_of(results)) is not None:
+        if log is None and results and (folder := local_folder_of(results)) is not None:
             log = folder / "logs" / "spark.log"
         log = log or Path.cwd() / f"phpmq-spark-{os.getpid()}.log"
-        target = PipelineTarget(*source, master, dict(conf), log)
+        target = PipelineTarget(*source, master, dict(conf), log, problem)
         command(target=target, **others)
 
     run = add_options(
@@ -126,8 +140,12 @@ def _resolve(
     tls_ca: Path | None,
     path: Path | None,
     location: str | None,
+    is_incomplete_ok: bool,
 ) -> tuple[str | None, str | None, Path | None, str]:
-    """Return the address, token and database file of the history, and the results folder."""
+    """Return the address, token and database file of the history, and the results folder.
+
+    If ``is_incomplete_ok``, the results folder is empty instead of raising UsageError.
+    """
     if url and path:
         raise click.UsageError("--url and --path cannot be combined")
     if path is not None:
@@ -144,6 +162,8 @@ def _resolve(
         data = settings_args.read_optional().settings.data
         is_of_local_broker = urlsplit(admin_url).hostname in _LOOPBACK and data.is_dir()
         if settings_args.data is None and not is_of_local_broker:
+            if is_incomplete_ok:
+                return admin_url, token, None, ""
             raise click.UsageError(
                 f"the data folder {data} does not exist here; use --out (or --data) for the results"
             )

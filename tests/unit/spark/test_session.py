@@ -1,13 +1,21 @@
 """The configuration of a Spark session."""
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from phpmq_lite.spark.session import fit_shuffles, python_of, settings_of, shuffle_partitions
+from phpmq_lite.errors import PipelineError
+from phpmq_lite.spark.session import (
+    check_workers,
+    fit_shuffles,
+    python_of,
+    settings_of,
+    shuffle_partitions,
+)
 
 
 def test_local_session_listens_on_loopback_only_and_shows_no_page() -> None:
@@ -95,3 +103,25 @@ def test_shuffle_partitions_set_by_the_user_are_kept(value: str) -> None:
     spark.conf.set("spark.sql.shuffle.partitions", value)  # while it runs
     fit_shuffles(spark, 2_000_000)
     assert spark.conf["spark.sql.shuffle.partitions"] == value
+
+
+def test_workers_with_another_python_that_lacks_our_packages_are_named(tmp_path: Path) -> None:
+    """As with a virtual environment that is not activated."""
+    bare, equal = tmp_path / "bare", tmp_path / "equal"
+    for file, flags in ((bare, " -I -S"), (equal, "")):
+        file.write_text(f'#!/bin/sh\nexec {sys.executable}{flags} "$@"\n')
+        file.chmod(0o755)
+
+    def check(python: str, master: str = "local[2]") -> None:
+        context = SimpleNamespace(pythonExec=python, master=master)
+        check_workers(cast("Any", SimpleNamespace(_jsparkSession=None, sparkContext=context)))
+
+    reason = f"Spark's workers run {bare}, and this program runs {sys.executable} (ModuleNotFound"
+    with pytest.raises(PipelineError, match=re.escape(reason)) as caught:
+        check(str(bare))
+    assert f"Set PYSPARK_PYTHON={sys.executable} before" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    check(str(equal))
+    check(sys.executable)
+    check(str(bare), "spark://mq:7077")
+    check_workers(cast("Any", SimpleNamespace()))  # Spark Connect has no context

@@ -358,6 +358,9 @@ def test_error_of_executors_without_our_code_has_a_hint() -> None:
     text = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'phpmq_lite'"
     hint = spark_errors.spark_error_text(Failed(text)) or ""
     assert "see `phpmq-lite pipeline package`" in hint
+    hint = spark_errors.spark_error_text(Failed(text.replace("phpmq_lite", "pyarrow"))) or ""
+    assert hint.startswith("ModuleNotFoundError: No module named 'pyarrow': the executors' Python")
+    assert "PYSPARK_PYTHON or --conf spark.pyspark.python" in hint
     assert spark_errors.spark_error_text(ConnectionRefusedError()) == "Spark's JVM has ended"
     assert spark_errors.spark_error_text(ValueError("a defect of ours")) is None
 

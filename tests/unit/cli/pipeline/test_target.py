@@ -50,6 +50,20 @@ def test_broker_elsewhere_needs_a_place_for_the_results() -> None:
     assert "use --out (or --data) for the results" in result.stderr
 
 
+def test_doctor_gets_what_is_known_without_a_place_for_the_results(tmp_path: Path) -> None:
+    lenient = click.command()(
+        target_options(lambda target: found.append(target), is_incomplete_ok=True)
+    )
+    assert CliRunner().invoke(lenient, ["--url", "http://mq.example:9101"]).exit_code == 0
+    assert (found[0].url, found[0].results, found[0].problem) == ("http://mq.example:9101", "", "")
+    token = tmp_path / "token"
+    token.touch(mode=0o644)
+    given = ["--url", "http://mq.example:9101", "--token-file", str(token)]
+    assert CliRunner().invoke(lenient, given).exit_code == 0
+    assert found[1].url is None
+    assert found[1].problem == f"{token} is readable by other users; run chmod 600 {token}"
+
+
 def test_folder_becomes_absolute_for_the_processes_of_spark(tmp_path: Path) -> None:
     ask("--url", "http://mq.example:9101", "--out", "results")
     assert found[0].results == str(tmp_path / "results")
