@@ -103,6 +103,11 @@ class ArchiveLedger:
         return sum(entry.rows for entry in self.dates.values())
 
     @property
+    def reader(self) -> str:
+        """Name under which the broker shows how far the archive is."""
+        return f"archive-{self.archive_id}"
+
+    @property
     def size_bytes(self) -> int:
         """Size of all files that the list names."""
         return sum(entry.size_bytes for entry in self.dates.values())

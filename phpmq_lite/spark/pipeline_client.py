@@ -126,6 +126,14 @@ class PipelineClient:
             return answer
         return replace(answer, settled_lo=bounds["settled_lo"], settled_hi=bounds["settled_hi"])
 
+    def remove_reader(self, reader: str) -> None:
+        """Remove a history reader's position, unless it is missing or another user's."""
+        try:
+            self._post(f"{BASE}/history/readers/remove", {"reader": reader})
+        except BrokerError as error:
+            if error.code not in ("unknown_reader", "foreign_reader"):
+                raise
+
     def history(
         self,
         query: Query,

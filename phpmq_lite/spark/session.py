@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -171,10 +171,11 @@ ROWS_PER_PARTITION: Final = 500_000
 MAX_BATCH_ROWS: Final = 4_096  # Spark's default
 BATCH_BYTES: Final = 32 << 20
 _FITTED: Final = "phpmq.shuffle.partitions"  # value that we set last; any other value is the user's
-LOCAL: Final[Mapping[str, str]] = {  # settings that make Spark listen only on loopback
+LOCAL: Final[Mapping[str, str]] = {  # Spark listens only on loopback
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.heartbeatInterval": "1s",  # how often the rows of a running query are counted
 }
 
 
@@ -211,7 +212,7 @@ def check_workers(spark: "SparkSession") -> None:
         return
     context = spark.sparkContext
     python = shutil.which(context.pythonExec) or context.pythonExec
-    if not is_local(context.master) or Path(python).parent == Path(sys.executable).parent:
+    if not is_local(context.master or "") or Path(python).parent == Path(sys.executable).parent:
         return
     process = subprocess.run(
         [python, "-c", "import phpmq_lite, pyarrow"], capture_output=True, text=True, check=False
@@ -232,6 +233,7 @@ def session(
     conf: Mapping[str, str] | None = None,
     py_files: Sequence[Path] = (),
     log: Path | None = None,
+    niceness: int = 0,
 ) -> "SparkSession":
     """Start Java and Spark, and return a session with ``format("phpmq")``; this takes 7 to 12 s.
 
@@ -245,6 +247,7 @@ def session(
         py_files: zips or eggs with code that executors need.
         log: file for the output of Java, its launcher and the workers; default: this process's
             standard error.
+        niceness: minimum niceness of this process, Java and its Python workers.
 
     Raises:
         JavaError: there is no usable Java.
@@ -256,7 +259,7 @@ def session(
     find_java().export()
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYSPARK_PYTHON"] = python_of(master, settings, os.environ)
-    _start_java(settings, log)
+    _start_java(settings, log, niceness)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder
@@ -297,8 +300,12 @@ def fit_batches(spark: "SparkSession", archive: "DataFrame") -> None:
     spark.conf.set("spark.sql.parquet.columnarReaderBatchSize", str(rows))
 
 
-def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
-    """Start the JVM once per process, with its output redirected to ``log``."""
+def _start_java(settings: Mapping[str, str], log: Path | None, niceness: int) -> None:
+    """Start the JVM once per process, with its output redirected to ``log``.
+
+    If it is nice, it gets a session of its own: with autogroups, Linux schedules by session, and
+    applies niceness only within a session.
+    """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -308,11 +315,12 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
     conf = SparkConf(loadDefaults=False)
     conf.setAll(list(settings.items()))
     with ExitStack() as stack:
-        streams: dict[str, Any] = {}
+        streams: dict[str, Any] = {"start_new_session": niceness > 0}
+        os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(log.open("ab"))  # Java inherits a copy of the descriptor
-            streams = {"stdout": file, "stderr": file}
+            streams |= {"stdout": file, "stderr": file}
         try:
             gateway = launch_gateway(conf, streams)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
@@ -322,5 +330,8 @@ def _start_java(settings: Mapping[str, str], log: Path | None) -> None:
                 f"Java ({shlex.quote(java)}) exited before Spark started,"
                 f" with Python {python}{where}"
             ) from error
+    if niceness:
+        with suppress(OSError):  # not Linux, or without autogroups
+            Path(f"/proc/{gateway.proc.pid}/autogroup").write_text(str(niceness))
     SparkContext._gateway = gateway
     SparkContext._jvm = gateway.jvm

@@ -102,9 +102,8 @@ def test_doctor_without_broker_and_folder_checks_what_it_can(
     monkeypatch.setenv("PHPMQ_ADMIN__LISTEN", "127.0.0.1:1")
     done = invoke("pipeline", "doctor", "-o", "jsonl", code=1)
     found = {row["check"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert [found[name]["state"] for name in ("Python", "pyspark", "Java", "broker", "results")] == [
-        "ok", "ok", "ok", "bad", "warn",
-    ]  # fmt: skip
+    names = ("Python", "pyspark", "Java", "broker", "results")
+    assert [found[name]["state"] for name in names] == ["ok", "ok", "ok", "bad", "warn"]
     assert "--out" in found["results"]["hint"]
     assert list(tmp_path.iterdir()) == []
 

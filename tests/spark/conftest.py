@@ -53,6 +53,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.streaming.numRecentProgressUpdates": "20",
         },
         log=folder / "spark.log",
+        niceness=1,  # for test_commands.py
     )
     yield started
     started.stop()

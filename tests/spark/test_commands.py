@@ -4,6 +4,7 @@ All of it runs here, in the session that all tests share; ``test_cluster.py`` ha
 """
 
 import json
+import os
 import re
 import runpy
 import signal
@@ -92,6 +93,20 @@ def command(broker: BrokerProcess, out: Path | str, *arguments: str) -> list[str
         "pipeline", *arguments, "--master", "local[2]",
         "--url", broker.admin[0], "--out", str(out), "--conf", "spark.sql.shuffle.partitions=2",
     ]  # fmt: skip
+
+
+def test_java_and_python_workers_are_as_nice_as_the_session(spark: SparkSession) -> None:
+    """With autogroups, Linux compares only processes of one session, so they have their own."""
+    java = int(spark._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+    workers = spark.sparkContext.parallelize([0], 1)
+    worker = workers.map(lambda _: (os.getpriority(os.PRIO_PROCESS, 0), os.getsid(0))).first()
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert nice >= 1
+    assert (os.getpriority(os.PRIO_PROCESS, java), os.getsid(java)) == (nice, java)
+    assert worker == (nice, java)
+    autogroup = Path(f"/proc/{java}/autogroup")
+    if autogroup.is_file():
+        assert autogroup.read_text().split()[-1] == "1"
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
             conf=target.conf,
             py_files=shipped,
             log=target.log,
+            niceness=target.niceness,
         )
         stack.enter_context(_log_to_file(target.log))
         try:

@@ -141,6 +141,10 @@ def spark_error_text(error: Exception) -> str | None:
     sentence = find_cause(str(error))
     if sentence.startswith("ModuleNotFoundError: No module named 'phpmq_lite"):
         return f"{sentence}: the executors lack phpmq_lite; see `phpmq-lite pipeline package`"
+    if "Python worker failed to connect back" in sentence:
+        return (
+            f"{sentence} It got too little processor time: lower --nice, or run when less is busy"
+        )
     if sentence.startswith("ModuleNotFoundError: "):
         return f"{sentence}: the executors' Python lacks it; {_OTHER_PYTHON}"
     return sentence

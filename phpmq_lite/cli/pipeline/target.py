@@ -35,6 +35,7 @@ from phpmq_lite.spark.results_folder import local_folder_of
 from phpmq_lite.spark.source_options import is_local
 
 LOCAL_MASTER: Final = "local[*]"
+DEFAULT_NICENESS: Final = 19  # the lowest priority: clients of the broker come first
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -53,6 +54,7 @@ class PipelineTarget(NamedTuple):
     master: str
     conf: dict[str, str]
     log: Path
+    niceness: int = DEFAULT_NICENESS
     problem: str = ""
 
     @property
@@ -83,16 +85,16 @@ def target_options(
         master: str,
         conf: tuple[tuple[str, str], ...],
         log: Path | None,
+        niceness: int,
         settings_args: SettingsArguments,
         **others: Any,
     ) -> None:
         names = ("url", "token_file", "tls_ca", "path", "location")
+        places = [others.pop(name) for name in names]
         source: tuple[str | None, str | None, Path | None, str] = (None, None, None, "")
         problem = ""
         try:
-            source = _resolve(
-                settings_args, *(others.pop(name) for name in names), is_incomplete_ok
-            )
+            source = _resolve(settings_args, *places, is_incomplete_ok=is_incomplete_ok)
         except (CommandError, click.UsageError) as error:
             if not is_incomplete_ok:
                 raise
@@ -106,11 +108,18 @@ def target_options(
         if log is None and results and (folder := local_folder_of(results)) is not None:
             log = folder / "logs" / "spark.log"
         log = log or Path.cwd() / f"phpmq-spark-{os.getpid()}.log"
-        target = PipelineTarget(*source, master, dict(conf), log, problem)
+        target = PipelineTarget(*source, master, dict(conf), log, niceness, problem)
         command(target=target, **others)
 
     run = add_options(
         run,
+        option(
+            ("--nice", "niceness"),
+            "Niceness of this process, and of Java and Python workers on this machine.",
+            click.IntRange(0, 19),
+            DEFAULT_NICENESS,
+            metavar="N",
+        ),
         option("--log", "Spark's log file.  [default: OUT/logs/spark.log]", FILE),
         repeatable(
             "--conf",
@@ -140,6 +149,7 @@ def _resolve(
     tls_ca: Path | None,
     path: Path | None,
     location: str | None,
+    *,
     is_incomplete_ok: bool,
 ) -> tuple[str | None, str | None, Path | None, str]:
     """Return the address, token and database file of the history, and the results folder.

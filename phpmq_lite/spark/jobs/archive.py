@@ -42,7 +42,7 @@ from phpmq_lite.spark.ledger import (
     read_ledger,
     read_manifest,
 )
-from phpmq_lite.spark.pipeline_client import HistoryBounds
+from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 from phpmq_lite.spark.selection import ArchiveSelection, read_selection
 from phpmq_lite.spark.source_options import DELETED, queues_text
@@ -55,6 +55,7 @@ TARGET: Final = StreamTarget(
     folder=results_folder.ARCHIVE,
     checkpoint=results_folder.ARCHIVE_CHECKPOINT,
 )
+_OLD_READER: Final = "archive"  # of all archives of version 0.1.0
 
 
 def transform(history: "DataFrame") -> "DataFrame":
@@ -71,7 +72,7 @@ def run(
         RefusedError: ``other_history``: the archive belongs to another history. Accepting gaps does
             not help, because offsets would restart and rows would be archived twice.
     """
-    end, begin = None, 0
+    end, begin, reader = None, 0, ""
     allowed: tuple[str, ...] = ()
     if options.connection is not None:
         bounds = open_history(options.connection).bounds()
@@ -88,12 +89,29 @@ def run(
                 f"{options.out} belongs to {', '.join(others)}: the broker was restored "
                 "or replaced. Archive to another folder",
             )
-        if ledger is not None and ledger.offset is not None:  # even if the checkpoint is lost
+        if ledger is None:
+            ledger = _create_ledger(spark, files, options, is_old=committed is not None)
+        reader = ledger.reader
+        if ledger.offset is not None:  # even if the checkpoint is lost
             options = replace(options, starting_offsets=str(ledger.offset + 1))
         begin = first_offset(options, bounds, committed)
         control.report(TARGET.name, begin, end)
-    stream = spark.readStream.format("phpmq").options(**source_options(options)).load()
+    stream = spark.readStream.format("phpmq").options(**source_options(options, reader)).load()
     return archive_stream(spark, stream, options, control, end, begin, allowed)
+
+
+def _create_ledger(
+    spark: "SparkSession", files: ResultsFolder, options: ArchiveOptions, *, is_old: bool
+) -> ArchiveLedger:
+    """Store the ledger of a new archive, or of one of version 0.1.0, and return it.
+
+    The archives of that version all had the same reader, which is removed.
+    """
+    connection = options.connection
+    if is_old and connection is not None and connection.url is not None:
+        PipelineClient(connection).remove_reader(_OLD_READER)
+    with open_ledger(spark, files, keep_ms=options.keep_replaced_ms) as ledger:
+        return ledger if ledger.number else commit(files, ledger, now_ms=now_ms())
 
 
 def archive_stream(
@@ -118,7 +136,7 @@ def archive_stream(
         if options.backfill:
             writer.backfill()
         check_selection(files, selection)
-        totals = write_stream(stream, files, TARGET, control, end, writer.write)
+        totals = write_stream(stream, files, TARGET, control, end, writer.write, begin=begin)
     return JobResult(
         job="archive",
         rows=totals.rows,
@@ -298,13 +316,13 @@ def first_offset(
     )
 
 
-def source_options(options: ArchiveOptions) -> dict[str, str]:
-    """Return the stream's options as strings."""
+def source_options(options: ArchiveOptions, reader: str = "") -> dict[str, str]:
+    """Return the stream's options as strings; ``reader`` is the name of the archive's reader."""
     values = {
         **options.connection_options,
         "startingOffsets": options.starting_offsets,
         "maxOffsetsPerTrigger": str(options.max_offsets_per_trigger),
-        "reader": "archive",  # reader name under which the broker shows the archive's lag
+        "reader": reader,
         "failOnDataLoss": str(options.fail_on_data_loss).lower(),
         "includeBody": "true" if options.bodies else "",
         "queues": queues_text(options.queues) if options.queues else "",

@@ -15,12 +15,11 @@ from phpmq_lite.spark.checkpoints import offset_of, query_id
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.jobs.options import JobControl
 from phpmq_lite.spark.results_folder import ResultsFolder
+from phpmq_lite.spark.running_rows import count_running_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-ReportBatch = Callable[[int, int | None], None]
 
 BODY_GROUP_BYTES: Final = 16 << 20  # row group of a file with bodies; readers hold a whole one
 _POLL_S: Final = 1
@@ -61,10 +60,13 @@ def write_stream(
     control: JobControl,
     end: int | None = None,
     write: "Callable[[DataFrame, int], None] | None" = None,
+    *,
+    begin: int = 0,
 ) -> StreamResult:
     """Write all available rows; ``control.stop`` ends the query between two batches.
 
-    ``end`` is reported as the total if the source does not provide one. ``write`` writes a batch,
+    What is reported starts at ``begin`` and counts the rows of running batches, too; ``end`` is
+    reported as the total if the source does not provide one. ``write`` writes a batch,
     given its number, by default with ``write_batch``. Spark's exceptions propagate.
     """
     result = StreamResult()
@@ -87,9 +89,33 @@ def write_stream(
         .start()
     )
     _report_batches(
-        query, result, lambda current, latest: control.report(target.name, current, latest or end)
+        stream.sparkSession, query, result, _StreamProgress(target.name, control.report, begin, end)
     )
     return result
+
+
+@dataclass(slots=True)
+class _StreamProgress:
+    """Reports a stream's progress, which never decreases; ``done`` is a row count or an offset."""
+
+    phase: str
+    report: Callable[[str, int, int | None], None]
+    done: int
+    total: int | None
+    shown: int = 0
+
+    def end_batch(self, done: int, latest: int | None) -> None:
+        """Report the end of a batch; ``latest`` is the source's last offset, if known."""
+        self.done, self.total = done, latest or self.total
+        self.show(0)
+
+    def show(self, rows: int) -> None:
+        """Report the ``rows`` of the running batch."""
+        done = self.done + rows
+        if self.total is not None:
+            done = min(done, max(self.total, self.done))
+        self.shown = max(self.shown, done)
+        self.report(self.phase, self.shown, self.total)
 
 
 def parquet_options(rows: "DataFrame") -> dict[str, str]:
@@ -128,23 +154,31 @@ def write_batch(
     )
 
 
-def _report_batches(query: "StreamingQuery", result: StreamResult, report: ReportBatch) -> None:
+def _report_batches(
+    spark: "SparkSession", query: "StreamingQuery", result: StreamResult, progress: _StreamProgress
+) -> None:
     counted = -1
     try:
         while True:
             is_done = query.awaitTermination(_POLL_S)
-            counted = _count(query, result, counted, report)
+            counted = _count(query, result, counted, progress.end_batch)
             if is_done:
                 return
+            progress.show(count_running_rows(spark))
     except StreamingQueryException:
-        _count(query, result, counted, report)
+        _count(query, result, counted, progress.end_batch)
         if not result.is_stopped:
             raise
     finally:
         query.stop()
 
 
-def _count(query: "StreamingQuery", result: StreamResult, counted: int, report: ReportBatch) -> int:
+def _count(
+    query: "StreamingQuery",
+    result: StreamResult,
+    counted: int,
+    report: Callable[[int, int | None], None],
+) -> int:
     """Add up the non-empty batches numbered above ``counted``; return the last counted number."""
     for progress in query.recentProgress:
         number = progress["batchId"]

@@ -1,5 +1,6 @@
 """The archive job without Spark; ``tests/spark`` has the rest."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.jobs import archive
 from phpmq_lite.spark.jobs.options import ArchiveOptions
+from phpmq_lite.spark.ledger import read_ledger
 from phpmq_lite.spark.pipeline_client import HistoryBounds
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection, SourceMode, history_options
@@ -32,6 +34,23 @@ def test_archive_begins_at_the_given_offset(tmp_path: Path, word: str, begin: in
     )
     assert archive.first_offset(asked, HistoryBounds("a", 3, 9, 0), None) == begin
     assert history_options(archive.source_options(asked), SourceMode.HISTORY_STREAM).outcomes == ()
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_archive_has_a_reader_of_its_own_in_place_of_that_of_old_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    removed: list[str] = []
+    broker = SimpleNamespace(remove_reader=removed.append)
+    monkeypatch.setattr(archive, "PipelineClient", lambda _: broker)
+    asked = ArchiveOptions(connection=SourceConnection("http://a"), out=str(tmp_path))
+    files = LocalResultsFolder(tmp_path)
+    ledger = archive._create_ledger(None, files, asked, is_old=is_old)  # type: ignore[arg-type]
+    assert removed == (["archive"] if is_old else [])
+    assert read_ledger(files) == ledger
+    assert re.fullmatch("archive-[0-9a-f]{8}", ledger.reader)
+    given = history_options(archive.source_options(asked, ledger.reader), SourceMode.HISTORY_STREAM)
+    assert given.reader == ledger.reader
 
 
 @pytest.mark.parametrize("fails", [True, False])
