@@ -4,6 +4,7 @@ import re
 import shutil
 from configparser import RawConfigParser
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,8 @@ from tests.docs.pages import ROOT
 from tests.support.programs import run_program
 
 UNIT = ROOT / "deploy" / "phpmq-lite.service"
+PIPELINE = ROOT / "deploy" / "phpmq-lite-pipeline.service"
+TIMER = PIPELINE.with_suffix(".timer")
 OPERATIONS = (ROOT / "docs" / "operate" / "operations.md").read_text(encoding="utf-8")
 DATA: Final = "/var/lib/phpmq-lite"
 
@@ -36,6 +39,13 @@ def lines() -> list[str]:
     """Return the lines of the unit, including optional ones in comments."""
     text = UNIT.read_text(encoding="utf-8")
     return [re.sub(r"^#(?=\w+=)", "", line) for line in text.splitlines()]
+
+
+def unit_of(path: Path) -> RawConfigParser:
+    unit = RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(path, encoding="utf-8")
+    return unit
 
 
 def values(name: str) -> list[str]:
@@ -90,21 +100,37 @@ def test_credentials_are_settings_that_are_paths() -> None:
     assert all(SETTINGS[name].is_path for name in names)
 
 
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        pytest.skip("no systemd-analyze here")
-    unit = tmp_path / UNIT.name
-    unit.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text()))
-    done = run_program([program, "verify", str(unit)])
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+@pytest.mark.parametrize("units", [[UNIT], [PIPELINE, TIMER]], ids=lambda units: units[0].name)
+def test_systemd_finds_nothing_wrong(tmp_path: Path, units: list[Path]) -> None:
+    copies = [tmp_path / unit.name for unit in units]
+    for unit, copy in zip(units, copies, strict=True):
+        copy.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text()))
+    done = run_program(["systemd-analyze", "verify", *map(str, copies)])
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_pipeline_runs_beside_the_broker_of_the_unit(tmp_path: Path) -> None:
+    unit = unit_of(PIPELINE)["Service"]
+    program, *words = unit["ExecStart"].split()
+    assert program == value("ExecStart").split()[0]
+    options = dict(pairwise(words))
+    (tmp_path / "token").touch(mode=0o600)
+    at = words.index("--token-file") + 1
+    assert_accepted([*words[:at], str(tmp_path / "token"), *words[at + 1 :]])
+    assert (options["--data"], unit["ReadWritePaths"]) == (DATA, DATA)
+    assert (unit["User"], unit["Group"]) == (value("User"), value("Group"))
+    # A signal to Java would end the batch; its just-in-time compiler writes executable memory.
+    assert (unit["Type"], unit["KillMode"]) == ("oneshot", "mixed")
+    assert "MemoryDenyWriteExecute" not in unit
+    assert "Unit" not in unit_of(TIMER)["Timer"]  # the service of the same name
+    assert TIMER.stem == PIPELINE.stem
+    guide = (ROOT / "docs" / "guides" / "pipeline.md").read_text(encoding="utf-8")
+    assert all(name in guide for name in (PIPELINE.name, TIMER.name, options["--token-file"]))
+
+
 def test_unit_of_a_worker_runs_it_until_its_message_is_finished() -> None:
-    unit = RawConfigParser(strict=False)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(ROOT / "deploy" / "phpmq-lite-worker@.service", encoding="utf-8")
-    service = unit["Service"]
+    service = unit_of(ROOT / "deploy" / "phpmq-lite-worker@.service")["Service"]
     program, *words = service["ExecStart"].replace("%I", "mails").split()
     assert Path(program).name == "phpmq-lite"
     assert_accepted(words)

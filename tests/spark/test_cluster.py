@@ -90,7 +90,7 @@ def pipeline(master: str, broker: BrokerProcess, out: Path) -> list[dict[str, An
     command = [
         sys.executable, "-m", "phpmq_lite", "pipeline", "run", "--continuous", "--every", "1h",
         "--master", master, "--url", url_of(broker), "--out", str(out), "--partitions", "2",
-        "-o", "jsonl", *confs,
+        "-o", "jsonl", "--nice", "0", *confs,  # other tests must not starve it
     ]  # fmt: skip
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -76,6 +76,7 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
             shipped.append(executor_zip.build_zip(Path(folder) / executor_zip.zip_name()))
         runtime = find_java()
         progress(f"starting Spark on Java {runtime.version}")
+        stack.enter_context(_log_to_file(target.log))
         spark = sessions.session(
             "phpmq-lite pipeline",
             master=target.master,
@@ -84,7 +85,6 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
             log=target.log,
             niceness=target.niceness,
         )
-        stack.enter_context(_log_to_file(target.log))
         try:
             yield spark
         finally:

@@ -96,26 +96,26 @@ def write_stream(
 
 @dataclass(slots=True)
 class _StreamProgress:
-    """Reports a stream's progress, which never decreases; ``done`` is a row count or an offset."""
+    """Reports a stream's progress, which never decreases."""
 
     phase: str
     report: Callable[[str, int, int | None], None]
-    done: int
+    position: int  # row count or offset at the end of the last batch
     total: int | None
-    shown: int = 0
+    highest: int = 0  # that was reported
 
-    def end_batch(self, done: int, latest: int | None) -> None:
+    def end_batch(self, position: int, latest: int | None) -> None:
         """Report the end of a batch; ``latest`` is the source's last offset, if known."""
-        self.done, self.total = done, latest or self.total
-        self.show(0)
+        self.position, self.total = position, latest or self.total
+        self.add_rows(0)
 
-    def show(self, rows: int) -> None:
+    def add_rows(self, rows: int) -> None:
         """Report the ``rows`` of the running batch."""
-        done = self.done + rows
+        current = self.position + rows
         if self.total is not None:
-            done = min(done, max(self.total, self.done))
-        self.shown = max(self.shown, done)
-        self.report(self.phase, self.shown, self.total)
+            current = min(current, max(self.total, self.position))
+        self.highest = max(self.highest, current)
+        self.report(self.phase, self.highest, self.total)
 
 
 def parquet_options(rows: "DataFrame") -> dict[str, str]:
@@ -164,7 +164,7 @@ def _report_batches(
             counted = _count(query, result, counted, progress.end_batch)
             if is_done:
                 return
-            progress.show(count_running_rows(spark))
+            progress.add_rows(count_running_rows(spark))
     except StreamingQueryException:
         _count(query, result, counted, progress.end_batch)
         if not result.is_stopped:

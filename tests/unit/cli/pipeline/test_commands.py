@@ -1,6 +1,7 @@
 """What the pipeline commands refuse before a JVM starts, and how they parse arguments."""
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -349,6 +350,26 @@ def test_pyspark_errors_go_to_the_log(tmp_path: Path, capfd: pytest.CaptureFixtu
         assert "a trace of Java" in (tmp_path / name).read_text()
         assert logger.handlers == before
     assert capfd.readouterr().err == ""
+
+
+def test_terminal_stays_clean_when_the_start_of_spark_is_interrupted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def start(_name: str, **options: Any) -> None:
+        asked.update(options)
+        logging.getLogger().error("KeyboardInterrupt while sending command.")  # as py4j does
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phpmq_lite.spark.session.session", start)
+    log = tmp_path / "spark.log"
+    target = PipelineTarget("http://mq", None, None, str(tmp_path), "local[2]", {}, log)
+    with pytest.raises(KeyboardInterrupt), job_runner.spark_session(target, progress=print):  # type: ignore[arg-type]
+        pass
+    assert capfd.readouterr().err == ""
+    assert "while sending command" in log.read_text()
+    assert asked["niceness"] == 19
 
 
 def test_error_of_executors_without_our_code_has_a_hint() -> None:
