@@ -28,6 +28,8 @@ def read_archive(
             return spark.createDataFrame([], ARCHIVE_SCHEMA)
     elif ledger := read_ledger(files):
         paths = [file.path for file in archive_files(files, ledger)]
+        if not paths:  # there were no messages yet
+            return spark.createDataFrame([], ARCHIVE_SCHEMA)
     else:  # an archive of version 0.1.0
         paths = list(files.data_files(ARCHIVE))
     if not paths:

@@ -543,6 +543,9 @@ def test_metrics_compute_only_dates_of_new_rows(
 
 def test_metrics_of_no_archive_say_so(site: Site) -> None:
     assert "run the archive job first" in site.metrics().notes[0]
+    site.settle([])
+    assert site.archive().rows == 0
+    assert site.metrics().notes == ()  # there is one, which is empty
 
 
 def test_consumed_messages_are_there_once(site: Site) -> None:
