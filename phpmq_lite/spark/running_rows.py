@@ -4,7 +4,6 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +20,7 @@ def count_running_rows(spark: "SparkSession") -> int:
     them with each heartbeat (``spark.executor.heartbeatInterval``). Returns 0 if Spark has another
     status store than the one of version 4.3, because progress is not worth a failure.
     """
-    with suppress(Py4JError):
+    with suppress(Exception):  # an error of py4j
         return _largest_running(spark)
     return 0
 
