@@ -4,7 +4,6 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

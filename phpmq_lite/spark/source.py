@@ -22,6 +22,7 @@ from phpmq_lite.spark.source_options import (
     read_mode,
     write_options,
 )
+from phpmq_lite.spark.workers import check_workers
 from phpmq_lite.spark.writer import BatchWriter, StreamWriter, check_write_schema
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ def register(spark: "SparkSession") -> None:
     set ``spark.sql.python.filterPushdown.enabled`` yourself. The class is pickled by name, so
     executors need this package on their path; raises PipelineError if local workers lack it.
     """
-    from phpmq_lite.spark.session import check_workers  # executors do not need this module
-
     check_workers(spark)
     if spark.conf.get(PUSHDOWN, None) is None:
         spark.conf.set(PUSHDOWN, "true")

@@ -10,12 +10,12 @@ import pytest
 
 from phpmq_lite.errors import PipelineError
 from phpmq_lite.spark.session import (
-    check_workers,
     fit_shuffles,
     python_of,
     settings_of,
     shuffle_partitions,
 )
+from phpmq_lite.spark.workers import check_workers
 
 
 def test_local_session_listens_on_loopback_only_and_shows_no_page() -> None:
