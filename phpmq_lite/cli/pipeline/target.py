@@ -111,8 +111,12 @@ def target_options(
         target = PipelineTarget(*source, master, dict(conf), log, niceness, problem)
         command(target=target, **others)
 
-    run = add_options(
-        run,
+    return url_options(add_options(config_option(_add_spark_options(run)), data_option))
+
+
+def _add_spark_options(command: Callable[..., None]) -> Callable[..., None]:
+    return add_options(
+        command,
         option(
             ("--nice", "niceness"),
             "Niceness of this process, and of Java and Python workers on this machine.",
@@ -139,7 +143,6 @@ def target_options(
             EXISTING_FILE,
         ),
     )
-    return url_options(add_options(config_option(run), data_option))
 
 
 def _resolve(
