@@ -26,32 +26,39 @@ _SIMPLE: Final[dict[str, DataType]] = {
 }
 
 
-def payload_columns(shape: Shape, reserved: Iterable[str] = ()) -> StructType:
-    """Return the columns of a table's payloads; their comments are those of the schema."""
+def payload_columns(
+    shape: Shape, reserved: Iterable[str] = (), *, is_json: bool = False
+) -> StructType:
+    """Return the columns of a table's payloads, with comments; ``is_json``: see ``schema_of``."""
+    columns = columns_of(shape, reserved)
+    if is_json:
+        columns = [c._replace(name=c.member) for c in columns if c.member is not None]
     return StructType(
         [
-            StructField(name, _type(inner), True, {"comment": inner.comment})
-            for name, _, inner in columns_of(shape, reserved)
+            StructField(name, _type(inner, is_json), True, {"comment": inner.comment})
+            for name, _, inner in columns
             if column_kinds(inner)
         ]
     )
 
 
-def _type(shape: Shape) -> DataType:
+def _type(shape: Shape, is_json: bool) -> DataType:
     kinds = column_kinds(shape)
     if len(shape.kinds) == 1:
-        return _type_of(kinds[0], shape)
-    return StructType([StructField(kind, _type_of(kind, shape)) for kind in kinds])
+        return _type_of(kinds[0], shape, is_json)
+    if is_json:
+        return types.VariantType()
+    return StructType([StructField(kind, _type_of(kind, shape, is_json)) for kind in kinds])
 
 
-def _type_of(kind: str, shape: Shape) -> DataType:
+def _type_of(kind: str, shape: Shape, is_json: bool) -> DataType:
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     if kind == "array":
-        return types.ArrayType(_type(shape.items or Shape()))
+        return types.ArrayType(_type(shape.items or Shape(), is_json))
     if is_map(shape):
-        return types.MapType(types.StringType(), _type(shape.other or Shape()))
-    return payload_columns(shape)
+        return types.MapType(types.StringType(), _type(shape.other or Shape(), is_json))
+    return payload_columns(shape, is_json=is_json)
 
 
 def schema_of(
@@ -78,7 +85,7 @@ def schema_of(
     state = None if out is None else read_state(open_results(spark, out), "urn")
     table = None if state is None else state.tables.get(urn)
     if table is not None:
-        return _json_struct(table.shape)
+        return payload_columns(table.shape, is_json=True)
     document = None if connection is None else PipelineClient(connection).schema(urn)
     if document is None:
         raise RefusedError(
@@ -86,25 +93,4 @@ def schema_of(
             f"{urn} has neither a registered schema nor a table; register one, or create the"
             " tables (phpmq-lite pipeline tables) and pass out",
         )
-    return _json_struct(shape_of(read_schema(json.loads(document))))
-
-
-def _json_struct(shape: Shape) -> StructType:
-    return StructType(
-        [
-            StructField(name, _json_type(inner), True, {"comment": inner.comment})
-            for name, inner in shape.members.items()
-            if column_kinds(inner)
-        ]
-    )
-
-
-def _json_type(shape: Shape) -> DataType:
-    if len(shape.kinds) > 1:
-        return types.VariantType()
-    kind = shape.kinds[0]
-    if kind == "array":
-        return types.ArrayType(_json_type(shape.items or Shape()))
-    if kind == "object" and is_map(shape):
-        return types.MapType(types.StringType(), _json_type(shape.other or Shape()))
-    return _json_struct(shape) if kind == "object" else _SIMPLE[kind]
+    return payload_columns(shape_of(read_schema(json.loads(document))), is_json=True)

@@ -18,15 +18,12 @@ _KEPT: Final = 2  # versions that are not removed
 
 
 class TypedTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A table of one URN or queue; the counts are those of committed rows."""
+    """A table of one URN or queue."""
 
     folder: str
     shape: Shape
     version: int = 1  # number of its columns, which grows with each change
     document: str | None = None  # the registered schema as JSON; None: inferred from bodies
-    rows: int = 0
-    rejects: int = 0
-    misfits: int = 0  # rows with values that no column holds
 
 
 class TablesState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -323,7 +323,12 @@ def test_run_stops_between_slices_and_goes_on(site: Site, monkeypatch: pytest.Mo
     assert (site.tables().batches, site.shown("tables/urn%3Aa")) == (2, [1, 2, 3, 4, 5])
 
 
-def test_rows_of_a_backfill_are_added_once_and_compaction_changes_nothing(site: Site) -> None:
+@pytest.mark.parametrize("urn", ["urn:a", None])
+def test_rows_of_a_backfill_are_added_once_and_compaction_changes_nothing(
+    site: Site, urn: str | None
+) -> None:
+    """The URN is that of the rows that were there before; without one, there is no table yet."""
+
     def select(*queues: str) -> None:
         selection = ArchiveSelection(queues=queues, outcomes=("acked", "dead"))
         (site.out / "archive.json").write_text(json.dumps(selection.document()))
@@ -344,7 +349,7 @@ def test_rows_of_a_backfill_are_added_once_and_compaction_changes_nothing(site: 
         commit(files, ledger, now_ms=0, manifests=manifests, **changes)
 
     files = LocalResultsFolder(site.out)
-    archive_rows(site.out, [row(1), row(4)])
+    archive_rows(site.out, [row(n) | {"urn": urn} for n in (1, 4)])
     select("orders")
     site.tables()
     archive_rows(site.out, [row(2, queue="mail"), row(3, queue="mail", outcome="dead")])
@@ -354,7 +359,7 @@ def test_rows_of_a_backfill_are_added_once_and_compaction_changes_nothing(site: 
     change("archive/date=2026-03-01/batch=merged/part-0.parquet")
     assert site.tables().rows == 4
     assert site.tables().rows == 0
-    assert site.shown("tables/urn%3Aa") == [1, 2, 3, 4, 5, 6]
+    assert site.shown("tables/urn%3Aa") == ([1, 2, 3, 4, 5, 6] if urn else [2, 3, 5, 6])
 
 
 def test_from_json_with_the_schema_reads_what_the_table_has(site: Site) -> None:

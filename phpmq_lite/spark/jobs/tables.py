@@ -98,7 +98,7 @@ class _TablesRun:
     def run(self, control: JobControl) -> JobResult:
         finish_commit(self.files, self.by, self.state)
         end, is_stopped, slices = self.ledger.offset or 0, False, 0
-        if self.state.tables and self.state.selection != _text(self.selection):
+        if self.state.number and self.state.selection != _text(self.selection):
             self._add_backfilled()
         if self.options.rebuild:
             self._rebuild()
@@ -209,15 +209,7 @@ class _TablesRun:
             writer.write_rejects(name, self.files.url(changes.staged(table.folder, "rejects")))
         if before is not None:
             self._merge(self._schema(before), self._schema(table), table.folder, changes)
-        changes.add(
-            name,
-            replace(
-                table,
-                rows=table.rows + written.rows,
-                rejects=table.rejects + written.rejects,
-                misfits=table.misfits + written.misfits,
-            ),
-        )
+        changes.add(name, table)
         for total in ("rows", "rejects", "misfits"):
             self.totals[total] += getattr(written, total)
         self.notes += _table_notes(name, before, table, written)
