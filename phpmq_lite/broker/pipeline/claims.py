@@ -261,7 +261,7 @@ class _PagedClaim:
         if message.first_dispatched_at is None:
             message.first_dispatched_at = wall_ms
             wait = queue.wait_histogram = queue.wait_histogram or [0] * BUCKETS
-            wait[bucket(wall_ms - message.published_at)] += 1
+            wait[bucket(wall_ms - (message.options.ready_at or message.published_at))] += 1
         else:
             queue.counters.redelivered += 1
         queue.claimed += 1

@@ -6,8 +6,10 @@ import pytest
 
 from phpmq_lite.broker.pipeline import claims, state
 from phpmq_lite.errors import RefusedError
+from phpmq_lite.histogram import bucket
 from phpmq_lite.model import (
     BEFORE_ALL,
+    NO_OPTIONS,
     Batch,
     LoadedPage,
     LoadedRows,
@@ -62,6 +64,15 @@ def test_claim_loads_ready_messages_and_numbers_them(rig: CoreRig) -> None:
     assert rig.answers == [2]
     queue = rig.queue()
     assert (queue.held, queue.claimed, queue.counters.dispatched) == (0, 2, 2)
+
+
+def test_delay_is_no_wait_of_a_claimed_message(rig: CoreRig) -> None:
+    delayed = message(1)
+    delayed.options = NO_OPTIONS._replace(ready_at=rig.core.now.wall_ms - 40)
+    load_page(rig, claim(rig), delayed)
+    assert [at for at, count in enumerate(rig.queue().wait_histogram or ()) if count] == [
+        bucket(40)
+    ]
 
 
 def test_claimed_messages_are_not_in_memory_and_delay_no_stop(rig: CoreRig) -> None:
