@@ -137,16 +137,16 @@ class StepFigures(_DocumentModel):
 class _PeriodRow(_QueueRow):
     at_ms: UnixMs = Field(
         validation_alias=AliasChoices("at_ms", "minute", "hour"),
-        description="start of the minute or hour, Unix ms",
+        description="start of the minute, quarter hour or hour, Unix ms",
     )
 
 
 class SummaryStep(StepFigures, _PeriodRow):
-    """Statistics for one queue in the minute or hour that began at ``at_ms``."""
+    """Statistics for one queue in the minute, quarter hour or hour that began at ``at_ms``."""
 
 
 class QueueTotals(StepFigures, _QueueRow):
-    """Statistics for one queue over a period; each time is the maximum of its minutes or hours."""
+    """Statistics for one queue over a period; in the summary, times are those of its worst hour."""
 
     @property
     def settled(self) -> int:
