@@ -95,7 +95,7 @@ class ArchiveLedger:
     dates: Mapping[str, DateEntry] = field(default_factory=dict)
     pruned: Mapping[str, str] = field(default_factory=dict)  # date -> manifest with its counts
     replaced: tuple[ReplacedFile, ...] = ()
-    leftovers: tuple[str, ...] = ()  # folders of a batch that an older version did not commit
+    leftovers: tuple[str, ...] = ()  # files of a batch that an older version did not commit
 
     @property
     def rows(self) -> int:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyarrow.dataset import dataset, field
-from pyarrow.parquet import ParquetFile
+from pyarrow.parquet import ParquetFile, write_table
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -27,7 +27,7 @@ from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.checkpoints import CommittedBatch
 from phpmq_lite.spark.columns import TIME_COLUMNS
 from phpmq_lite.spark.insights_summary import write_summary
-from phpmq_lite.spark.jobs import archive, compact, consume, metrics, prune
+from phpmq_lite.spark.jobs import archive, compact, consume, metrics, prune, verify
 from phpmq_lite.spark.jobs.options import (
     UNCONTROLLED,
     ArchiveOptions,
@@ -462,6 +462,33 @@ def test_jobs_survive_a_crash_at_each_step(site: Site, monkeypatch: pytest.Monke
         shutil.rmtree(site.out)
         shutil.copytree(before, site.out)
     assert crashes > 20
+
+
+def test_archive_without_a_ledger_is_continued(site: Site) -> None:
+    """Version 0.1.0 left fewer columns, another codec, and perhaps an uncommitted batch."""
+    site.settle(days(1, 11, 0) + days(11, 21, 1))
+    site.settle(days(21, 31, 1))
+    site.archive()
+    site.files.remove("ledger")
+    [older] = (site.out / "archive/date=2026-03-01").glob("*/*.parquet")
+    table = ParquetFile(older).read()
+    new = ["body", "history_offset", "ready_at", "charged"]
+    write_table(table.drop_columns(new), older, compression="snappy")
+    forget_commit(site.out / "checkpoints/archive")  # the last batch comes again
+    assert site.offsets() == list(range(1, 31))  # readers need no ledger
+    assert site.compact().rows == 0
+    ledger = read_ledger(site.files)
+    assert ledger is not None
+    assert (ledger.rows, len(ledger.leftovers), ledger.begin) == (20, 1, 0)
+    assert [file.has_bodies for file in site.listed()] == [False, True]
+    site.settle(days(31, 41, 2))
+    site.archive()
+    assert site.offsets() == site.shown() == list(range(1, 41))
+    assert verify.run(site.spark, JobOptions(connection=None, out=str(site.out))).is_equal
+    rows = read_archive(site.spark, site.files).select("offset", "history_offset", "charged")
+    assert all(row["offset"] == row["history_offset"] for row in rows.collect())
+    site.compact(keep_replaced_ms=0)
+    assert site.offsets() == site.shown() == list(range(1, 41))
 
 
 def test_prune_removes_old_dates_and_keeps_their_counts(site: Site) -> None:

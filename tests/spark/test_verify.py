@@ -10,9 +10,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
+from phpmq_lite.cli.main import root_command
 from phpmq_lite.spark.jobs import archive, compact, prune, verify
 from phpmq_lite.spark.jobs.options import ArchiveOptions, CompactOptions, JobOptions, PruneOptions
 from phpmq_lite.spark.jobs.verify import VerifyReport
@@ -153,7 +155,7 @@ def test_verify_says_what_sql_says_after_every_change(site: Site) -> None:
     assert len(report.rows) > 10
 
 
-def test_verify_finds_missing_and_doubled_rows(site: Site) -> None:
+def test_verify_finds_missing_and_doubled_rows(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = site.broker
     for queue in QUEUES:
         broker.settle(20, queue)
@@ -174,6 +176,18 @@ def test_verify_finds_missing_and_doubled_rows(site: Site) -> None:
     assert (report.lo, report.hi) == (30, 60)
     assert [(row.queue, row.missing, row.doubled) for row in report.rows] == found
     assert [row.compared for row in report.rows] == [11, 0, 19]
+
+    monkeypatch.setattr(site.spark, "stop", lambda: None)
+    command = ["pipeline", "verify", "--url", broker.url, "--out", str(site.out), "-o"]
+    result = CliRunner().invoke(root_command, [*command, "json"])
+    assert result.exit_code == 1, result.output
+    assert json.loads(result.stdout)["missing_rows"] == 2
+    result = CliRunner().invoke(root_command, [*command, "table"])
+    assert result.exit_code == 1
+    assert (
+        "30 of 59 archived rows were compared with the broker (offsets 31 to 60)" in result.stdout
+    )
+    assert "the archive differs" in result.stderr
 
 
 def test_verify_accounts_for_pruned_dates(site: Site) -> None:

@@ -146,19 +146,19 @@ def _adopt(spark: "SparkSession", files: ResultsFolder) -> ArchiveLedger:
     query = query_id(files, ARCHIVE_CHECKPOINT)
     last = None if committed is None else batch_name(query or "", committed.batch)
     sizes: dict[str, int] = {}
-    leftovers = set()
+    leftovers: list[str] = []
     for path, size in files.data_files(ARCHIVE).items():
         folder = path.rpartition("/")[0]
         batch = folder.rpartition("batch=")[2]
         if query and batch.startswith(query[:8]) and (last is None or batch > last):
-            leftovers.add(folder)
+            leftovers.append(path)
         else:
             sizes[path] = size
     ledger = ledgers.create_ledger(
         history_id=committed.history_id if committed else None,
         offset=committed.offset if committed else None,
         batch=last,
-        leftovers=tuple(sorted(leftovers)),
+        leftovers=tuple(leftovers),
     )
     if not sizes and not leftovers:
         return ledger
