@@ -194,51 +194,30 @@ COLUMNS: Final = (  # columns of the history, in order; see docs/reference/colum
     ArrowColumn("offset", "int64", "number of a settled message, without gaps, in settling order"),
     ArrowColumn("seq", "int64", "number of its arrival at the broker"),
     ArrowColumn("message_id", "string", "its id on the wire, 32 hex digits"),
-    ArrowColumn(
-        "queue", "string", "its queue; of a settled message, the last one", source="publisher"
-    ),
-    ArrowColumn(
-        "position", "int64", "place in its queue's order, by priority; a requeue assigns a new one"
-    ),
+    ArrowColumn("queue", "string", "its queue; if settled, the last one", source="publisher"),
+    ArrowColumn("position", "int64", "its place in the order of its queue, by priority"),
     ArrowColumn("outcome", "string", "how it was settled: acked, expired, dead or deleted"),
     ArrowColumn("reason", "string", "why it was settled so", "there is no more to say"),
     ArrowColumn("published_at", "timestamp", "when it was published"),
     ArrowColumn("first_dispatched_at", "timestamp", "when a consumer first got it", "never"),
     ArrowColumn("last_dispatched_at", "timestamp", "when a consumer last got it", "never"),
     ArrowColumn("settled_at", "timestamp", "when it was settled"),
-    ArrowColumn(
-        "deadline", "timestamp", "when it would have expired, on the clock of settled_at", "never"
-    ),
+    ArrowColumn("deadline", "timestamp", "when it would have expired", "never"),
     ArrowColumn("ttl_s", "int64", "its time to live", "unlimited", "s", "publisher"),
     ArrowColumn("deliveries", "int32", "how often it was dispatched to a consumer"),
     ArrowColumn("size", "int64", "size of its body", unit="bytes", source="publisher"),
     ArrowColumn("publisher", "int64", "number of the connection that published it", "unknown"),
     ArrowColumn("consumer", "int64", "number of the connection that last held it", "none did"),
     ArrowColumn("urn", "string", "URN of its kind", "no envelope", source="envelope"),
-    ArrowColumn(
-        "trace_id", "string", "id that related messages share", "no envelope", source="envelope"
-    ),
+    ArrowColumn("trace_id", "string", "id of related messages", "no envelope", source="envelope"),
     ArrowColumn("meta_id", "string", "id that its retries keep", "no envelope", source="envelope"),
     ArrowColumn("attempts", "int64", "failed attempts before it", "no envelope", source="envelope"),
-    ArrowColumn(
-        "ready_at",
-        "timestamp",
-        "when it was published, or when its last delay ended",
-        "it was settled while scheduled",
-    ),
-    ArrowColumn(
-        "deliver_at", "timestamp", "date for which it was scheduled", "none", source="publisher"
-    ),
+    ArrowColumn("ready_at", "timestamp", "since when it was ready", "settled while scheduled"),
+    ArrowColumn("deliver_at", "timestamp", "date it was scheduled for", "none", "", "publisher"),
     ArrowColumn("priority", "int32", "0 (first) to 255; 128 is the default", source="publisher"),
     ArrowColumn("retries", "int32", "failed attempts that workers reported", source="worker"),
     ArrowColumn("group", "string", "its group", "none", source="publisher"),
-    ArrowColumn(
-        "unique_key",
-        "string",
-        "key that no other live message of its queue had",
-        "none",
-        source="publisher",
-    ),
+    ArrowColumn("unique_key", "string", "its unique key while live", "none", source="publisher"),
     ArrowColumn("charged", "int32", "deliveries that count towards max_deliveries"),
     ArrowColumn("source_seq", "int64", "seq of the message that died", "no dead letter"),
     ArrowColumn("source_queue", "string", "queue in which that one died", "no dead letter"),

@@ -35,7 +35,9 @@ same texts, also of a view of the files.
 *From* says who determines a value: the `broker`; the `publisher`, the `worker` or the body's
 [envelope](../guides/envelopes.md), whose values the broker only records; or the columns that it is
 computed from. A column without *null* has no nulls. Types are those of Arrow. Times are UTC, in
-milliseconds in the Arrow stream and in microseconds in Parquet files.
+milliseconds in the Arrow stream and in microseconds in Parquet files. `deadline` is on the clock as
+it was when the message was settled; `ready_at` is when the message was published, or when its last
+[delay](../concepts/delay.md) ended.
 """
 _OFFSET: Final = """\
 `offset` is a reserved word of SQL: write it in double quotes, or in Spark's backticks."""

@@ -7,11 +7,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructField
 
 from phpmq_lite.spark.columns import ARCHIVE_SCHEMA, commented_schema, with_comments
-from phpmq_lite.spark.jobs.archive import transform
+from phpmq_lite.spark.jobs import archive
 from phpmq_lite.spark.jobs.metrics import TABLES
+from phpmq_lite.spark.jobs.options import ArchiveOptions
+from phpmq_lite.spark.source_options import SourceConnection
 from phpmq_lite.spark.table_columns import METRIC_COLUMNS
 from phpmq_lite.storage.arrow import BODY, READER_COLUMNS
-from tests.spark.history_rows import history_row, to_arrow
+from tests.spark.fake_broker import FakeBroker
 
 
 def parts_of(field: StructField) -> tuple[str, str, str]:
@@ -27,13 +29,16 @@ def test_metric_tables_have_the_columns_and_texts_of_the_page(spark: SparkSessio
         assert sorted(map(parts_of, schema)) == sorted(map(parts_of, expected)), table
 
 
-def test_texts_are_in_the_files_and_in_describe(spark: SparkSession, tmp_path: Path) -> None:
-    history = spark.createDataFrame(to_arrow([history_row(1)]))
-    described = with_comments(transform(history), (*READER_COLUMNS, BODY))
-    described.write.parquet(str(tmp_path / "archive"))
+def test_texts_are_in_the_files_of_an_archive_and_in_describe(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.settle(3)
+    options = ArchiveOptions(connection=SourceConnection(broker.url), out=str(tmp_path))
+    assert archive.run(spark, options).rows == 3
     spark.read.parquet(str(tmp_path / "archive")).createOrReplaceTempView("archived")
-    comments = {row.col_name: row.comment for row in spark.sql("DESCRIBE archived").collect()}
-    assert comments == {column.name: column.comment for column in (*READER_COLUMNS, BODY)} | {
-        "date": None
-    }
+    rows = spark.sql("DESCRIBE archived").collect()
     spark.catalog.dropTempView("archived")
+    folders = {"date": None, "batch": None}
+    comments = {row.col_name: row.comment for row in rows if row.col_name[0] != "#"} | folders
+    texts = {column.name: column.comment for column in (*READER_COLUMNS, BODY)}
+    assert comments == texts | folders

@@ -22,7 +22,7 @@ from phpmq_lite.spark.checkpoints import (
     planned_batch,
     query_id,
 )
-from phpmq_lite.spark.columns import utc_day
+from phpmq_lite.spark.columns import FILE_SCHEMA, utc_day
 from phpmq_lite.spark.history import BODY, open_history
 from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, now_ms, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
@@ -255,7 +255,8 @@ class _BatchWriter:
         """Write rows outside of the archive, and count them."""
         files, has_bodies = self._files, BODY in rows.columns
         if not has_bodies:
-            rows = rows.withColumn(BODY, sf.lit(None).cast("binary"))
+            text = FILE_SCHEMA[BODY].metadata
+            rows = rows.withColumn(BODY, sf.lit(None).cast("binary")).withMetadata(BODY, text)
         rows = mask_rows(rows, self._selection.masks if has_bodies else ())
         staged = f"{STAGED}/{name}"
         writer = transform(rows).write.options(**(parquet_options(rows) if has_bodies else {}))
