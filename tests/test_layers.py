@@ -251,7 +251,7 @@ THEIRS: Final[dict[str, set[str]]] = {
     "documentation": {"markdown_it", "markupsafe"},
     "envelopes": {"babelqueue", "msgspec"},
     "admin.pipeline.arrow_rows": {"pyarrow"},
-    "spark": {"deltalake", "msgspec", "pyspark", "pyarrow"},
+    "spark": {"deltalake", "msgspec", "numpy", "pyarrow", "pyspark"},
     "process": {"uvloop"},
     "cli": {ANY},
     "testing": {ANY},

@@ -106,8 +106,18 @@ def planned_batch(files: ResultsFolder, checkpoint: str, batch: int) -> Committe
     return CommittedBatch(batch, *(offset_of(sources[-1]) if sources else (None, None)))
 
 
+def has_planned_batch(files: ResultsFolder, checkpoint: str) -> bool:
+    """Return whether a batch was planned, but not committed."""
+    planned = _last_number(files, f"{checkpoint}/offsets")
+    return planned != _last_commit(files, f"{checkpoint}/")
+
+
 def _last_commit(files: ResultsFolder, prefix: str) -> int | None:
-    names = files.names(f"{prefix}commits")
+    return _last_number(files, f"{prefix}commits")
+
+
+def _last_number(files: ResultsFolder, folder: str) -> int | None:
+    names = files.names(folder)
     return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
 
 

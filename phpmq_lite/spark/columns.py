@@ -27,6 +27,7 @@ _TYPES: Final = {
     "timestamp": types.TimestampType(),
     "date": types.DateType(),
     "double": types.DoubleType(),
+    "array<bigint>": types.ArrayType(types.LongType()),
     "array<string>": types.ArrayType(types.StringType()),
     "map<int,bigint>": types.MapType(types.IntegerType(), types.LongType()),
 }

@@ -305,6 +305,14 @@ def tidy(
     )
 
 
+def is_change_due(
+    files: ResultsFolder, ledger: ArchiveLedger, *, now_ms: int, keep_ms: int
+) -> bool:
+    """Return whether ``repair`` or ``tidy`` has something to do."""
+    is_expired = any(file.at_ms + keep_ms <= now_ms for file in ledger.replaced)
+    return is_expired or files.exists(_PREPARED)
+
+
 def _inside(path: str) -> str:
     """Return the path in the archive for a file below ``generations/<number>/``."""
     parts = path.split("/")

@@ -62,6 +62,10 @@ class LocalResultsFolder:
         """Return a ``file:`` URI without percent-encoding, because Hadoop would not decode it."""
         return f"file://{self._root / path}"
 
+    def path(self, path: str) -> Path:
+        """Return a file or folder on this machine."""
+        return self._root / path
+
     def exists(self, path: str) -> bool:
         """Return whether a file or folder exists."""
         return (self._root / path).exists()
@@ -98,11 +102,15 @@ class LocalResultsFolder:
 
     def write(self, path: str, text: str) -> None:
         """Write and sync a temporary file, then rename it, creating its folder if necessary."""
+        self.write_bytes(path, text.encode())
+
+    def write_bytes(self, path: str, content: bytes) -> None:
+        """Write bytes in the same way."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.new")  # unique for each process
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+        with temporary.open("wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)
@@ -238,10 +246,13 @@ class _HadoopResultsFolder:
 
     def write(self, path: str, text: str) -> None:
         """Write a temporary file, then rename it. The target may be missing for a moment."""
+        self.write_bytes(path, text.encode())
+
+    def write_bytes(self, path: str, content: bytes) -> None:
         temporary = self._path(f"{path}.new")
         stream = self._fs.create(temporary, True)
         try:
-            stream.write(bytearray(text.encode()))
+            stream.write(bytearray(content))
         finally:
             stream.close()
         self._fs.delete(self._path(path), False)

@@ -4,10 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.results_folder import ARCHIVE_SELECTION, ResultsFolder
+
+if TYPE_CHECKING:
+    from phpmq_lite.spark.jobs.options import ArchiveOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,17 @@ class ArchiveSelection:
             and other.all_outcomes <= self.all_outcomes
             and set(self.masks) == set(other.masks)
         )
+
+
+def selection_of(options: "ArchiveOptions", allowed: tuple[str, ...] = ()) -> ArchiveSelection:
+    """Return the selection of the options and of the token's queue globs."""
+    return ArchiveSelection(
+        queues=options.queues,
+        queue_pattern=options.queue_pattern,
+        outcomes=options.outcomes,
+        allowed=allowed,
+        masks=options.masks,
+    )
 
 
 def read_selection(files: ResultsFolder) -> ArchiveSelection | None:

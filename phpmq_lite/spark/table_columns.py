@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from phpmq_lite.spark.insights_tables import RANKS
 from phpmq_lite.storage.arrow import BODY, COLUMNS, ArrowColumn
 
 # What the archive's files have besides the history's columns.
@@ -88,9 +89,25 @@ def _period(name: str) -> tuple[ArrowColumn, ...]:
     )
 
 
+_RANKS: Final = tuple(
+    column
+    for span, (meaning, source) in _SPANS.items()
+    for column in (
+        _count(f"{span}_count", f"measurements of the {meaning}", source),
+        ArrowColumn(
+            f"{span}_ranks",
+            "array<bigint>",
+            f"all of them, sorted; {RANKS} at equal ranks if there are more",
+            unit="ms",
+            source=source,
+        ),
+    )
+)
+
+
 METRIC_COLUMNS: Final = {  # by table, in any order
     "minutes": _period("minute"),
-    "hours": _period("hour"),
+    "hours": (*_period("hour"), *_RANKS),
     "urns": (_DATE, _QUEUE, _URN, *_PUBLISHED, *_OUTCOMES, _RETRIED, _AGAIN),
     "attempts": (
         _SETTLED,
@@ -119,7 +136,9 @@ METRIC_COLUMNS: Final = {  # by table, in any order
         ),
         _count("traces", "traces with this path", "trace_id"),
         *(
-            ArrowColumn(name, "double", f"{words} of their durations", "", "ms", "times")
+            ArrowColumn(
+                name, "double", f"{words} of their durations, within 1 %", "", "ms", "times"
+            )
             for name, words in (("p50_ms", "median"), ("p95_ms", "95th percentile"))
         ),
         ArrowColumn(

@@ -30,7 +30,8 @@ PART_BYTES: Final = 4 << 20  # maximum total body size per statement; a single b
 
 ArrowDriver = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
-TableType = Literal["date", "double", "array<string>", "map<int,bigint>"]  # only Spark's tables
+# Only in the tables that jobs write.
+TableType = Literal["date", "double", "array<bigint>", "array<string>", "map<int,bigint>"]
 POSTGRES_URLS: Final = ("postgresql://", "postgres://")
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from functools import partial
 from itertools import count
@@ -281,18 +281,15 @@ class Driver:
             halt(point)
 
     def _halt_third_table(self) -> None:
-        """Halt the write of the third table in its last stage, which writes the files."""
-        real, numbers = metrics.keep_dates, count(1)
+        """Halt before the third table is written."""
+        real, numbers = metrics.write_table, count(1)
 
-        def of_dates(table: DataFrame, dates: Iterable[date]) -> DataFrame:
-            made = real(table, dates)
+        def write_table(*given: Any) -> set[date]:
             if next(numbers) == 3:
-                repartition = made.repartition
-                halting = lambda *by: _halting(repartition(*by), "metrics", partition=0)  # noqa: E731
-                patch.object(made, "repartition", halting).start()
-            return made
+                halt("metrics")
+            return real(*given)
 
-        patch.object(metrics, "keep_dates", of_dates).start()
+        patch.object(metrics, "write_table", write_table).start()
 
     def _metrics(self) -> None:
         out = str(self.folder / "archive")

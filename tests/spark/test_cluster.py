@@ -129,18 +129,13 @@ def status(broker: BrokerProcess, out: Path) -> list[tuple[str, str, int | None]
 def jobs(
     spark: SparkSession, broker: BrokerProcess, out: Path
 ) -> list[tuple[str, int, int | None]]:
-    """Run the same jobs in the session of this process; gives job, rows and offset of each.
-
-    Of metrics only the tables that are compared.
-    """
+    """Run the same jobs in the session of this process; gives job, rows and offset of each."""
     own: dict[str, Any] = {"connection": SourceConnection(url_of(broker)), "out": str(out)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "TABLES", {name: metrics.TABLES[name] for name in COMPARED})
-        results = (
-            archive.run(spark, ArchiveOptions(num_partitions=2, **own)),
-            metrics.run(spark, MetricsOptions(**own)),
-            compact.run(spark, CompactOptions(**own)),
-        )
+    results = (
+        archive.run(spark, ArchiveOptions(num_partitions=2, **own)),
+        metrics.run(spark, MetricsOptions(**own)),
+        compact.run(spark, CompactOptions(**own)),
+    )
     return [(result.job, result.rows, result.offset) for result in results]
 
 

@@ -4,6 +4,7 @@ import json
 from datetime import date
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,7 +23,14 @@ ROWS = 20
 def test_metrics_of_a_named_date_that_were_cut_off_come_with_the_next_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark removes the old files of a date, then renames the new ones; no new row touches it."""
+    """No new row touches the date then."""
+    write_table = metrics.write_table
+
+    def interrupted(files: LocalResultsFolder, name: str, *given: Any) -> set[date]:
+        if name == "deaths":
+            raise KeyboardInterrupt
+        return write_table(files, name, *given)
+
     files = LocalResultsFolder(tmp_path)
     for day in range(2):
         lived = [
@@ -34,8 +42,6 @@ def test_metrics_of_a_named_date_that_were_cut_off_come_with_the_next_run(
     end = json.dumps({"history": "h", "offset": 2 * ROWS})
     files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/offsets/0", f"v1\n{{}}\n{end}")
     files.write(f"{results_folder.ARCHIVE_CHECKPOINT}/commits/0", "v1\n{}")
-    two = {name: metrics.TABLES[name] for name in ("minutes", "deaths")}
-    monkeypatch.setattr(metrics, "TABLES", two)
     everything = MetricsOptions(connection=None, out=str(tmp_path))
     assert metrics.run(spark, everything).details["dates"] == 2
     assert metrics.run(spark, everything).details["dates"] == 0
@@ -43,7 +49,7 @@ def test_metrics_of_a_named_date_that_were_cut_off_come_with_the_next_run(
     first = date(2026, 3, 1)
     alone = MetricsOptions(connection=None, out=str(tmp_path), dates=(first,))
     with monkeypatch.context() as cut:
-        cut.setitem(metrics.TABLES, "deaths", _interrupted)
+        cut.setattr(metrics, "write_table", interrupted)
         with pytest.raises(KeyboardInterrupt):
             metrics.run(spark, alone)
     rmtree(tmp_path / f"metrics/minutes/date={first}")
@@ -54,10 +60,6 @@ def test_metrics_of_a_named_date_that_were_cut_off_come_with_the_next_run(
     found = {row["date"]: row["n"] for row in minutes.groupBy("date").agg({"acked": "sum"})
              .withColumnRenamed("sum(acked)", "n").collect()}  # fmt: skip
     assert found == {first: ROWS, date(2026, 3, 2): ROWS}
-
-
-def _interrupted(rows: object) -> object:
-    raise KeyboardInterrupt
 
 
 def test_batch_that_comes_again_with_fewer_rows_or_none_keeps_no_old_ones(

@@ -23,8 +23,8 @@ from pyspark.sql import functions as sf
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.insights_document import PipelineJobState
+from phpmq_lite.spark import insights_tables
 from phpmq_lite.spark.archive_reader import read_archive
-from phpmq_lite.spark.checkpoints import CommittedBatch
 from phpmq_lite.spark.columns import TIME_COLUMNS
 from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics, prune, verify
@@ -38,7 +38,13 @@ from phpmq_lite.spark.jobs.options import (
     MetricsOptions,
     PruneOptions,
 )
-from phpmq_lite.spark.ledger import ArchiveFile, archive_files, read_ledger, read_manifest
+from phpmq_lite.spark.ledger import (
+    ArchiveFile,
+    ArchiveLedger,
+    archive_files,
+    read_ledger,
+    read_manifest,
+)
 from phpmq_lite.spark.results_folder import LocalResultsFolder, _HadoopResultsFolder, read_gaps
 from phpmq_lite.spark.selection import ArchiveSelection
 from phpmq_lite.spark.source_options import SourceConnection
@@ -202,7 +208,7 @@ def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> N
         (row["offset"], *(row[name] for name in TIME_COLUMNS)) for row in rows + more
     )
     assert site.metrics().rows == 64
-    tables = {name: site.table(name) for name in ("minutes", "hours", "paths")}
+    tables = {name: site.table(name) for name in ("minutes", "hours")}
     site.compact()
     assert list(kinds("date=2026-03-01").values()) == [("INT64", True)]
     assert times() == expected
@@ -525,13 +531,10 @@ def duckdb_offsets(site: Site) -> list[int]:
 
 
 @pytest.mark.slow
-def test_metrics_of_batches_equal_metrics_of_all(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_of_batches_equal_metrics_of_all(site: Site, tmp_path: Path) -> None:
     """Without a broker's checkpoint all rows are new each time: the second run repeats one."""
     # Those whose figures need rows of several batches together.
-    tables = {name: metrics.TABLES[name] for name in ("minutes", "urns", "attempts", "paths")}
-    monkeypatch.setattr(metrics, "TABLES", tables)
+    tables = ("minutes", "urns", "attempts", "paths")
     rows = history_rows(300, days=2)
     for begin in range(0, len(rows), 200):
         site.settle(rows[begin : begin + 200])
@@ -550,12 +553,15 @@ def test_metrics_of_batches_equal_metrics_of_all(
 def test_metrics_compute_only_dates_of_new_rows(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets stand in the checkpoint of a broker's stream only; here they are given."""
+    """Offsets are known of a broker's stream only; here they are given."""
     offsets = iter([20, 20, 30, 30])
-    monkeypatch.setattr(metrics, "TABLES", {"deaths": metrics.TABLES["deaths"]})
-    monkeypatch.setattr(
-        metrics, "last_committed_batch", lambda *_: CommittedBatch(0, "h", next(offsets))
-    )
+
+    def with_offset(files: LocalResultsFolder) -> ArchiveLedger:
+        ledger = read_ledger(files)
+        assert ledger is not None
+        return replace(ledger, history_id="h", offset=next(offsets))
+
+    monkeypatch.setattr(metrics, "read_ledger", with_offset)
     site.settle(days(1, 11, 0) + days(11, 21, 1))
     site.archive()
     assert site.metrics().details["dates"] == 2
@@ -564,7 +570,7 @@ def test_metrics_compute_only_dates_of_new_rows(
     site.archive()
     result = site.metrics()
     assert (result.rows, result.offset, result.details["dates"]) == (10, 30, 1)
-    monkeypatch.setattr(metrics, "VERSION", metrics.VERSION + 1)
+    monkeypatch.setattr(insights_tables, "VERSION", insights_tables.VERSION + 1)
     assert site.metrics().details["dates"] == 2
 
 

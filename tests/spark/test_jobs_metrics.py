@@ -1,329 +1,152 @@
-"""Metrics against a plain computation in SQLite of the same rows, to the last unit."""
+"""The metrics job in Spark; ``tests/unit/spark/jobs/test_metric_tables.py`` has the figures."""
 
-import sqlite3
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import closing
-from datetime import UTC, date, datetime, timedelta
-from math import ceil, floor
+from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import SparkSession
 
 from phpmq_lite.spark.archive_reader import read_archive
-from phpmq_lite.spark.insights_summary import path_item
-from phpmq_lite.spark.jobs import archive as archive_job
-from phpmq_lite.spark.jobs.metrics import (
-    COUNTS,
-    TABLES,
-    dates_touched_by_retries,
-    rows_of_dates,
-    touched_dates,
-    transform,
-)
-from phpmq_lite.spark.results_folder import LocalResultsFolder
-from phpmq_lite.storage.arrow import READER_COLUMNS
+from phpmq_lite.spark.insights_tables import TABLES
+from phpmq_lite.spark.jobs import metrics
+from phpmq_lite.spark.jobs.archive_files import open_ledger
+from phpmq_lite.spark.jobs.metrics import new_rows
+from phpmq_lite.spark.jobs.options import MetricsOptions
+from phpmq_lite.spark.ledger import ArchiveLedger, read_ledger
+from phpmq_lite.spark.results_folder import METRICS_STATE, LocalResultsFolder
 from tests.spark.history_rows import (
+    COLUMNS,
     DAY_MS,
     START_MS,
     Row,
     history_row,
     history_rows,
-    to_arrow,
-    to_sqlite,
+    to_parquet,
 )
+from tests.unit.spark.jobs.test_metric_tables import computed, narrowed
 
 FIRST = date(2026, 3, 1)
-ALL_DATES = [FIRST + timedelta(days=n) for n in range(8)]
-DATE_ALONE = ALL_DATES[1]
-
-RETRIED = """
-  outcome = 'acked' AND EXISTS (
-    SELECT 1 FROM history t
-    WHERE t.meta_id = h.meta_id AND t.seq > h.seq AND t.attempts > coalesce(h.attempts, 0)
-      AND t.published_at BETWEEN h.first_dispatched_at AND h.settled_at)
-"""
-EVENTS = f"""
-  SELECT queue, published_at AS at, 1 AS published, size AS bytes, 0 AS dispatched,
-    0 AS redelivered, 0 AS acked, 0 AS expired, 0 AS dead, 0 AS deleted,
-    0 AS redelivered_messages, 0 AS retried, 0 AS expired_dispatched, 0 AS expired_never,
-    NULL AS wait, NULL AS hold FROM history h
-  UNION ALL SELECT queue, first_dispatched_at, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-    CASE WHEN ready_at <= max(first_dispatched_at, published_at) OR deliveries = 1
-      THEN max(first_dispatched_at - ready_at, 0) END, NULL
-    FROM history h WHERE first_dispatched_at IS NOT NULL
-  UNION ALL SELECT queue, last_dispatched_at, 0, 0, 0, deliveries - 1, 0, 0, 0, 0, 0, 0, 0, 0,
-    CASE WHEN ready_at > max(first_dispatched_at, published_at)
-      THEN max(last_dispatched_at - ready_at, 0) END, NULL
-    FROM history h WHERE deliveries > 1
-  UNION ALL SELECT queue, settled_at, 0, 0, 0, 0, outcome = 'acked', outcome = 'expired',
-    outcome = 'dead', outcome = 'deleted', deliveries > 1, {RETRIED},
-    outcome = 'expired' AND deliveries > 0, outcome = 'expired' AND deliveries = 0, NULL,
-    CASE WHEN outcome IN ('acked', 'dead') THEN max(settled_at - last_dispatched_at, 0) END
-    FROM history h
-"""
 
 
-@pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return history_rows(1_000)
+def archived(
+    spark: SparkSession, folder: Path, rows: list[Row], *, without: tuple[str, ...] = ()
+) -> tuple[LocalResultsFolder, ArchiveLedger]:
+    """Write an archive with one file for each date, and its ledger."""
+    for day in sorted({row["settled_at"] // DAY_MS for row in rows}):
+        of_day = [row for row in rows if row["settled_at"] // DAY_MS == day]
+        name = date(1970, 1, 1) + timedelta(days=day)
+        file = folder / f"archive/date={name}/batch=x-00000000/part.parquet"
+        to_parquet(of_day, file)
+        if without:
+            pq.write_table(pq.ParquetFile(file).read().drop(list(without)), file)
+    files = LocalResultsFolder(folder)
+    with open_ledger(spark, files, keep_ms=0) as ledger:
+        return files, ledger
 
 
-@pytest.fixture(scope="module")
-def database(rows: list[Row]) -> Iterator[sqlite3.Connection]:
-    with closing(to_sqlite(rows)) as database:
-        yield database
+def stored(folder: Path, table: str) -> list[str]:
+    """Return the rows of a table without their dates, in any order."""
+    files = sorted((folder / "metrics" / table).glob("date=*/*.parquet"))
+    return sorted(repr(row) for file in files for row in pq.ParquetFile(file).read().to_pylist())
 
 
-@pytest.fixture(scope="module")
-def archive(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    return as_archive(spark, rows)
-
-
-def as_archive(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    history = archive_job.transform(spark.createDataFrame(to_arrow(rows)))
-    return history.withColumn("batch", sf.lit("x-00000000")).cache()
-
-
-def day_of(at_ms: int) -> date:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).date()
-
-
-def percentile(values: list[int], share: float) -> float | None:
-    """Interpolate, as ``percentile`` of SQL does."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    low, high = ordered[floor(place)], ordered[ceil(place)]
-    return low + (high - low) * (place - floor(place))
-
-
-def expected_periods(database: sqlite3.Connection, period_ms: int) -> dict[Any, dict[str, Any]]:
-    sums = ", ".join(f"sum({name}) AS {name}" for name in COUNTS)
-    found = database.execute(
-        f"SELECT at / {period_ms} * {period_ms} AS period, queue, {sums}, "
-        f"group_concat(wait) AS wait, group_concat(hold) AS hold FROM ({EVENTS}) GROUP BY 1, 2"
-    )
-    result = {}
-    for row in found:
-        figures: dict[str, Any] = {name: row[name] for name in COUNTS}
-        for span in ("wait", "hold"):
-            values = [int(n) for n in (row[span] or "").split(",") if n]
-            for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-                figures[f"{span}_{name}"] = percentile(values, share)
-            figures[f"{span}_max"] = max(values, default=None)
-        result[row["period"], row["queue"]] = figures
-    return result
-
-
-def present(figures: dict[str, Any]) -> dict[str, Any]:
-    """Drop nulls: ``approx`` compares only numbers, and missing keys differ as well."""
-    return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def test_archive_of_version_0_1_has_no_columns_of_later_versions(
-    spark: SparkSession, archive: DataFrame, rows: list[Row], tmp_path: Path
-) -> None:
-    names = [column.name for column in READER_COLUMNS]
-    later = names[names.index("ready_at") :]
-    folder = str(tmp_path / "archive")
-    archive.drop(*later).write.partitionBy("date", "batch").parquet(folder)
-    older = read_archive(spark, LocalResultsFolder(tmp_path))
-    assert older.where("ready_at IS NULL AND priority IS NULL").count() == len(rows)
-    assert older.where("broker IS NULL AND history_offset = offset").count() == len(rows)
-    computed = transform(older, "hours", ALL_DATES).collect()
-    assert sum(row["published"] for row in computed) == len(rows)
-    waits = [
-        row["first_dispatched_at"] - row["published_at"]
-        for row in rows
-        if row["first_dispatched_at"] is not None
-    ]
-    assert max(row["wait_max"] or 0 for row in computed) == max(waits)
-
-
-@pytest.mark.parametrize(
-    ("table", "name", "period_ms"), [("minutes", "minute", 60_000), ("hours", "hour", 3_600_000)]
-)
-def test_figures_of_periods_equal_sql(
-    archive: DataFrame, database: sqlite3.Connection, table: str, name: str, period_ms: int
-) -> None:
-    computed = transform(archive, table, ALL_DATES).withColumn("ms", sf.unix_millis(name))
-    found = {}
-    for row in computed.collect():
-        figures = row.asDict()
-        key = figures.pop("ms"), figures.pop("queue")
-        assert figures.pop("date") == day_of(key[0])
-        del figures[name]
-        found[key] = figures
-    expected = expected_periods(database, period_ms)
-    assert found.keys() == expected.keys()
-    for key, figures in expected.items():
-        assert present(found[key]) == pytest.approx(present(figures), rel=1e-9), key
-    assert sum(f["retried"] for f in expected.values()) > 50  # the rows contain such cases
-    assert sum(f["expired_never"] for f in expected.values()) > 5
-
-
-@pytest.mark.parametrize(
-    ("table", "sql"),
-    [
-        (
-            "deaths",
-            "SELECT settled_at / 86400000 AS day, queue, urn, reason, count(*) FROM history "
-            "WHERE outcome = 'dead' GROUP BY 1, 2, 3, 4",
-        ),
-        (
-            "attempts",
-            "SELECT settled_at / 86400000 AS day, queue, urn, attempts, count(*) FROM history "
-            "WHERE urn IS NOT NULL AND attempts IS NOT NULL GROUP BY 1, 2, 3, 4",
-        ),
-        (
-            "expiries",
-            "SELECT settled_at / 86400000 AS day, queue, sum(deliveries > 0), sum(deliveries = 0) "
-            "FROM history WHERE outcome = 'expired' GROUP BY 1, 2",
-        ),
-        (
-            "urns",
-            f"""SELECT day, queue, urn, sum(published), sum(bytes), sum(acked), sum(expired),
-              sum(dead), sum(deleted), sum(retried), sum(redelivered_messages) FROM (
-                SELECT published_at / 86400000 AS day, queue, urn, 1 AS published, size AS bytes,
-                  0 AS acked, 0 AS expired, 0 AS dead, 0 AS deleted, 0 AS retried,
-                  0 AS redelivered_messages FROM history
-                UNION ALL SELECT settled_at / 86400000, queue, urn, 0, 0, outcome = 'acked',
-                  outcome = 'expired', outcome = 'dead', outcome = 'deleted', {RETRIED},
-                  deliveries > 1 FROM history h)
-              WHERE urn IS NOT NULL GROUP BY 1, 2, 3""",
-        ),
-    ],
-)
-def test_tables_of_days_equal_sql(
-    archive: DataFrame, database: sqlite3.Connection, table: str, sql: str
-) -> None:
-    found = [tuple(row) for row in transform(archive, table, ALL_DATES).collect()]
-    epoch = date(1970, 1, 1)
-    expected = [(epoch + timedelta(days=r[0]), *r[1:]) for r in database.execute(sql)]
-    assert Counter(found) == Counter(expected)
-    assert len(expected) > 5
-
-
-def test_paths_equal_a_plain_count(archive: DataFrame, rows: list[Row]) -> None:
-    traces: dict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["trace_id"] is not None:
-            traces[day_of(row["published_at"]), row["trace_id"]].append(row)
-    expected: dict[Any, list[int]] = defaultdict(list)
-    for (day, _), steps in traces.items():
-        steps.sort(key=lambda row: int(row["seq"]))
-        path = tuple(f"{row['queue']}:{row['urn']}" for row in steps[:50])
-        begin, end = min(r["published_at"] for r in steps), max(r["settled_at"] for r in steps)
-        expected[day, path].append(end - begin)
-    computed = transform(archive, "paths", ALL_DATES).collect()
-    found = {(row["date"], tuple(row["path"])): row for row in computed}
-    assert found.keys() == expected.keys()
-    for key, durations in expected.items():
-        of_spark = found[key]
-        assert of_spark["traces"] == len(durations)
-        assert of_spark["p50_ms"] == pytest.approx(percentile(durations, 0.5))
-        assert of_spark["p95_ms"] == pytest.approx(percentile(durations, 0.95))
-        if len(durations) == 1:
-            item = path_item(of_spark["path"], [of_spark["buckets"]])
-            assert item["p50_ms"] == pytest.approx(durations[0], rel=0.01)
-
-
-def test_long_trace_keeps_its_first_steps(spark: SparkSession) -> None:
-    rows = [history_row(n, queue=f"q{n:02}", urn="u", trace_id="t") for n in range(1, 61)]
-    (row,) = transform(as_archive(spark, rows), "paths", [FIRST]).collect()
-    assert list(row["path"]) == [f"q{n:02}:u" for n in range(1, 51)]
-    assert row["p50_ms"] == rows[-1]["settled_at"] - rows[0]["published_at"]
-
-
-@pytest.mark.slow
-def test_date_computed_alone_equals_the_same_of_all(archive: DataFrame) -> None:
-    """A date needs rows of other dates: published before, settled after, retried later."""
+def test_tables_equal_those_computed_without_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """The archive lacks the columns that version 0.1.0 did not have."""
+    rows = [row | {"ready_at": row["published_at"]} for row in history_rows(400)]
+    later = tuple(COLUMNS.names[COLUMNS.names.index("ready_at") :])
+    archived(spark, tmp_path, rows, without=later)
+    done = metrics.run(spark, MetricsOptions(connection=None, out=str(tmp_path)))
+    assert done.rows == len(rows)
+    expected = computed(narrowed(rows))
     for table in TABLES:
-        whole = transform(archive, table, ALL_DATES).where(sf.col("date") == DATE_ALONE)
-        alone = {str(row) for row in transform(archive, table, [DATE_ALONE]).collect()}
-        assert alone == {str(row) for row in whole.collect()}
+        found = stored(tmp_path, table)
+        order = pq.read_schema(next((tmp_path / "metrics" / table).rglob("*.parquet"))).names
+        kept = expected[table].drop("date").to_pylist()
+        assert found == sorted(repr({name: row[name] for name in order}) for row in kept), table
+    dates = expected["minutes"]["date"].unique()
+    assert done.details["dates"] == len(dates)
 
 
 def repeated(offset: int, seq: int, attempts: int, **given: Any) -> Row:
     return history_row(offset, seq=seq, meta_id="m", attempts=attempts, urn="u", **given)
 
 
-@pytest.mark.parametrize(
-    ("rows", "retried"),
-    [
-        pytest.param(
-            [
-                repeated(1, 1, 0, published_at=START_MS, settled_at=START_MS + 50),
-                repeated(2, 2, 1, published_at=START_MS + 40),
-            ],
-            {1},
-            id="published before the acknowledgement",
+def test_new_rows_touch_the_dates_of_all_their_times(spark: SparkSession, tmp_path: Path) -> None:
+    """A late retry touches the date of what it repeats, which it precedes in no other way.
+
+    The retry is published before midnight, the acknowledgement comes after it.
+    """
+    midnight = START_MS + 10 * DAY_MS
+    rows = [
+        repeated(1, 1, 0, published_at=midnight - 90, settled_at=midnight + 5),
+        history_row(2, published_at=midnight, settled_at=midnight + 7),
+        history_row(
+            3,
+            published_at=START_MS,
+            first_dispatched_at=START_MS + 2 * DAY_MS,
+            last_dispatched_at=START_MS + 2 * DAY_MS,
+            settled_at=midnight + DAY_MS,
         ),
-        pytest.param(
-            [
-                repeated(1, 1, 1, published_at=START_MS, settled_at=START_MS + 50),
-                repeated(2, 2, 2, published_at=START_MS + 60),
-            ],
-            set(),
-            id="published after the end",
+        history_row(4, published_at=midnight + DAY_MS, first_dispatched_at=None,
+                    last_dispatched_at=None, deliveries=0, settled_at=midnight + DAY_MS),
+        repeated(
+            5,
+            5,
+            1,
+            published_at=midnight - 10,
+            first_dispatched_at=midnight + DAY_MS,
+            last_dispatched_at=midnight + DAY_MS,
+            settled_at=midnight + DAY_MS,
         ),
-        pytest.param(
-            [
-                repeated(1, 1, 3, published_at=START_MS, settled_at=START_MS + 50),
-                repeated(2, 2, 0, published_at=START_MS + 40),
-            ],
-            set(),
-            id="redriven with attempts 0",
-        ),
-        pytest.param(
-            [
-                repeated(1, 1, 0, published_at=START_MS, settled_at=START_MS + 50, outcome="dead"),
-                repeated(2, 2, 1, published_at=START_MS + 40),
-            ],
-            set(),
-            id="not acked",
-        ),
-    ],
-)
-def test_retry_is_told_from_redrive(
-    spark: SparkSession, rows: list[Row], retried: set[int]
+    ]  # fmt: skip
+    files, _ = archived(spark, tmp_path, rows)
+    ledger = read_ledger(files)
+    assert ledger is not None
+    count, dates = new_rows(spark, files, ledger, 2)
+    assert count == 3
+    assert dates == {FIRST + timedelta(days=n) for n in (0, 2, 9, 10, 11)}
+    assert new_rows(spark, files, ledger, 3)[1] == dates - {FIRST, FIRST + timedelta(days=2)}
+    assert new_rows(spark, files, ledger, 5) == (0, set())
+
+
+@pytest.mark.slow
+def test_run_opens_only_files_of_the_dates_that_change(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marked = rows_of_dates(as_archive(spark, rows), [FIRST]).where("retried").collect()
-    assert {row["offset"] for row in marked} == retried
+    """Dates that were pruned keep their figures, though a new row touches them."""
+    rows = [history_row(n, published_at=START_MS + n * DAY_MS) for n in range(1, 30)]
+    files, ledger = archived(spark, tmp_path, rows)
+    options = MetricsOptions(connection=None, out=str(tmp_path))
+    assert metrics.run(spark, options).details["dates"] == 29
+    files.write(METRICS_STATE, '{"tables": 3, "history_id": null, "offset": 28}')
+    monkeypatch.setattr(
+        metrics, "read_ledger",
+        lambda files: replace(ledger, offset=29, pruned={"2026-03-02": "x"}),
+    )  # fmt: skip
+    reads = Mock(wraps=read_archive)
+    monkeypatch.setattr(metrics, "read_archive", reads)
+    done = metrics.run(spark, options)
+    assert (done.rows, done.details["dates"]) == (1, 1)
+    only = ["archive/date=2026-03-30/batch=x-00000000/part.parquet"]
+    opened = [[file.path for file in call.args[2]] for call in reads.call_args_list]
+    assert opened == [only, only]
 
 
-def test_new_rows_touch_the_dates_of_all_their_times(spark: SparkSession) -> None:
-    row = history_row(
-        1,
-        published_at=START_MS,
-        first_dispatched_at=START_MS + 2 * DAY_MS,
-        last_dispatched_at=START_MS + 2 * DAY_MS,
-        settled_at=START_MS + 4 * DAY_MS - 1,
-    )
-    never = history_row(2, first_dispatched_at=None, last_dispatched_at=None, deliveries=0)
-    dates = touched_dates(as_archive(spark, [row, never]))
-    assert dates == {FIRST + timedelta(days=n) for n in (0, 2, 3)}
-
-
-def test_late_retry_touches_the_date_of_what_it_repeats(spark: SparkSession) -> None:
-    """The retry is published before midnight, the acknowledgement comes after it."""
-    midnight = START_MS + DAY_MS
-    first = repeated(1, 1, 0, published_at=midnight - 90, settled_at=midnight + 5)
-    again = repeated(
-        2,
-        2,
-        1,
-        published_at=midnight - 10,
-        first_dispatched_at=midnight + DAY_MS,
-        last_dispatched_at=midnight + DAY_MS,
-        settled_at=midnight + DAY_MS,
-    )
-    archive = as_archive(spark, [first, again])
-    new = archive.where("offset = 2")
-    assert touched_dates(new) == {FIRST, FIRST + timedelta(days=2)}
-    assert dates_touched_by_retries(new, archive) == {FIRST + timedelta(days=1)}
+def test_date_that_has_no_rows_any_more_has_no_file(tmp_path: Path) -> None:
+    files = LocalResultsFolder(tmp_path)
+    days = [FIRST, FIRST + timedelta(days=1)]
+    table = pa.table(
+        {"queue": ["q", "q"], "dispatched": [1, 2], "never": [3, 4], "date": days}
+    ).select(["date", "queue", "dispatched", "never"])
+    assert metrics.write_table(files, "expiries", table, days) == set(days)
+    old = tmp_path / f"metrics/expiries/date={FIRST}/part-00000-of-spark.parquet"
+    old.touch()
+    assert metrics.write_table(files, "expiries", table.slice(0, 1), days) == {FIRST}
+    folders = sorted(path.name for path in (tmp_path / "metrics/expiries").iterdir())
+    assert folders == [f"date={FIRST}"]
+    assert not old.exists()

@@ -25,7 +25,7 @@ from phpmq_lite.cli.pipeline.spark_errors import (
 from phpmq_lite.cli.pipeline.target import PipelineTarget
 from phpmq_lite.cli.progress import JobProgress, show_progress
 from phpmq_lite.cli.signals import StopRequest
-from phpmq_lite.errors import PhpmqError
+from phpmq_lite.errors import PhpmqError, PipelineError
 from phpmq_lite.installation import install_command
 from phpmq_lite.spark import executor_zip
 
@@ -174,10 +174,10 @@ def run_jobs(
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
-        spark = stack.enter_context(spark_session(target, progress))
+        session = _Session(target, progress, stack)
         stop = StopRequest(progress.note)
         with stop:
-            for outcomes in _JobRunner(spark, jobs, progress, stop).rounds(every_s):
+            for outcomes in _JobRunner(session, jobs, progress, stop).rounds(every_s):
                 if every_s is None:
                     finished = outcomes
                 else:
@@ -190,10 +190,28 @@ def run_jobs(
         )
 
 
+class _Session:
+    """A Spark session that starts when a job needs it, and ends with ``stack``."""
+
+    def __init__(self, target: PipelineTarget, progress: JobProgress, stack: ExitStack) -> None:
+        self._target, self._progress, self._stack = target, progress, stack
+        self._spark: SparkSession | None = None
+
+    def start(self) -> "SparkSession":
+        """Return the session, which is started if necessary."""
+        if self._spark is None:
+            self._spark = self._stack.enter_context(spark_session(self._target, self._progress))
+        return self._spark
+
+    def start_for_storage(self) -> "SparkSession | None":
+        """Return the session if it runs or if the results are on storage that only it reaches."""
+        return self._spark if self._target.results_folder is not None else self.start()
+
+
 class _JobRunner(NamedTuple):
     """Runs jobs in a Spark session, and writes a summary after each round."""
 
-    spark: "SparkSession"
+    session: _Session
     jobs: Sequence[PipelineJob]
     progress: JobProgress
     stop: StopRequest
@@ -214,7 +232,9 @@ class _JobRunner(NamedTuple):
 
     def run_round(self) -> list[JobOutcome]:
         """Run each job once, and write the summary even if a job fails."""
-        outcomes: list[JobOutcome] = []
+        if (outcomes := self._find_idle()) is not None:
+            return outcomes
+        outcomes = []
         runs: list[PipelineJobState] = []
         try:
             for job in self.jobs:
@@ -233,6 +253,31 @@ class _JobRunner(NamedTuple):
         self._summarize(runs)
         return outcomes
 
+    def _find_idle(self) -> list[JobOutcome] | None:
+        """Return the outcomes of a round without news, or None if a job has work.
+
+        Spark is not needed then, and does not start.
+        """
+        from phpmq_lite.insights_document import PipelineJobState
+        from phpmq_lite.spark.idle import idle_results
+        from phpmq_lite.spark.results_folder import open_results
+
+        began_ms, began_s = _now_ms(), time.monotonic()
+        files = open_results(self.session.start_for_storage(), self.jobs[0].options.out)
+        try:
+            results = idle_results(files, [job.options for job in self.jobs])
+        except PipelineError:  # the job reports it, or waits for the broker
+            return None
+        if results is None:
+            return None
+        times: dict[str, Any] = {"started_at": began_ms, "finished_at": _now_ms()}
+        runs = [
+            PipelineJobState(name=result.job, state="done", offset=result.offset, **times)
+            for result in results
+        ]
+        self._summarize(runs, has_news=False)
+        return [JobOutcome(result, time.monotonic() - began_s) for result in results]
+
     def _run(self, job: PipelineJob, runs: "list[PipelineJobState]") -> JobOutcome:
         from phpmq_lite.insights_document import PipelineJobState
         from phpmq_lite.spark.jobs.options import JobControl
@@ -242,7 +287,8 @@ class _JobRunner(NamedTuple):
         end: dict[str, Any] = {"state": "failed", "offset": None, "error": None}
         try:
             run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
-            result: JobResult = run(self.spark, job.options, JobControl(self.progress, self.stop))
+            control = JobControl(self.progress, self.stop)
+            result: JobResult = run(self.session.start(), job.options, control)
             end |= {"state": "stopped" if result.is_stopped else "done", "offset": result.offset}
         except Exception as error:
             end["error"] = _error_text(error)
@@ -253,14 +299,16 @@ class _JobRunner(NamedTuple):
                 runs.append(PipelineJobState(name=job.name, **end))
         return JobOutcome(result, time.monotonic() - began_s)
 
-    def _summarize(self, runs: "list[PipelineJobState]") -> None:
+    def _summarize(self, runs: "list[PipelineJobState]", *, has_news: bool = True) -> None:
         from phpmq_lite.spark import insights_summary
 
         if not runs:
             return
         self.progress("summary")
-        options = self.jobs[0].options
-        for note in insights_summary.write_summary(self.spark, options, runs, now_ms=_now_ms()):
+        spark, options = self.session.start_for_storage(), self.jobs[0].options
+        for note in insights_summary.write_summary(
+            spark, options, runs, now_ms=_now_ms(), has_news=has_news
+        ):
             self.progress.note(note)
 
 

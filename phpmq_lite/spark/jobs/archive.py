@@ -44,7 +44,7 @@ from phpmq_lite.spark.ledger import (
 )
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
-from phpmq_lite.spark.selection import ArchiveSelection, read_selection
+from phpmq_lite.spark.selection import ArchiveSelection, read_selection, selection_of
 from phpmq_lite.spark.source_options import DELETED, queues_text
 
 if TYPE_CHECKING:
@@ -333,17 +333,6 @@ def source_options(options: ArchiveOptions, reader: str = "") -> dict[str, str]:
         "numPartitions": "" if options.num_partitions is None else str(options.num_partitions),
     }
     return {name: value for name, value in values.items() if value}
-
-
-def selection_of(options: ArchiveOptions, allowed: tuple[str, ...] = ()) -> ArchiveSelection:
-    """Return the selection of the options and of the token's queue globs."""
-    return ArchiveSelection(
-        queues=options.queues,
-        queue_pattern=options.queue_pattern,
-        outcomes=options.outcomes,
-        allowed=allowed,
-        masks=options.masks,
-    )
 
 
 def check_selection(files: ResultsFolder, selection: ArchiveSelection) -> None:

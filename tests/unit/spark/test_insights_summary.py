@@ -1,21 +1,30 @@
-"""The limits of a summary; ``tests/spark`` tests its figures."""
+"""A summary from the metric tables, without Spark, and its limits."""
 
 import json
+import subprocess
+import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from phpmq_lite.insights_document import OTHER_QUEUES, SUMMARY_BYTES, PipelineJobState
-from phpmq_lite.spark.insights_summary import (
-    encode_summary,
-    fit_queues,
-    path_item,
-    record_run,
-)
-from phpmq_lite.spark.jobs.metrics import BUCKET_BASE, COUNTS
+from phpmq_lite.spark import insights_figures
+from phpmq_lite.spark.insights_figures import MetricTables, fit_queues, path_item
+from phpmq_lite.spark.insights_summary import encode_summary, record_run, write_summary
+from phpmq_lite.spark.insights_tables import BUCKET_BASE, COUNTS, PERCENTILES
+from phpmq_lite.spark.jobs import metric_tables
+from phpmq_lite.spark.jobs.metrics import conform, write_table
+from phpmq_lite.spark.jobs.options import JobOptions
+from phpmq_lite.spark.ledger import ArchiveLedger
 from phpmq_lite.spark.results_folder import LocalResultsFolder
+from tests.spark.history_rows import DAY_MS, START_MS, Row, history_rows
+from tests.unit.spark.jobs.test_metric_tables import computed, narrowed
 
+HOUR_MS = 3_600_000
 SPANS = [f"{s}_{n}" for s in ("wait", "hold") for n in ("p50", "p95", "p99", "max")]
 
 
@@ -59,10 +68,10 @@ def test_newest_run_of_each_job_is_kept(tmp_path: Path) -> None:
     record_run(
         files,
         [PipelineJobState(name=n, state="done", started_at=1) for n in ("metrics", "archive")],
+        None,
     )
-    kept = record_run(
-        files, [PipelineJobState(name="archive", state="failed", started_at=2, error="no disk")]
-    )
+    failed = PipelineJobState(name="archive", state="failed", started_at=2, error="no disk")
+    kept = record_run(files, [failed], None)
     assert [(run["name"], run["state"]) for run in kept] == [
         ("archive", "failed"),
         ("metrics", "done"),
@@ -73,12 +82,10 @@ def test_failed_run_keeps_the_offset_that_the_job_has_reached(tmp_path: Path) ->
     files = LocalResultsFolder(tmp_path)
     names = ("archive", "metrics", "consume")
     done = [PipelineJobState(name=name, state="done", offset=20) for name in names[:2]]
-    record_run(files, [*done, PipelineJobState(name="consume", state="done")])
-    for number, offset in ((0, 20), (1, 30)):
-        files.write(f"checkpoints/archive/commits/{number}", "v1\n{}")
-        end = json.dumps({"history": "h", "offset": offset})
-        files.write(f"checkpoints/archive/offsets/{number}", f"v1\n{{}}\n{end}")
-    kept = record_run(files, [PipelineJobState(name=name, state="failed") for name in names])
+    record_run(files, [*done, PipelineJobState(name="consume", state="done")], None)
+    ledger = ArchiveLedger(number=2, archive_id="0" * 8, offset=30)
+    failed = [PipelineJobState(name=name, state="failed") for name in names]
+    kept = record_run(files, failed, ledger)
     assert {run["name"]: run["offset"] for run in kept} == {
         "archive": 30, "metrics": 20, "consume": None,
     }  # fmt: skip
@@ -94,3 +101,102 @@ def test_durations_of_paths_add_up_within_one_percent(ms: int) -> None:
     assert found["traces"] == 7
     assert found["p50_ms"] == pytest.approx(ms, rel=0.01, abs=0.06)
     assert found["p95_ms"] == found["p50_ms"]
+
+
+def hold_of(row: Row) -> int | None:
+    """Return how long a message was held, in milliseconds."""
+    if row["outcome"] not in ("acked", "dead") or row["last_dispatched_at"] is None:
+        return None
+    return max(int(row["settled_at"] - row["last_dispatched_at"]), 0)
+
+
+def write_metrics(files: LocalResultsFolder) -> list[Row]:
+    """Write the tables of 5,000 rows of four days; return the rows."""
+    rows = history_rows(5_000)
+    for name, table in computed(narrowed(rows), size=10_000).items():
+        days = table["date"].unique().to_pylist()
+        write_table(files, name, conform(table, name), days)
+    return rows
+
+
+def test_percentiles_of_24_hours_are_within_half_a_percent_of_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here an hour keeps 20 values at most, so a rank is within 5 %."""
+    files = LocalResultsFolder(tmp_path)
+    monkeypatch.setattr(metric_tables, "RANKS", 21)
+    rows = write_metrics(files)
+    now_ms = START_MS + 3 * DAY_MS + HOUR_MS // 2
+    since_ms = START_MS + 2 * DAY_MS + HOUR_MS
+    holds: dict[str, list[int]] = defaultdict(list)
+    counts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        if since_ms <= row["settled_at"] and (hold := hold_of(row)) is not None:
+            holds[row["queue"]].append(hold)
+        counts[row["queue"]] += since_ms <= row["published_at"]
+    found = {item["queue"]: item for item in MetricTables(None, files, now_ms).queues()}
+    assert {name: item["published"] for name, item in found.items()} == counts
+    for name, values in holds.items():
+        assert found[name]["hold_max"] == max(values)
+        for figure, share in PERCENTILES.items():
+            low, high = (np.mean(np.array(values) < found[name][f"hold_{figure}"] + part)
+                         for part in (-0.5, 0.5))  # fmt: skip
+            assert low - 0.05 <= share <= high + 0.05
+
+
+def test_percentiles_of_24_hours_are_exact_for_few_messages(tmp_path: Path) -> None:
+    files = LocalResultsFolder(tmp_path)
+    rows = write_metrics(files)
+    now_ms = START_MS + 3 * DAY_MS
+    found = {item["queue"]: item for item in MetricTables(None, files, now_ms).queues()}
+    for name, item in found.items():
+        holds = [
+            hold
+            for row in rows
+            if row["queue"] == name and row["settled_at"] >= now_ms - DAY_MS + HOUR_MS
+            if (hold := hold_of(row)) is not None
+        ]
+        for figure, share in PERCENTILES.items():
+            exact = float(np.quantile(holds, share))
+            assert item[f"hold_{figure}"] == pytest.approx(exact, abs=0.06)
+
+
+def test_summary_without_news_keeps_the_figures_of_the_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes that are too old leave it; in the next hour, the tables are read again."""
+    files = LocalResultsFolder(tmp_path)
+    write_metrics(files)
+    options = JobOptions(connection=None, out=str(tmp_path))
+    reads = Mock(wraps=insights_figures.collect_figures)
+    monkeypatch.setattr(insights_figures, "collect_figures", reads)
+
+    def summarized(now_ms: int, *, has_news: bool = False) -> dict[str, Any]:
+        run = PipelineJobState(name="metrics", state="done", finished_at=now_ms)
+        assert write_summary(None, options, [run], now_ms=now_ms, has_news=has_news) == ()
+        summary: dict[str, Any] = json.loads((tmp_path / "summary.json").read_text())
+        assert (summary["finished_at"], summary["jobs"][0]["finished_at"]) == (now_ms, now_ms)
+        return summary
+
+    begin_ms = START_MS + 3 * DAY_MS
+    first = summarized(begin_ms, has_news=True)
+    later = begin_ms + HOUR_MS - 1
+    second = summarized(later)
+    assert reads.call_count == 1
+    kept = [item for item in first["last24h"] if item["minute"] > later - DAY_MS]
+    assert 0 < len(kept) < len(first["last24h"])
+    assert second["last24h"] == kept
+    assert second["queues"] == first["queues"]
+    assert len(second["last30d"]) == len(first["last30d"])
+    third = summarized(later + 1)
+    assert reads.call_count == 2
+    assert third["queues"] != first["queues"]
+
+
+def test_summary_of_a_run_without_news_loads_neither_arrow_nor_spark() -> None:
+    code = (
+        "import phpmq_lite.spark.idle, phpmq_lite.cli.pipeline.commands, sys;"
+        "print([m for m in sys.modules if m in ('pyspark', 'pyarrow', 'numpy', 'pandas')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

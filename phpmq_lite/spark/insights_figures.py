@@ -1,0 +1,324 @@
+"""The figures of the insights document, from the metric tables and with pyarrow only.
+
+Spark reads the tables if they are on storage that only Spark reaches.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from phpmq_lite.insights_document import OTHER_QUEUES
+from phpmq_lite.model import OUTCOMES
+from phpmq_lite.spark import results_folder
+from phpmq_lite.spark.insights_tables import (
+    COUNTS,
+    DAY_MS,
+    PERCENTILES,
+    SPAN_FIGURES,
+    SPANS,
+    bucket_percentile,
+)
+from phpmq_lite.spark.results_folder import LocalResultsFolder, ResultsFolder
+from phpmq_lite.spark.table_columns import METRIC_COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_QUEUES: Final = 50  # maximum number of queues listed by name; SHARES may allow fewer
+MAX_ROWS: Final = 200  # maximum length of each list: queues, urns, deaths, expiries
+MAX_PATHS: Final = 50
+MAX_KEYS: Final = 20  # maximum number of reasons, and of attempt counts, per URN
+SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # maximum number of bytes of each list
+
+_DAYS: Final = 30
+_MAXIMA: Final = tuple(f"{span}_max" for span in SPANS)
+_URN_COUNTS: Final = ("published", "bytes", *OUTCOMES, "retried", "redelivered_messages")
+_TYPES: Final = {
+    "int64": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "date": pa.date32(),
+    "array<bigint>": pa.list_(pa.int64()),
+    "array<string>": pa.list_(pa.string()),
+    "map<int,bigint>": pa.map_(pa.int32(), pa.int64()),
+}
+
+Item = dict[str, Any]
+
+
+def table_schema(table: str) -> pa.Schema:
+    """Return the types of a metric table."""
+    return pa.schema([(c.name, _TYPES[c.type]) for c in METRIC_COLUMNS[table]])
+
+
+def collect_figures(spark: "SparkSession | None", files: ResultsFolder, now_ms: int) -> Item:
+    """Return what the document has of the metric tables; nothing if there are none."""
+    if not files.names(results_folder.METRICS):
+        return {}
+    tables = MetricTables(spark, files, now_ms)
+    return {
+        "queues": tables.queues(),
+        "last24h": tables.periods("minutes", "minute", 1),
+        "last30d": tables.periods("hours", "hour", _DAYS),
+        "urns": tables.urns(),
+        "deaths": tables.totals("deaths", ("queue", "urn", "reason"), ("count",)),
+        "paths": tables.paths(),
+        "expiries": tables.totals("expiries", ("queue",), ("dispatched", "never")),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTables:
+    """Reads as many metrics as the document can hold; a missing table counts as empty."""
+
+    spark: "SparkSession | None"
+    files: ResultsFolder
+    now_ms: int
+
+    def _read(self, table: str, days: int, omitted: Sequence[str] = ()) -> pa.Table:
+        """Return a table's rows, starting with the date ``days`` days ago, without ``date``."""
+        folder = f"{results_folder.METRICS}/{table}"
+        first = datetime.fromtimestamp(self.now_ms / 1000, UTC) - timedelta(days=days)
+        dates = [name for name in self.files.names(folder) if name >= f"date={first.date()}"]
+        names = [name for name in table_schema(table).names if name not in ("date", *omitted)]
+        schema = pa.schema([table_schema(table).field(name) for name in names])
+        if isinstance(self.files, LocalResultsFolder):
+            paths = [path for date in dates for path in self.files.data_files(f"{folder}/{date}")]
+            parts = [pq.ParquetFile(self.files.path(path)).read() for path in paths]
+        elif dates and self.spark is not None:
+            from phpmq_lite.spark.columns import commented_schema
+
+            columns = commented_schema([c for c in METRIC_COLUMNS[table] if c.name in names])
+            urls = [self.files.url(f"{folder}/{date}") for date in dates]
+            parts = [self.spark.read.schema(columns).parquet(*urls).toArrow()]
+        else:
+            parts = []
+        columns_of_parts = (
+            [
+                part[field.name].cast(field.type)
+                if field.name in part.column_names
+                else pa.nulls(part.num_rows, field.type)  # in a table of an earlier version
+                for field in schema
+            ]
+            for part in parts
+        )
+        tables = [pa.table(columns, schema) for columns in columns_of_parts]
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def queues(self) -> list[Item]:
+        """Return statistics of the hours that began in the last 24 hours, by queue.
+
+        Percentiles are those of the hours' ranks: within 0.5 % of the rank, and exact if no hour
+        has more than ``RANKS`` measurements.
+        """
+        rows = self._read("hours", 1)
+        rows = rows.filter(pc.greater(_millis(rows["hour"]), self.now_ms - DAY_MS))
+        by_queue: dict[str, list[Item]] = defaultdict(list)
+        for row in rows.to_pylist():
+            by_queue[row["queue"]].append(row)
+        items = [
+            {"queue": queue}
+            | {name: sum(hour[name] for hour in hours) for name in COUNTS}
+            | {name: value for span in SPANS for name, value in _span(span, hours).items()}
+            for queue, hours in by_queue.items()
+        ]
+        names = ("published", *OUTCOMES)
+        items.sort(key=lambda item: (-sum(item[name] for name in names), item["queue"]))
+        return [round_times(item) for item in items[:MAX_ROWS]]
+
+    def periods(self, table: str, name: str, days: int) -> list[Item]:
+        """Return statistics by period for ``days`` days; ``name`` names the time column."""
+        omitted = [f"{span}_{extra}" for span in SPANS for extra in ("count", "ranks")]
+        rows = self._read(table, days, omitted)
+        rows = rows.set_column(rows.column_names.index(name), name, _millis(rows[name]))
+        rows = rows.filter(pc.greater(rows[name], self.now_ms - days * DAY_MS))
+        total = rows["published"]
+        for outcome in OUTCOMES:
+            total = pc.add(total, rows[outcome])
+        totals = pa.table({"queue": rows["queue"], "n": total}).group_by("queue")
+        sums = totals.aggregate([("n", "sum")]).sort_by(
+            [("n_sum", "descending"), ("queue", "ascending")]
+        )
+        busiest = sums["queue"][:MAX_QUEUES].to_pylist()
+        is_listed = pc.is_in(rows["queue"], pa.array(busiest, pa.string()))
+        items = [round_times(row) for row in rows.filter(is_listed).to_pylist()]
+        others = rows.filter(pc.invert(is_listed)).group_by(name)
+        aggregates = [*((count, "sum") for count in COUNTS), *((m, "max") for m in _MAXIMA)]
+        unnamed = others.aggregate(aggregates).rename_columns([name, *COUNTS, *_MAXIMA])
+        return fit_queues(items, unnamed.to_pylist(), busiest, name, SHARES[table])
+
+    def urns(self) -> list[Item]:
+        """Return counts for the busiest URNs, with dead-letter reasons and attempts."""
+        weights = ("published", "acked", "dead")
+        items = self.totals("urns", ("queue", "urn"), _URN_COUNTS, weights)
+        failed = self._by_urn("deaths", "reason", items)
+        attempts = self._by_urn("attempts", "attempts", items)
+        for item in items:
+            key = item["queue"], item["urn"]
+            item |= {"failed": failed.get(key, {}), "attempts": attempts.get(key, {})}
+        return items
+
+    def _by_urn(
+        self, table: str, column: str, items: list[Item]
+    ) -> dict[tuple[str, str], dict[str, int]]:
+        """Count messages by ``column`` for each (queue, urn) of the items, most frequent first."""
+        rows = self._read(table, _DAYS)
+        urns = pa.array({item["urn"] for item in items}, pa.string())
+        keys = ["queue", "urn", column]
+        counts = rows.filter(pc.is_in(rows["urn"], urns)).group_by(keys)
+        ordered = _sorted(
+            counts.aggregate([("count", "sum")]),
+            [
+                ("queue", "ascending"),
+                ("urn", "ascending"),
+                ("count_sum", "descending"),
+                (column, "ascending"),
+            ],
+        ).to_pylist()
+        return {
+            key: {str(row[column]): row["count_sum"] for row in list(group)[:MAX_KEYS]}
+            for key, group in groupby(ordered, lambda row: (row["queue"], row["urn"]))
+        }
+
+    def totals(
+        self,
+        table: str,
+        keys: Sequence[str],
+        counts: Sequence[str],
+        weights: Sequence[str] | None = None,
+    ) -> list[Item]:
+        """Sum ``counts`` by ``keys``; sort by ``weights`` (default: ``counts``), descending."""
+        grouped = self._read(table, _DAYS).group_by(list(keys))
+        sums = grouped.aggregate([(name, "sum") for name in counts])
+        sums = sums.rename_columns([*keys, *counts])
+        weight = pa.array(np.zeros(sums.num_rows, np.int64))
+        for name in weights or counts:
+            weight = pc.add(weight, sums[name])
+        order = [("weight", "descending"), *((key, "ascending") for key in keys)]
+        largest = _sorted(sums.append_column("weight", weight), order)[:MAX_ROWS]
+        items: list[Item] = largest.drop("weight").to_pylist()
+        return items
+
+    def paths(self) -> list[Item]:
+        """Return the most frequent trace paths, summed over all days."""
+        rows = self._read("paths", _DAYS)
+        places: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        totals: Counter[tuple[str, ...]] = Counter()
+        rows_of_days = zip(rows["path"].to_pylist(), rows["traces"].to_pylist(), strict=True)
+        for place, (path, traces) in enumerate(rows_of_days):
+            places[tuple(path)].append(place)
+            totals[tuple(path)] += traces
+        frequent = sorted(totals, key=lambda path: (-totals[path], path))[:MAX_PATHS]
+        return [
+            path_item(path, map(dict, rows["buckets"].take(places[path]).to_pylist()))
+            for path in frequent
+        ]
+
+
+def _millis(times: Any) -> Any:
+    return pc.divide(times.cast(pa.int64()), 1_000)
+
+
+def _sorted(table: pa.Table, order: Sequence[tuple[str, str]]) -> pa.Table:
+    """Sort rows, with nulls first as in Spark."""
+    keys = [(name, direction, "at_start") for name, direction in order]
+    return table.take(pc.sort_indices(table, sort_keys=keys))
+
+
+def _span(span: str, hours: Iterable[Item]) -> Item:
+    """Return percentiles and the maximum of a span over several hours."""
+    measured = [hour for hour in hours if hour[f"{span}_ranks"]]
+    if not measured:
+        return dict.fromkeys(f"{span}_{name}" for name in (*PERCENTILES, "max"))
+    values = np.concatenate([hour[f"{span}_ranks"] for hour in measured])
+    lengths = [len(hour[f"{span}_ranks"]) for hour in measured]
+    shares = [hour[f"{span}_count"] / n for hour, n in zip(measured, lengths, strict=True)]
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(np.repeat(shares, lengths)[order])
+    count = sum(hour[f"{span}_count"] for hour in measured)
+
+    def value_at(rank: int) -> int:
+        place = int(np.searchsorted(reached, rank + 1e-6, "right"))
+        return int(values[order[min(place, len(order) - 1)]])
+
+    values_by_name: Item = {}
+    for name, share in PERCENTILES.items():
+        low, part = divmod(share * (count - 1), 1)
+        least = value_at(int(low))
+        values_by_name[f"{span}_{name}"] = least + (value_at(int(low) + 1) - least) * part
+    return values_by_name | {f"{span}_max": max(hour[f"{span}_max"] for hour in measured)}
+
+
+def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:
+    """Sum a path's buckets (number -> traces) over all days; durations are accurate to 1 %."""
+    buckets: Counter[int] = Counter()
+    for day in days:
+        buckets.update(day)
+    traces = sum(buckets.values())
+    p50, p95 = (bucket_percentile(buckets, traces * share) for share in (0.5, 0.95))
+    return {"path": list(path), "traces": traces, "p50_ms": p50, "p95_ms": p95}
+
+
+def fit_queues(
+    items: list[Item], omitted: list[Item], busiest: Sequence[str], name: str, share: int
+) -> list[Item]:
+    """Return items, ordered by time, for as many of the busiest queues as fit in ``share`` bytes.
+
+    Other items and ``omitted`` (sums without ``queue``) are summed under ``OTHER_QUEUES``.
+    ``name`` is the field with the time.
+    """
+    by_queue: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_queue[item["queue"]].append(item)
+    sizes = {queue: _size(by_queue[queue]) for queue in busiest}
+    if omitted or sum(sizes.values()) > share:
+        share -= _size(_others([*items, *omitted], name))  # reserve space for other queues
+    listed: list[Item] = []
+    for number, queue in enumerate(busiest):
+        if sizes[queue] > share:
+            omitted = [i for name in busiest[number:] for i in by_queue[name]] + omitted
+            break
+        listed += by_queue[queue]
+        share -= sizes[queue]
+    listed += _others(omitted, name)
+    return sorted(
+        listed, key=lambda item: (item[name], item["queue"] == OTHER_QUEUES, item["queue"])
+    )
+
+
+def _size(items: Iterable[Item]) -> int:
+    return sum(len(_json(item).encode()) + 1 for item in items)
+
+
+def round_times(item: Item) -> Item:
+    """Return an item with its times rounded to a tenth of a millisecond."""
+    return {n: round(v, 1) if isinstance(v, float) else v for n, v in item.items()}
+
+
+def _others(items: Iterable[Item], name: str) -> list[Item]:
+    """Sum the items of each period, leaving out percentiles, which cannot be summed."""
+    sums: dict[int, Item] = {}
+    for item in items:
+        empty: Item = dict.fromkeys(COUNTS, 0) | dict.fromkeys(SPAN_FIGURES)
+        key = {name: item[name], "queue": OTHER_QUEUES}
+        totals = sums.setdefault(item[name], key | empty)
+        for count in COUNTS:
+            totals[count] += item[count]
+        for maximum in _MAXIMA:
+            values = [m for m in (totals[maximum], item[maximum]) if m is not None]
+            totals[maximum] = max(values, default=None)
+    return list(sums.values())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
