@@ -20,7 +20,6 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.jobs import replay_plans
-from phpmq_lite.spark.jobs.compact import block_swaps
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, ReplayOptions
 from phpmq_lite.spark.jobs.replay_plans import ReplayPlan
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
@@ -86,7 +85,7 @@ def run(
             ``count_differs``: a piece differs from the plan; also raised as in ``find_plan``.
     """
     files = open_results(spark, options.out)
-    with files.lock("replay"), block_swaps(files):
+    with files.lock("replay"):
         is_counted = options.dry_run and not options.is_continuation
         plan = None if is_counted else replay_plans.find_plan(files, options)
         if plan is not None:
