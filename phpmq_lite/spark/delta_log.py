@@ -13,7 +13,8 @@ from phpmq_lite.errors import PipelineError
 from phpmq_lite.installation import install_command
 from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, archive_files
 from phpmq_lite.spark.results_folder import LocalResultsFolder, ResultsFolder
-from phpmq_lite.storage.arrow import BODY, COLUMNS, arrow_schema
+from phpmq_lite.spark.table_columns import FILE_COLUMNS
+from phpmq_lite.storage.arrow import READER_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,7 +89,7 @@ def _table_schema() -> "pa.Schema":
     microseconds = pa.timestamp("us", tz="UTC")
     fields = [
         pa.field(field.name, microseconds if pa.types.is_timestamp(field.type) else field.type)
-        for field in arrow_schema((*COLUMNS, BODY))
+        for field in arrow_schema((*READER_COLUMNS, *FILE_COLUMNS))
     ]
     return pa.schema([*fields, pa.field("date", pa.date32()), pa.field("batch", pa.string())])
 

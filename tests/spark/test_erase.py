@@ -15,12 +15,13 @@ from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.erased_ids import runs_with
-from phpmq_lite.spark.jobs import archive, compact, consume, erase, replay
+from phpmq_lite.spark.jobs import archive, compact, consume, erase, replay, verify
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
     CompactOptions,
     ConsumeOptions,
     EraseOptions,
+    JobOptions,
     JobResult,
     ReplayOptions,
 )
@@ -163,6 +164,8 @@ def test_erased_trace_is_in_no_file_of_the_list_and_not_in_the_broker(
 
     assert site.archive().rows == 1  # the live message, which was deleted and erased
     assert site.with_secret() == []
+    report = verify.run(site.spark, JobOptions(connection=site.connection, out=str(site.out)))
+    assert (report.is_equal, sum(row.archived for row in report.rows)) == (True, ROWS + 3)
     options = ReplayOptions(
         connection=site.connection, out=str(site.out), queues=("orders",), to_queue="again"
     )
