@@ -20,6 +20,7 @@ from phpmq_lite.spark.jobs import archive, compact, metrics
 from phpmq_lite.spark.jobs.options import ArchiveOptions, CompactOptions, MetricsOptions
 from phpmq_lite.spark.session import find_java
 from phpmq_lite.spark.source_options import SourceConnection
+from tests.spark.archived_rows import archive_rows, envelope_row
 from tests.spark.standalone import Cluster, standalone_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -180,3 +181,21 @@ def test_shipped_jobs_give_on_the_cluster_what_they_give_locally_until_interrupt
         ("metrics", "done", 0),
     ]
     assert cluster.executors() > before
+
+
+@pytest.mark.slow
+def test_executors_convert_bodies_and_report_their_types(
+    cluster: Cluster, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    payloads: list[Any] = [{"n": n, "s": str(n)} for n in range(1, 40)] + [{"n": "x", "s": None}]
+    archive_rows(tmp_path, [envelope_row(n, "urn:a", d) for n, d in enumerate(payloads, 1)])
+    confs = [part for item in SMALL.items() for part in ("--conf", "=".join(item))]
+    done = python(
+        "-m", "phpmq_lite", "pipeline", "tables", "--master", cluster.url,
+        "--url", url_of(broker), "--out", str(tmp_path), "-o", "jsonl", "--nice", "0", *confs,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["details"]["misfits"] == 1
+    assert rows(tmp_path / "tables" / "urn%3Aa", "n", "s", "_misfit") == sorted(
+        [*((n, str(n), None) for n in range(1, 40)), (None, None, ["/data/n"])], key=repr
+    )
