@@ -1,6 +1,7 @@
 """The jobs with a real broker: archive, metrics, summary, replay, consume."""
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
+from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.insights_document import PipelineJobState
@@ -27,6 +29,8 @@ from phpmq_lite.spark.jobs.options import (
     MetricsOptions,
     ReplayOptions,
 )
+from phpmq_lite.spark.ledger import read_ledger
+from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.queries import forget_commit
@@ -69,6 +73,21 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     assert archive.run(spark, asked).rows == 0
     forget_commit(tmp_path / "checkpoints/archive")
     archive.run(spark, asked)
+
+    def readers() -> dict[str, int]:
+        rows = AdminClient(None, connection.url, None).list("/pipeline/history/readers")
+        return {row["reader"]: row["offset"] for row in rows}
+
+    files = LocalResultsFolder(tmp_path)
+    ledger = read_ledger(files)
+    assert ledger is not None
+    assert readers() == {ledger.reader: ROWS}
+    shutil.rmtree(tmp_path / "ledger")  # as in version 0.1.0, whose reader is taken over
+    PipelineClient(connection).bounds("archive", 200)
+    archive.run(spark, asked)
+    adopted = read_ledger(files)
+    assert adopted is not None
+    assert readers() == {ledger.reader: ROWS, adopted.reader: ROWS}
     offsets = [row["offset"] for row in read_archive(spark, LocalResultsFolder(tmp_path)).collect()]
     assert sorted(offsets) == list(range(1, ROWS + 1))
 
