@@ -75,7 +75,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     archive.run(spark, asked)
 
     def readers() -> dict[str, int]:
-        rows = AdminClient(None, connection.url, None).list("/pipeline/history/readers")
+        rows = AdminClient(None, str(connection.url), None).list("/pipeline/history/readers")
         return {row["reader"]: row["offset"] for row in rows}
 
     files = LocalResultsFolder(tmp_path)
