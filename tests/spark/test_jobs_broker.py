@@ -1,7 +1,6 @@
 """The jobs with a real broker: archive, metrics, summary, replay, consume."""
 
 import json
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from phpmq_lite.spark.jobs.options import (
 )
 from phpmq_lite.spark.ledger import read_ledger
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.results_folder import LocalResultsFolder, open_results
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.spark.queries import forget_commit
 
@@ -62,6 +61,29 @@ def settle(broker: BrokerProcess, queue: str, count: int) -> list[bytes]:
     return bodies
 
 
+def assert_reader_is_taken_over(spark: SparkSession, asked: ArchiveOptions) -> None:
+    """The archive's reader has its id, and replaces that of version 0.1.0."""
+    assert asked.connection is not None
+    admin, files = (
+        AdminClient(None, str(asked.connection.url), None),
+        open_results(spark, asked.out),
+    )
+
+    def readers() -> dict[str, int]:
+        rows = admin.list("/pipeline/history/readers")
+        return {row["reader"]: row["offset"] for row in rows}
+
+    ledger = read_ledger(files)
+    assert ledger is not None
+    assert readers() == {ledger.reader: ROWS}
+    files.remove("ledger")  # as in version 0.1.0
+    PipelineClient(asked.connection).bounds("archive", 200)
+    archive.run(spark, asked)
+    adopted = read_ledger(files)
+    assert adopted is not None
+    assert readers() == {ledger.reader: ROWS, adopted.reader: ROWS}
+
+
 def test_history_goes_to_summary_and_back_into_a_queue(
     spark: SparkSession, broker_of_jobs: BrokerProcess, connection: SourceConnection, tmp_path: Path
 ) -> None:
@@ -73,21 +95,7 @@ def test_history_goes_to_summary_and_back_into_a_queue(
     assert archive.run(spark, asked).rows == 0
     forget_commit(tmp_path / "checkpoints/archive")
     archive.run(spark, asked)
-
-    def readers() -> dict[str, int]:
-        rows = AdminClient(None, str(connection.url), None).list("/pipeline/history/readers")
-        return {row["reader"]: row["offset"] for row in rows}
-
-    files = LocalResultsFolder(tmp_path)
-    ledger = read_ledger(files)
-    assert ledger is not None
-    assert readers() == {ledger.reader: ROWS}
-    shutil.rmtree(tmp_path / "ledger")  # as in version 0.1.0, whose reader is taken over
-    PipelineClient(connection).bounds("archive", 200)
-    archive.run(spark, asked)
-    adopted = read_ledger(files)
-    assert adopted is not None
-    assert readers() == {ledger.reader: ROWS, adopted.reader: ROWS}
+    assert_reader_is_taken_over(spark, asked)
     offsets = [row["offset"] for row in read_archive(spark, LocalResultsFolder(tmp_path)).collect()]
     assert sorted(offsets) == list(range(1, ROWS + 1))
 

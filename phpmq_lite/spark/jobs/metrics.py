@@ -65,7 +65,8 @@ def run(
                 pass
         if not ledger.dates:
             note = f"there is no archive in {files.url('')}: run the archive job first"
-            return JobResult(job="metrics", rows=0, notes=(note,))
+            # A stored ledger without dates belongs to an archive without messages.
+            return JobResult(job="metrics", rows=0, notes=() if ledger.number else (note,))
         offset = metrics_offset(files, ledger)
         if offset is None:
             rows, touched = ledger.rows, dates_between(ledger)
