@@ -7,8 +7,7 @@ the archive until ``ledger.tidy`` exchanges them.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -137,9 +136,3 @@ def _totals(parts: Iterable[FileCounts]) -> tuple[dict[tuple[str, str], int], in
         for queue, outcomes in part.counts.items():
             rows.update({(queue, outcome): count for outcome, count in outcomes.items()})
     return dict(rows), offsets
-
-
-@contextmanager
-def block_swaps(files: ResultsFolder) -> Iterator[None]:
-    """Do nothing: readers of the ledger's list need no lock."""
-    yield
