@@ -12,8 +12,8 @@ from phpmq_lite.spark.jobs.metrics import conform, write_table
 from phpmq_lite.spark.jobs.options import ArchiveOptions
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection
-from phpmq_lite.spark.table_columns import METRIC_COLUMNS
-from phpmq_lite.storage.arrow import BODY, READER_COLUMNS
+from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, FILE_COLUMNS, METRIC_COLUMNS
+from phpmq_lite.storage.arrow import READER_COLUMNS
 from tests.spark.fake_broker import FakeBroker
 from tests.spark.history_rows import history_rows
 from tests.unit.spark.jobs.test_metric_tables import computed as metric_tables_of
@@ -50,5 +50,6 @@ def test_texts_are_in_the_files_of_an_archive_and_in_describe(
     spark.catalog.dropTempView("archived")
     folders = {"date": None, "batch": None}
     comments = {row.col_name: row.comment for row in rows if row.col_name[0] != "#"} | folders
-    texts = {column.name: column.comment for column in (*READER_COLUMNS, BODY)}
+    archived = (*READER_COLUMNS, *FILE_COLUMNS, *ARCHIVE_COLUMNS)
+    texts = {column.name: column.comment for column in archived}
     assert comments == texts | folders

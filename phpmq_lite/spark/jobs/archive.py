@@ -22,7 +22,7 @@ from phpmq_lite.spark.checkpoints import (
     planned_batch,
     query_id,
 )
-from phpmq_lite.spark.columns import FILE_SCHEMA, utc_day
+from phpmq_lite.spark.columns import utc_day, with_comments
 from phpmq_lite.spark.history import BODY, open_history
 from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, now_ms, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
@@ -46,6 +46,8 @@ from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results
 from phpmq_lite.spark.selection import ArchiveSelection, read_selection, selection_of
 from phpmq_lite.spark.source_options import DELETED, queues_text
+from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, FILE_COLUMNS
+from phpmq_lite.storage.arrow import READER_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -255,11 +257,12 @@ class _BatchWriter:
         """Write rows outside of the archive, and count them."""
         files, has_bodies = self._files, BODY in rows.columns
         if not has_bodies:
-            text = FILE_SCHEMA[BODY].metadata
-            rows = rows.withColumn(BODY, sf.lit(None).cast("binary")).withMetadata(BODY, text)
+            rows = rows.withColumn(BODY, sf.lit(None).cast("binary"))
         rows = mask_rows(rows, self._selection.masks if has_bodies else ())
         staged = f"{STAGED}/{name}"
-        writer = transform(rows).write.options(**(parquet_options(rows) if has_bodies else {}))
+        texts = (*READER_COLUMNS, *FILE_COLUMNS, *ARCHIVE_COLUMNS)
+        written = with_comments(transform(rows), texts)
+        writer = written.write.options(**(parquet_options(rows) if has_bodies else {}))
         writer.mode("overwrite").partitionBy("date").parquet(files.url(staged))
         files.sync(staged)  # the broker may remove the rows, and the ledger names the files
         return count_rows(self._spark, files, files.data_files(staged), has_bodies=has_bodies)
