@@ -17,11 +17,12 @@ from phpmq_lite.lazy_imports import names_of
 
 if TYPE_CHECKING:
     from phpmq_lite.spark.checkpoints import final_ack
+    from phpmq_lite.spark.events import read_events
     from phpmq_lite.spark.payload_types import schema_of
     from phpmq_lite.spark.source import register
     from phpmq_lite.spark.source_options import SourceConnection
 
-__all__ = ["SourceConnection", "final_ack", "register", "schema_of"]
+__all__ = ["SourceConnection", "final_ack", "read_events", "register", "schema_of"]
 
 if not TYPE_CHECKING:  # only type checkers see the imports above
     __getattr__, __dir__ = names_of(
@@ -29,6 +30,7 @@ if not TYPE_CHECKING:  # only type checkers see the imports above
         {
             "SourceConnection": "source_options",
             "final_ack": "checkpoints",
+            "read_events": "events",
             "register": "source",
             "schema_of": "payload_types",
         },

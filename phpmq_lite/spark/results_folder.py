@@ -292,7 +292,6 @@ METRICS_STATE: Final = "metrics/state.json"
 METRICS_BEGUN: Final = "metrics/begun.json"
 ARCHIVE_CHECKPOINT: Final = "checkpoints/archive"
 ARCHIVE_SELECTION: Final = "archive.json"
-COMPACT: Final = "compact"
 GAPS: Final = "gaps"
 REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
@@ -357,11 +356,6 @@ def read_json_files(files: ResultsFolder, folder: str) -> list[Any]:
         if name.endswith(".json") and not name.startswith(".")
     )
     return [json.loads(text) for text in texts if text is not None]
-
-
-def archive_dates(files: ResultsFolder) -> list[str]:
-    """Return the names of the archive's ``date=…`` folders, oldest first."""
-    return [name for name in files.names(ARCHIVE) if name.startswith("date=")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
