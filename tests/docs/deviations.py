@@ -96,6 +96,7 @@ NOT_RUN: Final[dict[str, dict[str, str]]] = {
     },
     "docs/guides/pipeline.md": {
         "pip install": INSTALLS,
+        "sudo ": "changes the machine; tests/docs/test_service_unit.py checks the units",
         "--continuous": "runs until stopped; tests/spark/test_cluster.py starts and stops it",
         "--url http://mq:9101": CLUSTER,
         "phpmq-lite pipeline run": SPARK,
