@@ -292,9 +292,10 @@ def backup(admin: AdminClient, warning: int, critical: int) -> None:
 def pipeline(
     admin: AdminClient, reader: str | None, warning: int, critical: int, silent_s: int
 ) -> None:
-    """Check how soon retention removes messages that READER or any reader has not read.
+    """Check when retention reaches what a reader has not read.
 
-    A reader is an archive of `phpmq-lite pipeline`, or a stream with the option `reader`.
+    READER names one; by default, all are checked. A reader is an archive of `phpmq-lite pipeline`,
+    or a stream with the option `reader`.
     """
     readers = list(admin.list("/pipeline/history/readers"))
     rows = [row for row in readers if reader in (None, row["reader"])]

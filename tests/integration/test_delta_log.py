@@ -15,7 +15,7 @@ from phpmq_lite.spark import delta_log, ledger
 from phpmq_lite.spark.delta_log import check_delta, update_delta_log
 from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, ReplacedFile
 from phpmq_lite.spark.results_folder import LocalResultsFolder
-from phpmq_lite.storage.arrow import COLUMNS
+from phpmq_lite.storage.arrow import READER_COLUMNS
 from tests.spark.history_rows import history_row, to_arrow
 
 DAY = 20_513  # 2026-03-01
@@ -124,7 +124,7 @@ def test_table_of_fewer_columns_gets_the_others(
     file = write_file(tmp_path, "archive/date=2026-03-01/batch=a/p.parquet", 1, 3)
     current = commit(files, ledger.create_ledger(), {"2026-03-01": [file]})
     with monkeypatch.context() as earlier:
-        earlier.setattr(delta_log, "COLUMNS", COLUMNS[:5])
+        earlier.setattr(delta_log, "READER_COLUMNS", READER_COLUMNS[:5])
         update_delta_log(files, current)
     assert "unique_key" not in DeltaTable(tmp_path).schema().to_arrow().names
     update_delta_log(files, current)

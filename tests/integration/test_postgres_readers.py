@@ -1,6 +1,7 @@
 """Reading PostgreSQL gives the same as reading SQLite: the same rows, compared on both."""
 
 import asyncio
+import json
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -51,6 +52,7 @@ class Filled:
     path: Path
     conninfo: str
     seqs: list[int]
+    traces: list[str]
 
 
 @pytest.fixture(scope="module", params=SEEDS)
@@ -63,11 +65,15 @@ def filled(
     fill_randomly(database, request.param)
     numbers = database.connection.execute("SELECT seq FROM message UNION SELECT seq FROM history")
     seqs = [seq for (seq,) in numbers]
+    rows = database.connection.execute(
+        "SELECT DISTINCT trace_id FROM history WHERE trace_id IS NOT NULL ORDER BY 1"
+    )
+    traces = [trace for (trace,) in rows]
     database.connection.execute("UPDATE queue SET live_count = queue_id % 3")
     database.connection.close()
     with postgres.database() as name:
         copy_rows(database.path, postgres.conninfo(name))
-        yield Filled(database.path, postgres.conninfo(name), seqs)
+        yield Filled(database.path, postgres.conninfo(name), seqs, traces)
 
 
 @pytest.fixture
@@ -113,6 +119,8 @@ VALUES: Final[dict[str, list[Any]]] = {
     "before_client": [0, 120, 1 << 62],
     "client": [0, 7, 120],
     "lo": [0, 40],
+    "first": [1, 41],
+    "last": [60, 120],
     "hi": [60, 120],
     "at_ms": [0, NOW_MS - 9_000, NOW_MS + 1],
     "1": [NOW_MS, NOW_MS + 60_000],
@@ -162,7 +170,9 @@ async def test_statement_returns_the_same_rows(
     made = random.Random(name)
     is_ordered = "ORDER BY" in load(file, "sqlite")[name].rpartition(")")[2] and name not in TIES
     some = [f"[{', '.join(map(str, made.sample(filled.seqs, 40)))}]", "[]"]
-    values = VALUES | {"seq": filled.seqs[:40], "seqs": some} | ONLY.get(name, {})
+    traces = [json.dumps(filled.traces[::2]), "[]"]
+    values = VALUES | {"seq": filled.seqs[:40], "seqs": some, "traces": traces}
+    values |= ONLY.get(name, {})
     for _ in range(25):
         given = {key: made.choice(choices) for key, choices in values.items()}
         ours, theirs = [await readers.read(file, name, **given) for readers in both]

@@ -468,6 +468,8 @@ class Acts:
     def _erase(self, seq: int, _options: ActionOptions, _outcome: ActionOutcome) -> None:
         assert self.model.rows("SELECT 1 FROM body WHERE seq = ?", seq) == []
         self.erased.add(seq)
+        *row, _group, _key = self.model.history[seq]
+        self.model.history[seq] = (*row, None, None)
         self.model.events["erase"] += 1
 
     # -- at rest

@@ -105,10 +105,11 @@ class ExportBoundsView(BaseModel):
     lo_deleted: int = Field(description="rows after this offset are complete, even deleted ones")
     offset: int | None = Field(description="last offset before at_ms, else lo; null without at_ms")
     settled_lo: int | None = Field(
-        description="all rows of the requested time are in (settled_lo, settled_hi], with others;"
-        " null without settled_from_ms and settled_until_ms"
+        description="offset before the first row of the requested time; null if none is requested"
     )
-    settled_hi: int | None = Field(description="end of that range; equal to settled_lo: no rows")
+    settled_hi: int | None = Field(
+        description="last offset that may be of that time; settled_lo: no rows; null as there"
+    )
     queues: list[str] | None = Field(description="all queue names; null if not requested")
     allowed: list[str] = Field(
         description="queue globs that limit the caller; missing if there are none",

@@ -104,7 +104,7 @@ class ReaderView(ResponseModel):
         None, description="seconds until then; 0 if is_reached; null if there are no unread rows"
     )
     bound: str | None = Field(
-        description="retention limit that will remove the row: days, rows or bytes"
+        description="retention limit that will remove it: days, rows or bytes; null if unknown"
     )
     owner: str | None = Field(description="user or token NAME; null: the next user who reports")
 

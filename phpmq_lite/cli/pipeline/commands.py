@@ -295,7 +295,7 @@ VERIFY_COLUMNS: Final = (
 @output_option
 @target_options
 def verify(target: PipelineTarget, output: str | None) -> None:
-    """Compare the archive with the broker and with the archive's ledger.
+    """Compare the archive with the broker and its ledger.
 
     Offsets that both still have are compared with the broker by day, queue and outcome, all rows
     with the counts in the ledger. Exits with 1 if rows are missing or doubled. The table shows the
@@ -360,11 +360,11 @@ FILE_COLUMNS: Final = (*columns(path="PATH"), *number_columns("rows", "bytes", "
 @output_option
 @target_options
 def files(target: PipelineTarget, table: str, dates: tuple[date, ...], output: str | None) -> None:
-    """List the files of the archive, or of another table such as metrics/minutes.
+    """List the files of the archive, or of another table.
 
-    Prints one path or URI per line. Each row of the archive is in exactly one of the files, and
-    they stay readable for 24 hours, whatever other jobs do. Without --out on this machine, the
-    command starts Spark.
+    TABLE is a folder in OUT, such as metrics/minutes. Prints one path or URI per line. Each row of
+    the archive is in exactly one of the files, and they stay readable for 24 hours, whatever other
+    jobs do. Without --out on this machine, the command starts Spark.
     """
     with ExitStack() as stack:
         spark = None

@@ -27,11 +27,12 @@ from phpmq_lite.spark.results_folder import open_results
 @output_option
 @target_options
 def erase(target: PipelineTarget, check: str | None, output: str | None, **fields: Any) -> None:
-    """Erase the data of messages in the broker, the archive and all tables.
+    """Erase the data of messages in all places.
 
-    Rows stay, with null instead of data. Copies are erased, too: dead-letter records, and what was
-    restored, redriven or edited. If any of them is live, nothing is changed without --live. Repeat
-    the command if it was interrupted. Requires the admin role.
+    These are the broker, the archive and all tables. Rows stay, with null instead of data. Copies
+    are erased, too: dead-letter records, and what was restored, redriven or edited. If any of them
+    is live, nothing is changed without --live. Repeat the command if it was interrupted. Requires
+    the admin role.
     """
     if check is not None:
         _show_runs(target, check, output)
