@@ -15,8 +15,8 @@ class StopRequest:
     """A context in which one SIGINT or SIGTERM requests a stop, and a second one aborts.
 
     An abort raises KeyboardInterrupt in the main thread.  ``note`` receives a line for the user at
-    the first signal.  Enter the block after the Spark session has started, because Spark sets a
-    handler of its own, which cancels the running query.
+    the first signal.  After the start of a Spark session in the block, call ``handle_signals``,
+    because Spark sets a handler of its own, which cancels the running query.
     """
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
@@ -36,10 +36,16 @@ class StopRequest:
         return self._requested.is_set()
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous.append((number, signal.signal(number, self._on_signal)))
-        self._previous.append((signal.SIGALRM, signal.signal(signal.SIGALRM, self._on_alarm)))
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+        self._previous = [(number, signal.getsignal(number)) for number in numbers]
+        self.handle_signals()
         return self
+
+    def handle_signals(self) -> None:
+        """Handle the signals until the block ends, instead of a handler that was set in it."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGALRM, self._on_alarm)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

@@ -59,6 +59,7 @@ from tests.spark.history_rows import (
     to_parquet,
 )
 from tests.spark.queries import forget_commit
+from tests.support.crashing_folder import CrashError, CrashingFolder
 
 
 class Site:
@@ -401,39 +402,6 @@ def test_compact_leaves_the_last_committed_batch_alone(site: Site) -> None:
     assert len(site.files.files("archive/date=2026-03-01")) == 2
 
 
-class _CrashError(Exception):
-    pass
-
-
-class Failing(LocalResultsFolder):
-    """Files of a machine that goes down before the n-th change."""
-
-    def __init__(self, root: Path, changes: int) -> None:
-        super().__init__(root)
-        self._left = changes
-
-    def _change(self) -> None:
-        if self._left == 0:
-            raise _CrashError
-        self._left -= 1
-
-    def write(self, path: str, text: str) -> None:
-        self._change()
-        super().write(path, text)
-
-    def move(self, source: str, target: str) -> None:
-        self._change()
-        super().move(source, target)
-
-    def copy(self, source: str, target: str) -> None:
-        self._change()
-        super().copy(source, target)
-
-    def remove(self, path: str) -> None:
-        self._change()
-        super().remove(path)
-
-
 @pytest.mark.slow
 def test_jobs_survive_a_crash_at_each_step(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch, a merge, and the exchange of replaced files."""
@@ -444,7 +412,7 @@ def test_jobs_survive_a_crash_at_each_step(site: Site, monkeypatch: pytest.Monke
     before = site.out.with_name("before")
     shutil.copytree(site.out, before)
     crashes = 0
-    files = Failing(site.out, 0)
+    files = CrashingFolder(site.out, 0)
 
     def run() -> None:
         site.archive()
@@ -453,14 +421,14 @@ def test_jobs_survive_a_crash_at_each_step(site: Site, monkeypatch: pytest.Monke
     for module in ("archive", "compact"):
         monkeypatch.setattr(f"phpmq_lite.spark.jobs.{module}.open_results", lambda *_: files)
     while True:
-        files = Failing(site.out, crashes)
+        files = CrashingFolder(site.out, crashes)
         try:
             run()
-        except (_CrashError, StreamingQueryException):
+        except (CrashError, StreamingQueryException):
             crashes += 1
         else:
             break
-        monkeypatch.setattr(files, "_left", 1_000)
+        files.left = None
         run()  # what the next run does
         assert site.offsets() == site.shown() == list(range(1, 31))
         assert len(site.listed()) == 2

@@ -174,8 +174,8 @@ def run_jobs(
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(sys.stderr))
         stack.enter_context(explain_spark_errors(target))
-        session = _Session(target, progress, stack)
         stop = StopRequest(progress.note)
+        session = _Session(target, progress, stack, stop)
         with stop:
             for outcomes in _JobRunner(session, jobs, progress, stop).rounds(every_s):
                 if every_s is None:
@@ -193,14 +193,17 @@ def run_jobs(
 class _Session:
     """A Spark session that starts when a job needs it, and ends with ``stack``."""
 
-    def __init__(self, target: PipelineTarget, progress: JobProgress, stack: ExitStack) -> None:
-        self._target, self._progress, self._stack = target, progress, stack
+    def __init__(
+        self, target: PipelineTarget, progress: JobProgress, stack: ExitStack, stop: StopRequest
+    ) -> None:
+        self._target, self._progress, self._stack, self._stop = target, progress, stack, stop
         self._spark: SparkSession | None = None
 
     def start(self) -> "SparkSession":
         """Return the session, which is started if necessary."""
         if self._spark is None:
             self._spark = self._stack.enter_context(spark_session(self._target, self._progress))
+            self._stop.handle_signals()
         return self._spark
 
     def start_for_storage(self) -> "SparkSession | None":

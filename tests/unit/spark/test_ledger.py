@@ -24,44 +24,10 @@ from phpmq_lite.spark.ledger import (
     repair,
     tidy,
 )
-from phpmq_lite.spark.results_folder import LocalResultsFolder
+from tests.support.crashing_folder import CrashError, CrashingFolder
 
 HOUR_MS = 3_600_000
 DATES = ("2026-03-01", "2026-03-02", "2026-03-03")
-
-
-class CrashError(Exception):
-    pass
-
-
-class Crashing(LocalResultsFolder):
-    """Files of a machine that goes down before the n-th change; without a number, it never does."""
-
-    def __init__(self, root: Path, changes: int | None = None) -> None:
-        super().__init__(root)
-        self.left = changes
-
-    def _change(self) -> None:
-        if self.left is not None:
-            if not self.left:
-                raise CrashError
-            self.left -= 1
-
-    def write(self, path: str, text: str) -> None:
-        self._change()
-        super().write(path, text)
-
-    def move(self, source: str, target: str) -> None:
-        self._change()
-        super().move(source, target)
-
-    def copy(self, source: str, target: str) -> None:
-        self._change()
-        super().copy(source, target)
-
-    def remove(self, path: str) -> None:
-        self._change()
-        super().remove(path)
 
 
 class Archive:
@@ -69,7 +35,7 @@ class Archive:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.files = Crashing(root)
+        self.files = CrashingFolder(root)
         self.now_ms = 1_000 * HOUR_MS
         self.offset = 0
 

@@ -7,8 +7,10 @@ import signal
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -207,6 +209,24 @@ def test_first_signal_asks_and_second_interrupt_ends() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert stopping.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_session_that_starts_later_takes_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark sets a handler of SIGINT when its session starts, which may be within the block."""
+    before = signal.getsignal(signal.SIGINT)
+    stopping = StopRequest()
+
+    @contextmanager
+    def start(*_: object) -> Iterator[object]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield object()
+
+    monkeypatch.setattr(job_runner, "spark_session", start)
+    with ExitStack() as stack, stopping:
+        job_runner._Session(cast(Any, None), cast(Any, None), stack, stopping).start()
+        signal.raise_signal(signal.SIGINT)
+        assert stopping.signal == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) == before
 
 
