@@ -127,7 +127,7 @@ class _Column:
         self.misfits.append(self.where())
 
     def array(self) -> pa.Array:
-        raise NotImplementedError
+        raise NotImplementedError  # only those that have a column have an array
 
 
 def _is_void(value: Any) -> bool:

@@ -488,7 +488,7 @@ def test_prune_removes_old_dates_and_keeps_their_counts(site: Site) -> None:
 
 
 def duckdb_offsets(site: Site) -> list[int]:
-    """Let DuckDB read what ``pipeline files`` prints."""
+    """Return the offsets that DuckDB finds in the files of ``pipeline files``."""
     command = ["pipeline", "files", "--path", str(site.out / "x.db"), "--out", str(site.out)]
     (site.out / "x.db").touch()
     result = CliRunner().invoke(root_command, command)
