@@ -285,7 +285,7 @@ def fit_batches(spark: "SparkSession", archive: "DataFrame") -> None:
     spark.conf.set("spark.sql.parquet.columnarReaderBatchSize", str(rows))
 
 
-def _be_nice(niceness: int) -> None:
+def be_nice(niceness: int) -> None:
     """Raise this process's niceness; at 19 (the maximum), Linux gives it idle time only.
 
     A process at niceness 19 still delays another one that becomes ready by up to a time slice: with
@@ -313,7 +313,7 @@ def _start_java(settings: Mapping[str, str], log: Path | None, niceness: int) ->
     conf.setAll(list(settings.items()))
     with ExitStack() as stack:
         streams: dict[str, Any] = {"process_group": 0}
-        _be_nice(niceness)
+        be_nice(niceness)
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(log.open("ab"))  # Java inherits a copy of the descriptor

@@ -1,6 +1,8 @@
 """The configuration of a Spark session."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,3 +127,16 @@ def test_workers_with_another_python_that_lacks_our_packages_are_named(tmp_path:
     check(sys.executable)
     check(str(bare), "spark://mq:7077")
     check_workers(cast("Any", SimpleNamespace()))  # Spark Connect has no context
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux only")
+@pytest.mark.parametrize(("niceness", "policy"), [(18, "SCHED_OTHER"), (19, "SCHED_IDLE")])
+def test_highest_niceness_leaves_only_idle_time(niceness: int, policy: str) -> None:
+    """In a process of its own, because a process cannot take its niceness back."""
+    program = (
+        "import os, sys\nfrom phpmq_lite.spark.session import be_nice\nbe_nice(int(sys.argv[1]))\n"
+        f"assert os.sched_getscheduler(0) == os.{policy}\nprint(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    command = [sys.executable, "-c", program, str(niceness)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == niceness
