@@ -4,6 +4,7 @@ It is built as users build it, but not optimized.
 """
 
 import ast
+import fcntl
 import os
 import re
 import shutil
@@ -119,9 +120,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"{compiler} is not installed")
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         pytest.skip("Python's headers are not installed")
-    with pytest.MonkeyPatch.context() as patch:
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers, which need one wheel
+    target = folder / "compiled-wheel"
+    with (folder / "compiled-wheel.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         patch.setenv("MYPYC_OPT_LEVEL", "0")  # half the time
-        return build_wheel(tmp_path_factory.mktemp("wheel"))
+        return next(target.glob("*.whl"), None) or build_wheel(target)
 
 
 @NEEDS_SOURCES
