@@ -6,7 +6,8 @@
 Writes an archive without a broker: 10 queues, 6 dates, half of the messages envelopes, 5 % of those
 retried.  One session (``local[2]``) then computes the metrics of everything and the summary, and
 after that an increment of 5,000 messages, with and without so many more dates in the archive.  A
-run without news is ``phpmq-lite pipeline run`` after one that archived everything from a broker.
+run without news is ``phpmq-lite pipeline run`` after one that archived everything from a broker;
+one more reads the broker's file, and one writes to storage that only Spark reaches.
 Processor seconds are those of this process and its children, which include the JVM.  ``--duckdb``
 prints the time in which DuckDB makes the same seven tables from the same files.
 """
@@ -23,16 +24,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 from admin_database import make
 
 from phpmq_lite.broker_process import broker_process
 from phpmq_lite.insights_document import PipelineJobState
+from phpmq_lite.spark.idle import idle_results
 from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import metrics
-from phpmq_lite.spark.jobs.options import JobOptions, MetricsOptions
+from phpmq_lite.spark.jobs.options import (
+    ArchiveOptions,
+    CompactOptions,
+    JobOptions,
+    MetricsOptions,
+)
 from phpmq_lite.spark.ledger import (
     ArchiveFile,
     DateManifest,
@@ -42,8 +49,9 @@ from phpmq_lite.spark.ledger import (
     read_ledger,
     read_manifest,
 )
-from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.results_folder import LocalResultsFolder, open_results
 from phpmq_lite.spark.session import session
+from phpmq_lite.spark.source_options import SourceConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -244,21 +252,54 @@ def count_dates(folder: Path) -> int:
 
 
 def idle_run(folder: Path, rows: int) -> None:
-    """Archive a broker's history, and measure the second run."""
-    make(folder / "data", 0, rows)
+    """Archive a broker's history, and measure the second run, from the broker and from its file."""
+    data, out, remote = folder / "data", str(folder / "idle"), folder / "remote"
+    make(data, 0, rows)
     flags = ("--admin", "127.0.0.1:0", "--set", "history.days=36500")
-    with broker_process(folder / "data", *flags) as broker:
-        command = [
-            *(sys.executable, "-m", "phpmq_lite", "pipeline", "run", "--master", "local[2]"),
-            *("--url", broker.admin[0], "--out", str(folder / "idle"), "-o", "json"),
-        ]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with broker_process(data, *flags) as broker:
         for what in ("first run", "run without news"):
-            began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run(command, check=True, capture_output=True, env=environment)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            print(f"{what:44}{time.monotonic() - began_s:8.2f} s{used_s:8.2f} CPU s", flush=True)
+            run_pipeline(what, "--url", broker.admin[0], "--out", out)
+    path = str(data / "phpmq.db")
+    run_pipeline("run without news, --path", "--path", path, "--out", out)
+    remote.mkdir()
+    conf = f"{_LINK}={remote.as_uri()}"
+    given = ("--path", path, "--out", _REMOTE, "--log", str(folder / "log"), "--conf", conf)
+    run_pipeline("first run, storage that only Spark reaches", *given)
+    command = [sys.executable, __file__, "--idle-on-hadoop", path, conf]
+    subprocess.run(command, check=True)
+
+
+_REMOTE: Final = "viewfs://local/out"  # Hadoop's name for a folder
+_LINK: Final = "spark.hadoop.fs.viewfs.mounttable.local.link./out"
+
+
+def run_pipeline(what: str, *options: str) -> None:
+    """Run the command, and print its time and processor seconds."""
+    command = (sys.executable, "-m", "phpmq_lite", "pipeline", "run", "--master", "local[2]")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([*command, *options], check=True, capture_output=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{what:44}{time.monotonic() - began_s:8.2f} s{used_s:8.2f} CPU s", flush=True)
+
+
+def idle_on_hadoop(path: str, conf: str) -> None:
+    """Measure what a run without news does in a session that has just started."""
+    with measured("session"):
+        log = Path(path).with_name("spark.log")
+        spark = session("idle", master="local[2]", conf=dict([conf.split("=")]), log=log)
+    given: dict[str, Any] = {"connection": SourceConnection(path=path), "out": _REMOTE}
+    with measured("run without news besides, same storage"):
+        jobs = [kind(**given) for kind in (ArchiveOptions, MetricsOptions, CompactOptions)]
+        results = idle_results(open_results(spark, _REMOTE), jobs)
+        assert results is not None
+        end_ms = time.time_ns() // 1_000_000
+        runs = [
+            PipelineJobState(name=done.job, state="done", offset=done.offset, finished_at=end_ms)
+            for done in results
+        ]
+        write_summary(spark, jobs[0], runs, now_ms=end_ms, has_news=False)
 
 
 def main(rows: int, more_dates: int, folder: Path) -> None:
@@ -296,7 +337,11 @@ if __name__ == "__main__":
     parser.add_argument("--more-dates", type=int, default=300, help="of an increment's archive")
     parser.add_argument("--short", action="store_true", help="20,000 messages and 30 more dates")
     parser.add_argument("--duckdb", action="store_true", help="only DuckDB's time")
+    parser.add_argument("--idle-on-hadoop", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.idle_on_hadoop:
+        idle_on_hadoop(*options.idle_on_hadoop)
+        sys.exit()
     count, more = (20_000, 30) if options.short else (options.rows, options.more_dates)
     with tempfile.TemporaryDirectory(prefix="phpmq-metrics-") as place:
         if options.duckdb:

@@ -96,18 +96,23 @@ class _PythonDatabase:
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         import pyarrow as pa
 
-        try:
-            cursor = self.connection.execute(text, values)
-            rows = cursor.fetchall()
-        except sqlite3.Error as error:
-            raise StorageError(f"cannot read the history: {error}") from error
-        if not columns:
-            names = [column[0] for column in cursor.description]
-            return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
+        _, rows = self._fetch(text, values)
         schema = arrow_schema(columns)
         lists = zip(*rows, strict=True) if rows else [()] * len(columns)
         arrays = [pa.array(values, field.type) for values, field in zip(lists, schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)
+
+    def read_rows(self, text: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows without importing pyarrow, which takes longer than to read a few."""
+        names, rows = self._fetch(text, values)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def _fetch(self, text: str, values: dict[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+        try:
+            cursor = self.connection.execute(text, values)
+            return [column[0] for column in cursor.description], cursor.fetchall()
+        except sqlite3.Error as error:
+            raise StorageError(f"cannot read the history: {error}") from error
 
 
 class _AdbcDatabase:
@@ -137,6 +142,10 @@ class _AdbcDatabase:
         except self._error as error:
             raise StorageError(f"cannot read the history: {error}") from error
         return _cast(table, arrow_schema(columns)) if columns else table
+
+    def read_rows(self, text: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.read_table(text, values, ()).to_pylist()
+        return rows
 
 
 class _PostgresDatabase(_AdbcDatabase):
@@ -404,7 +413,7 @@ class HistoryRanges:
         self._database.connection.close()
 
     def bounds(self) -> HistoryOffsets:
-        [row] = self._rows(self._statements["bounds"])
+        [row] = self.read_rows(self._statements["bounds"])
         bounds = HistoryOffsets(**row)
         return bounds if self.upto is None else replace(bounds, hi=min(bounds.hi, self.upto))
 
@@ -412,7 +421,7 @@ class HistoryRanges:
         """Return the last offset settled before ``at_ms`` (Unix ms); if none, ``bounds().lo``."""
         bounds = self.bounds()
         values = {"lo": bounds.lo, "hi": bounds.hi, "at_ms": at_ms}
-        return int(self._rows(self._statements["offset_at"], values)[0]["offset"])
+        return int(self.read_rows(self._statements["offset_at"], values)[0]["offset"])
 
     def queues(self) -> list[str]:
         """Return the sorted names of all queues that history rows may refer to."""
@@ -473,7 +482,7 @@ class HistoryRanges:
         base, names, values = conditions
         join = ""
         if columns is EVENT_COLUMNS:
-            [event] = self._rows(self._statements["last_event"])
+            [event] = self.read_rows(self._statements["last_event"])
             join, values = self.parts["events"], values | {"last_event": event["event_id"]}
         spans = [(lo, hi)] if lo < hi else []
         if spans and "only_settled" in names:
@@ -481,7 +490,7 @@ class HistoryRanges:
         slices = [part for span in spans for part in _slices(*span)]
         if slices and filters.traces:
             covered = {"lo": slices[0]["lo"], "hi": slices[-1]["hi"]}
-            rows = self._rows(
+            rows = self.read_rows(
                 self._statements["trace_offsets"],
                 {"traces": values["traces"], **covered, "limit": RANGE_SLICE + 1},
             )
@@ -498,7 +507,7 @@ class HistoryRanges:
     ) -> list[tuple[int, int]]:
         text, rows = self._statements["boundaries"], []
         for at_ms in boundary_times(settled_from, settled_until):
-            boundaries = self._rows(text, {"lo": lo, "hi": hi, "at_ms": at_ms})
+            boundaries = self.read_rows(text, {"lo": lo, "hi": hi, "at_ms": at_ms})
             rows.append([row["low"] for row in boundaries])
         return settled_spans(*rows)
 
@@ -510,7 +519,7 @@ class HistoryRanges:
                 not claimed; ``unknown_subscription``; ``foreign_queue``: the queue is not in
                 ``allowed``.
         """
-        rows = self._rows(self._statements["subscription"], {"name": subscription})
+        rows = self.read_rows(self._statements["subscription"], {"name": subscription})
         if not rows:
             raise RefusedError("unknown_subscription", f"there is no subscription {subscription!r}")
         [held] = rows
@@ -529,15 +538,13 @@ class HistoryRanges:
         schema = arrow_schema(CLAIM_COLUMNS)
         return RangeRows(lo, hi, reading.count(), schema, reading.batches(), held["queue"])
 
-    def read_table(
-        self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn] = ()
-    ) -> Any:
+    def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         self.on_statement()
         return self._database.read_table(text, values, columns)
 
-    def _rows(self, text: str, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.read_table(text, values or {}).to_pylist()
-        return rows
+    def read_rows(self, text: str, values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        self.on_statement()
+        return self._database.read_rows(text, values or {})
 
     def _conditions(self, selection: RowSelection) -> _Conditions:
         filters, outcomes = selection.filters, selection.outcomes or tuple(OUTCOMES)
@@ -570,7 +577,7 @@ class HistoryRanges:
         return base, names, values
 
     def _ids_by_name(self) -> dict[str, int]:
-        rows = self._rows(self._statements["queues"])
+        rows = self.read_rows(self._statements["queues"])
         return {row["name"]: row["queue_id"] for row in rows}
 
     def _queue_ids(self, selection: RowSelection) -> tuple[list[int] | None, int]:
@@ -634,10 +641,8 @@ class _RangeReader:
 
     def count(self) -> int:
         text = f"SELECT count(*) AS count {self.range}"
-        return sum(
-            self.ranges.read_table(text, self.values | part).to_pylist()[0]["count"]
-            for part in self.slices
-        )
+        rows = (self.ranges.read_rows(text, self.values | part)[0] for part in self.slices)
+        return sum(row["count"] for row in rows)
 
     def batches(self) -> Iterator[Any]:
         has_bodies = BODY in self.columns
@@ -688,7 +693,7 @@ class _RangeReader:
         text = text.replace("{range}", self.range).replace("{size}", size)
         values = self.values | part | {"part_size": part_size}
         lo = part["lo"]
-        for row in self.ranges.read_table(text, values).to_pylist():
+        for row in self.ranges.read_rows(text, values):
             yield {"lo": lo, "hi": row["number"]}
             lo = row["number"]
 

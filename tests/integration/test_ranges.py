@@ -246,15 +246,15 @@ def test_selection_is_found_by_an_index(
 ) -> None:
     ranges = HistoryRanges(settled_folder(tmp_path / "data", ROWS), driver="python")
     plans: list[str] = []
-    read_table = ranges._database.read_table
+    fetch = module._PythonDatabase._fetch
 
-    def explain(text: str, values: dict[str, Any], columns: Any) -> Any:
+    def explain(database: Any, text: str, values: dict[str, Any]) -> Any:
         if "history AS m" in text:
-            steps = ranges._database.connection.execute(f"EXPLAIN QUERY PLAN {text}", values)
+            steps = database.connection.execute(f"EXPLAIN QUERY PLAN {text}", values)
             plans.extend(step[-1] for step in steps)
-        return read_table(text, values, columns)
+        return fetch(database, text, values)
 
-    monkeypatch.setattr(ranges._database, "read_table", explain)
+    monkeypatch.setattr(module._PythonDatabase, "_fetch", explain)
     with ranges:
         assert len(offsets(ranges.history(asked))) > 0
     for index in indexes:
@@ -511,7 +511,7 @@ def test_lock_is_waited_for(ranges: HistoryRanges) -> None:
     ):
         assert holder.stdout is not None
         holder.stdout.readline()
-        assert other.read_table("SELECT a FROM x", {}).to_pylist() == [{"a": 1}]
+        assert other.read_rows("SELECT a FROM x") == [{"a": 1}]
         assert holder.wait() == 0
 
 
@@ -586,14 +586,14 @@ def test_range_of_a_time_has_each_segment_of_the_clock(
     filters = RowFilters(settled_from=NOW_MS + 180_000, settled_until=NOW_MS + 190_000)
     monkeypatch.setattr(module, "RANGE_SLICE", 5)
     read: list[int] = []
-    read_table = ranges._database.read_table
+    read_rows = ranges._database.read_rows
 
-    def note(text: str, values: dict[str, Any], columns: Any) -> Any:
+    def note(text: str, values: dict[str, Any]) -> Any:
         if "count(*)" in text:
             read.extend(range(values["lo"] + 1, values["hi"] + 1))
-        return read_table(text, values, columns)
+        return read_rows(text, values)
 
-    monkeypatch.setattr(ranges._database, "read_table", note)
+    monkeypatch.setattr(ranges._database, "read_rows", note)
     assert offsets(ranges.history(RowSelection(0, ROWS, filters=filters))) == [
         *range(180, 190),
         *range(280, 290),
@@ -604,6 +604,18 @@ def test_range_of_a_time_has_each_segment_of_the_clock(
     assert 289 <= hi < 298
     none = ranges.settled_range(NOW_MS + 10**8, None)
     assert none[0] == none[1]
+
+
+def test_bounds_are_read_without_pyarrow(tmp_path: Path) -> None:
+    """A run with nothing new asks for nothing else; importing pyarrow takes longer than it."""
+    path = settled_folder(tmp_path / "data", 5)
+    code = (
+        "import sys; from phpmq_lite.storage.arrow import HistoryRanges\n"
+        "print(HistoryRanges(sys.argv[1], driver='python').bounds().hi, 'pyarrow' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["5", "False"]
 
 
 @pytest.mark.parametrize("shift_s", [0, -30, 40])

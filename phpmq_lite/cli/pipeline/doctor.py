@@ -11,13 +11,6 @@ from urllib.parse import urlsplit
 import click
 
 from phpmq_lite.cli.doctor.findings import BAD, WARN, Finding, bad, ok, ok_if, report_findings, warn
-from phpmq_lite.cli.doctor.installation import (
-    check_python,
-    installed_version,
-    package_finding,
-    reinstall_command,
-    requirements,
-)
 from phpmq_lite.cli.errors import ERROR, NOT_FOUND, REFUSED, CommandError
 from phpmq_lite.cli.output import output_option
 from phpmq_lite.cli.parameters import flag
@@ -58,6 +51,13 @@ def doctor(target: PipelineTarget, start: bool, output: str | None) -> None:
 
 def check_pipeline(target: PipelineTarget) -> Iterator[Finding]:
     """Run all checks, independently of each other, and yield their findings."""
+    from phpmq_lite.cli.doctor.installation import (
+        check_python,
+        installed_version,
+        package_finding,
+        reinstall_command,
+        requirements,
+    )
     from phpmq_lite.spark.session import find_java
 
     yield check_python()
