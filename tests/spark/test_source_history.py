@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
@@ -371,3 +372,8 @@ def test_source_is_found_by_its_name_alone(spark: SparkSession, broker: FakeBrok
     fresh.conf.unset(PUSHDOWN)
     register(fresh)
     assert fresh.conf.get(PUSHDOWN) == "true"
+
+
+def test_workers_import_the_installed_pyspark_which_is_compiled(spark: SparkSession) -> None:
+    one = spark.sparkContext.parallelize([0], 1)
+    assert one.map(lambda _: pyspark.__file__).collect() == [pyspark.__file__]

@@ -80,6 +80,24 @@ def test_launcher_is_written_once(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "bin").iterdir()] == ["java"]
 
 
+def test_home_of_spark_lacks_its_python_and_is_linked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):
+        monkeypatch.delenv("SPARK_HOME", raising=False)
+        session._use_compiled_pyspark()
+        [home] = (tmp_path / "phpmq-lite").iterdir()
+        assert os.environ["SPARK_HOME"] == str(home)
+    assert (home / "bin" / "spark-submit").exists()
+    assert [*(home / "jars").glob("spark-core*")]
+    assert not (home / "python").exists()
+
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    session._use_compiled_pyspark()
+    assert os.environ["SPARK_HOME"] == "/opt/spark"
+
+
 def test_error_lists_unsuitable_javas_and_remedies() -> None:
     with pytest.raises(JavaError) as caught:
         find({"old": 11}, environ={"JAVA_HOME": "/x/old"})
