@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sf
-from pyspark.sql import types
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from phpmq_lite.errors import OptionError
@@ -19,25 +19,17 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-_TYPES: Final = {
-    "int32": types.IntegerType(),
-    "int64": types.LongType(),
-    "string": types.StringType(),
-    "binary": types.BinaryType(),
-    "timestamp": types.TimestampType(),
-    "date": types.DateType(),
-    "double": types.DoubleType(),
-    "array<bigint>": types.ArrayType(types.LongType()),
-    "array<string>": types.ArrayType(types.StringType()),
-    "map<int,bigint>": types.MapType(types.IntegerType(), types.LongType()),
-}
 _COMMENT: Final = "comment"  # key under which Spark finds what DESCRIBE shows
 
 
 def commented_schema(columns: Sequence[ArrowColumn]) -> StructType:
     """Return the Spark schema, with the texts as comments; any column may be null there."""
+    types = map(from_arrow_type, arrow.arrow_schema(columns).types)
     return StructType(
-        [StructField(c.name, _TYPES[c.type], True, {_COMMENT: c.comment}) for c in columns]
+        [
+            StructField(column.name, kind, True, {_COMMENT: column.comment})
+            for column, kind in zip(columns, types, strict=True)
+        ]
     )
 
 
@@ -101,8 +93,6 @@ def requested_columns(names: Sequence[str]) -> tuple[str, ...]:
 
 def arrow_schema(schema: StructType) -> "pa.Schema":
     """Return the Arrow schema that Spark requires for a batch: UTC times in microseconds."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     return to_arrow_schema(schema, timezone="UTC")
 
 

@@ -14,21 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
 from phpmq_lite.insights_document import OTHER_QUEUES
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import results_folder
-from phpmq_lite.spark.insights_tables import (
-    COUNTS,
-    DAY_MS,
-    PERCENTILES,
-    SPAN_FIGURES,
-    SPANS,
-    bucket_percentile,
-)
+from phpmq_lite.spark.insights_tables import DAY_MS, SPAN_FIGURES, bucket_percentile
 from phpmq_lite.spark.results_folder import LocalResultsFolder, ResultsFolder
-from phpmq_lite.spark.table_columns import METRIC_COLUMNS
+from phpmq_lite.spark.table_columns import COUNTS, METRIC_COLUMNS, SPANS
+from phpmq_lite.storage.arrow import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,23 +36,12 @@ SHARES: Final = {"minutes": 1_150_000, "hours": 500_000}  # maximum number of by
 _DAYS: Final = 30
 _MAXIMA: Final = tuple(f"{span}_max" for span in SPANS)
 _URN_COUNTS: Final = ("published", "bytes", *OUTCOMES, "retried", "redelivered_messages")
-_TYPES: Final = {
-    "int64": pa.int64(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "date": pa.date32(),
-    "array<bigint>": pa.list_(pa.int64()),
-    "array<string>": pa.list_(pa.string()),
-    "map<int,bigint>": pa.map_(pa.int32(), pa.int64()),
-}
-
 Item = dict[str, Any]
 
 
 def table_schema(table: str) -> pa.Schema:
     """Return the types of a metric table."""
-    return pa.schema([(c.name, _TYPES[c.type]) for c in METRIC_COLUMNS[table]])
+    return pa.schema([(f.name, f.type) for f in arrow_schema(METRIC_COLUMNS[table], "us")])
 
 
 def collect_figures(spark: "SparkSession | None", files: ResultsFolder, now_ms: int) -> Item:
@@ -67,7 +50,6 @@ def collect_figures(spark: "SparkSession | None", files: ResultsFolder, now_ms: 
         return {}
     tables = MetricTables(spark, files, now_ms)
     return {
-        "queues": tables.queues(),
         "last24h": tables.periods("minutes", "minute", 1),
         "last30d": tables.periods("hours", "hour", _DAYS),
         "urns": tables.urns(),
@@ -85,61 +67,27 @@ class MetricTables:
     files: ResultsFolder
     now_ms: int
 
-    def _read(self, table: str, days: int, omitted: Sequence[str] = ()) -> pa.Table:
+    def _read(self, table: str, days: int) -> pa.Table:
         """Return a table's rows, starting with the date ``days`` days ago, without ``date``."""
         folder = f"{results_folder.METRICS}/{table}"
         first = datetime.fromtimestamp(self.now_ms / 1000, UTC) - timedelta(days=days)
         dates = [name for name in self.files.names(folder) if name >= f"date={first.date()}"]
-        names = [name for name in table_schema(table).names if name not in ("date", *omitted)]
-        schema = pa.schema([table_schema(table).field(name) for name in names])
+        schema = pa.schema([field for field in table_schema(table) if field.name != "date"])
         if isinstance(self.files, LocalResultsFolder):
             paths = [path for date in dates for path in self.files.data_files(f"{folder}/{date}")]
-            parts = [pq.ParquetFile(self.files.path(path)).read() for path in paths]
+            if paths:
+                return ds.dataset([*map(self.files.path, paths)], schema).to_table()
         elif dates and self.spark is not None:
             from phpmq_lite.spark.columns import commented_schema
 
-            columns = commented_schema([c for c in METRIC_COLUMNS[table] if c.name in names])
+            columns = commented_schema([c for c in METRIC_COLUMNS[table] if c.name != "date"])
             urls = [self.files.url(f"{folder}/{date}") for date in dates]
-            parts = [self.spark.read.schema(columns).parquet(*urls).toArrow()]
-        else:
-            parts = []
-        columns_of_parts = (
-            [
-                part[field.name].cast(field.type)
-                if field.name in part.column_names
-                else pa.nulls(part.num_rows, field.type)  # in a table of an earlier version
-                for field in schema
-            ]
-            for part in parts
-        )
-        tables = [pa.table(columns, schema) for columns in columns_of_parts]
-        return pa.concat_tables(tables) if tables else schema.empty_table()
-
-    def queues(self) -> list[Item]:
-        """Return statistics of the hours that began in the last 24 hours, by queue.
-
-        Percentiles are those of the hours' ranks: within 0.5 % of the rank, and exact if no hour
-        has more than ``RANKS`` measurements.
-        """
-        rows = self._read("hours", 1)
-        rows = rows.filter(pc.greater(_millis(rows["hour"]), self.now_ms - DAY_MS))
-        by_queue: dict[str, list[Item]] = defaultdict(list)
-        for row in rows.to_pylist():
-            by_queue[row["queue"]].append(row)
-        items = [
-            {"queue": queue}
-            | {name: sum(hour[name] for hour in hours) for name in COUNTS}
-            | {name: value for span in SPANS for name, value in _span(span, hours).items()}
-            for queue, hours in by_queue.items()
-        ]
-        names = ("published", *OUTCOMES)
-        items.sort(key=lambda item: (-sum(item[name] for name in names), item["queue"]))
-        return [round_times(item) for item in items[:MAX_ROWS]]
+            return self.spark.read.schema(columns).parquet(*urls).toArrow().cast(schema)
+        return schema.empty_table()
 
     def periods(self, table: str, name: str, days: int) -> list[Item]:
         """Return statistics by period for ``days`` days; ``name`` names the time column."""
-        omitted = [f"{span}_{extra}" for span in SPANS for extra in ("count", "ranks")]
-        rows = self._read(table, days, omitted)
+        rows = self._read(table, days)
         rows = rows.set_column(rows.column_names.index(name), name, _millis(rows[name]))
         rows = rows.filter(pc.greater(rows[name], self.now_ms - days * DAY_MS))
         total = rows["published"]
@@ -233,30 +181,6 @@ def _sorted(table: pa.Table, order: Sequence[tuple[str, str]]) -> pa.Table:
     """Sort rows, with nulls first as in Spark."""
     keys = [(name, direction, "at_start") for name, direction in order]
     return table.take(pc.sort_indices(table, sort_keys=keys))
-
-
-def _span(span: str, hours: Iterable[Item]) -> Item:
-    """Return percentiles and the maximum of a span over several hours."""
-    measured = [hour for hour in hours if hour[f"{span}_ranks"]]
-    if not measured:
-        return dict.fromkeys(f"{span}_{name}" for name in (*PERCENTILES, "max"))
-    values = np.concatenate([hour[f"{span}_ranks"] for hour in measured])
-    lengths = [len(hour[f"{span}_ranks"]) for hour in measured]
-    shares = [hour[f"{span}_count"] / n for hour, n in zip(measured, lengths, strict=True)]
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(np.repeat(shares, lengths)[order])
-    count = sum(hour[f"{span}_count"] for hour in measured)
-
-    def value_at(rank: int) -> int:
-        place = int(np.searchsorted(reached, rank + 1e-6, "right"))
-        return int(values[order[min(place, len(order) - 1)]])
-
-    values_by_name: Item = {}
-    for name, share in PERCENTILES.items():
-        low, part = divmod(share * (count - 1), 1)
-        least = value_at(int(low))
-        values_by_name[f"{span}_{name}"] = least + (value_at(int(low) + 1) - least) * part
-    return values_by_name | {f"{span}_max": max(hour[f"{span}_max"] for hour in measured)}
 
 
 def path_item(path: Sequence[str], days: Iterable[Mapping[int, int]]) -> Item:

@@ -1,9 +1,8 @@
 """The insights document, ``summary.json``, built from the archive's ledger and the metric tables.
 
-``insights_document`` defines its fields. The jobs also write fields that no page shows: ``queues``
-(statistics for the last 24 hours by queue), ``history_id`` and ``batch`` for each gap, and
-``published``, ``bytes``, ``expired``, ``dead``, ``deleted`` and ``redelivered_messages`` for each
-URN.
+``insights_document`` defines its fields. The jobs also write fields that no page shows:
+``history_id`` and ``batch`` for each gap, and ``published``, ``bytes``, ``expired``, ``dead``,
+``deleted`` and ``redelivered_messages`` for each URN.
 """
 
 import json
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 MAX_GAPS: Final = 100
 
 _COMPUTING: Final = frozenset({"archive", "metrics", "compact"})  # jobs with figures of their own
-_TIMED: Final = {"last24h": ("minute", 1), "last30d": ("hour", 30)}  # time column and days
 _HOUR_MS: Final = 3_600_000
 
 Item = dict[str, Any]
@@ -63,13 +61,15 @@ def write_summary(
     previous: Item = {}  # may have figures that another folder's jobs sent
     with suppress(ValueError):
         previous = json.loads(stored)
+        previous.pop("queues", None)  # of version 0.1.0
     summary: Item = {"version": 1, "finished_at": now_ms, **_archive(files, ledger)}
     if has_news or previous.get("finished_at", 0) // _HOUR_MS != now_ms // _HOUR_MS:
         from phpmq_lite.spark.insights_figures import collect_figures
 
         summary |= collect_figures(spark, files, now_ms)
     else:
-        summary |= recent_periods(previous, now_ms)
+        recent = [m for m in previous.get("last24h", []) if m["minute"] > now_ms - DAY_MS]
+        summary["last24h"] = recent
     if "archive" in summary:
         archived_offset = summary["archive"]["offset"]
         rows = None if lag is None or archived_offset is None else max(0, lag - archived_offset)
@@ -134,24 +134,13 @@ def _archive(files: ResultsFolder, ledger: ArchiveLedger | None) -> Item:
     }
 
 
-def recent_periods(summary: Item, now_ms: int) -> Item:
-    """Return the lists of a summary that have entries which are too old, without these."""
-    result: Item = {}
-    for name, (time, days) in _TIMED.items():
-        entries = summary.get(name, [])
-        recent = [entry for entry in entries if entry[time] > now_ms - days * DAY_MS]
-        if len(recent) < len(entries):
-            result[name] = recent
-    return result
-
-
 def encode_summary(summary: Item) -> str:
     """Encode the document; if it is too large, truncate its longest lists.
 
     This happens only with very long names, because ``SHARES`` bounds the periods.
     """
     while len(text := _json(summary).encode()) > SUMMARY_BYTES:
-        lists = ("urns", "deaths", "paths", "expiries", "queues", "last30d", "last24h")
+        lists = ("urns", "deaths", "paths", "expiries", "last30d", "last24h")
         longest = max(lists, key=lambda name: len(_json(summary.get(name, []))))
         is_timed = longest.startswith("last")  # these lists start with the oldest entries
         half = len(summary[longest]) // 2

@@ -4,35 +4,19 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.ledger import ArchiveLedger
 from phpmq_lite.spark.results_folder import METRICS_STATE, ResultsFolder
+from phpmq_lite.spark.table_columns import METRIC_COLUMNS, SPANS
 
 VERSION: Final = 3  # table version; after a change, all dates are recomputed
-TABLES: Final = ("minutes", "hours", "urns", "attempts", "deaths", "expiries", "paths")
+TABLES: Final = tuple(METRIC_COLUMNS)
 DAY_MS: Final = 86_400_000
 MAX_STEPS: Final = 50  # maximum number of steps in a path
 MAX_PATHS: Final = 1_000  # maximum number of paths per day
 BUCKET_BASE: Final = 1.01  # durations in the same bucket differ by at most 1 %
 
-COUNTS: Final = (
-    "published",  # number of messages
-    "bytes",  # total size of published bodies
-    "dispatched",  # number of messages, counted at the first dispatch
-    "redelivered",  # deliveries after the first, counted at the last dispatch
-    *OUTCOMES,
-    "redelivered_messages",  # settled messages with more than one delivery
-    "retried",  # acked messages published again with more attempts; these count as failed
-    "expired_dispatched",  # expired messages that had been dispatched
-    "expired_never",
-)
-SPANS: Final = (
-    "wait",  # time from ready to first dispatch, or after a later delay to last; counted there
-    "hold",  # time from last dispatch to settlement as acked or dead, counted at settlement
-)
 PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 SPAN_FIGURES: Final = tuple(f"{span}_{name}" for span in SPANS for name in (*PERCENTILES, "max"))
-RANKS: Final = 201  # values that an hour keeps of a span, at equal ranks; fewer if it has fewer
 
 
 def bucket_percentile(buckets: Mapping[int, int], rank: float) -> float | None:

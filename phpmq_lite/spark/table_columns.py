@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from phpmq_lite.spark.insights_tables import RANKS
 from phpmq_lite.storage.arrow import BODY, COLUMNS, ArrowColumn
 
 # What the archive's files have besides the history's columns.
@@ -48,6 +47,8 @@ _RETRIED: Final = _count(
 _AGAIN: Final = _count(
     "redelivered_messages", "settled messages with more than one delivery", "deliveries"
 )
+# The wait counts at the first dispatch or, after a later delay, at the last one; the hold at a
+# settlement as acked or dead.
 _SPANS: Final = {
     "wait": ("time from ready to dispatch", "ready_at, first_dispatched_at, last_dispatched_at"),
     "hold": ("time from the last dispatch to the settlement", "last_dispatched_at, settled_at"),
@@ -58,6 +59,18 @@ _FIGURES: Final = {
     "p99": "99th percentile",
     "max": "maximum",
 }
+_COUNTED: Final = (
+    *_PUBLISHED,
+    _count("dispatched", "messages dispatched for the first time", "first_dispatched_at"),
+    _count("redelivered", "further deliveries, when the last one was", "last_dispatched_at"),
+    *_OUTCOMES,
+    _AGAIN,
+    _RETRIED,
+    _count("expired_dispatched", "messages expired after a dispatch", "outcome, deliveries"),
+    _count("expired_never", "messages expired without a dispatch", "outcome, deliveries"),
+)
+COUNTS: Final = tuple(column.name for column in _COUNTED)
+SPANS: Final = tuple(_SPANS)
 
 
 def _period(name: str) -> tuple[ArrowColumn, ...]:
@@ -66,14 +79,7 @@ def _period(name: str) -> tuple[ArrowColumn, ...]:
         _DATE,
         ArrowColumn(name, "timestamp", f"beginning of the {name}", unit="UTC", source="times"),
         _QUEUE,
-        *_PUBLISHED,
-        _count("dispatched", "messages dispatched for the first time", "first_dispatched_at"),
-        _count("redelivered", "further deliveries, when the last one was", "last_dispatched_at"),
-        *_OUTCOMES,
-        _AGAIN,
-        _RETRIED,
-        _count("expired_dispatched", "messages expired after a dispatch", "outcome, deliveries"),
-        _count("expired_never", "messages expired without a dispatch", "outcome, deliveries"),
+        *_COUNTED,
         *(
             ArrowColumn(
                 f"{span}_{figure}",
@@ -89,25 +95,9 @@ def _period(name: str) -> tuple[ArrowColumn, ...]:
     )
 
 
-_RANKS: Final = tuple(
-    column
-    for span, (meaning, source) in _SPANS.items()
-    for column in (
-        _count(f"{span}_count", f"measurements of the {meaning}", source),
-        ArrowColumn(
-            f"{span}_ranks",
-            "array<bigint>",
-            f"all of them, sorted; {RANKS} at equal ranks if there are more",
-            unit="ms",
-            source=source,
-        ),
-    )
-)
-
-
 METRIC_COLUMNS: Final = {  # by table, in any order
     "minutes": _period("minute"),
-    "hours": (*_period("hour"), *_RANKS),
+    "hours": _period("hour"),
     "urns": (_DATE, _QUEUE, _URN, *_PUBLISHED, *_OUTCOMES, _RETRIED, _AGAIN),
     "attempts": (
         _SETTLED,

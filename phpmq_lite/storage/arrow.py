@@ -31,7 +31,7 @@ PART_BYTES: Final = 4 << 20  # maximum total body size per statement; a single b
 ArrowDriver = Literal["auto", "adbc", "python"]
 ColumnType = Literal["int32", "int64", "string", "binary", "timestamp"]
 # Only in the tables that jobs write.
-TableType = Literal["date", "double", "array<bigint>", "array<string>", "map<int,bigint>"]
+TableType = Literal["date", "double", "array<string>", "map<int,bigint>"]
 POSTGRES_URLS: Final = ("postgresql://", "postgres://")
 
 
@@ -60,7 +60,7 @@ class ArrowColumn:
         return f"{self.meaning}{unit}" + (f"; null: {self.null}" if self.null else "")
 
 
-def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
+def arrow_schema(columns: Sequence[ArrowColumn], time_unit: str = "ms") -> Any:
     import pyarrow as pa
 
     types = {
@@ -68,7 +68,11 @@ def arrow_schema(columns: Sequence[ArrowColumn]) -> Any:
         "int64": pa.int64(),
         "string": pa.string(),
         "binary": pa.binary(),
-        "timestamp": pa.timestamp("ms", tz="UTC"),
+        "timestamp": pa.timestamp(time_unit, tz="UTC"),
+        "date": pa.date32(),
+        "double": pa.float64(),
+        "array<string>": pa.list_(pa.string()),
+        "map<int,bigint>": pa.map_(pa.int32(), pa.int64()),
     }
     return pa.schema([pa.field(c.name, types[c.type], c.is_nullable) for c in columns])
 

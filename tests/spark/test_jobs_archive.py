@@ -586,12 +586,12 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     assert (summary["version"], summary["finished_at"]) == (1, now)
     assert summary["archive"]["rows"] == 34
     assert summary["jobs"][0]["name"] == "archive"
-    queues = {item["queue"]: item for item in summary["queues"]}
-    assert queues["orders"]["published"] == 31  # the one of 40 days ago was published then
-    assert queues["orders"]["acked"] == 30
-    assert queues["orders"]["expired_never"] == 1
-    assert queues["orders"]["wait_p50"] == 10
     for name in ("last24h", "last30d"):
+        of_orders = [item for item in summary[name] if item["queue"] == "orders"]
+        # The one of 40 days ago was published then.
+        assert sum(item["published"] for item in of_orders) == 31
+        assert sum(item["expired_never"] for item in of_orders) == 1
+        assert {item["wait_p50"] for item in of_orders} == {10, None}
         assert sum(item["acked"] for item in summary[name]) == 32
     assert summary["deaths"] == [{"queue": "orders", "urn": "u", "reason": "poison", "count": 1}]
     assert summary["expiries"] == [{"queue": "orders", "dispatched": 0, "never": 1}]

@@ -7,6 +7,7 @@ of it works on whole columns.
 
 import json
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -18,15 +19,14 @@ import pyarrow.compute as pc
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark.insights_tables import (
     BUCKET_BASE,
-    COUNTS,
     DAY_MS,
     MAX_PATHS,
     MAX_STEPS,
     PERCENTILES,
-    RANKS,
-    SPANS,
     bucket_percentile,
 )
+from phpmq_lite.spark.table_columns import METRIC_COLUMNS, SPANS
+from phpmq_lite.storage.arrow import arrow_schema
 
 Parts = dict[str, list[pa.Table]]
 Numbers = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ TIMES: Final = ("published", "first", "last", "settled", "ready")  # millisecond
 # What map_rows needs; the shares say which part of the keys a value belongs to.
 ROW_COLUMNS: Final = (
     *("seq", "queue", "outcome", "reason", "deliveries", "size", "urn", "trace_id", "meta_id"),
-    *("attempts", *TIMES, "queue_share", "trace_share", "meta_share"),
+    *("attempts", *TIMES, "trace_share", "meta_share"),
 )
 MINUTES_PER_DAY: Final = DAY_MS // 60_000
 ROWS_AT_ONCE: Final = 500_000  # rows of which a partial result is made
@@ -43,6 +43,18 @@ ROWS_AT_ONCE: Final = 500_000  # rows of which a partial result is made
 _NONE: Final = -(1 << 61)  # instead of a null time
 _RADIX: Final = 1 << 33  # above any number of minutes since 1970
 _DAY_KEYS: Final = ("day", "queue", "urn", "outcome", "reason", "attempts", "deliveries")
+_PERIOD_KEYS: Final = ("queue", "number")
+_NO_SPANS: Final = pa.schema(
+    [("queue", pa.string()), ("minute", pa.int64()), ("span", pa.int8()), ("ms", pa.int64())]
+).empty_table()
+
+
+def sums(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the sums of all other columns by ``keys``."""
+    names = [name for name in table.column_names if name not in keys]
+    no_nulls = pc.ScalarAggregateOptions(min_count=0)
+    grouped = table.group_by(keys).aggregate([(name, "sum", no_nulls) for name in names])
+    return grouped.rename_columns([*keys, *names])
 
 
 # -- a part of the archive
@@ -109,32 +121,33 @@ def _partial(
     """Return the partial results by name, each with its rows' shares."""
     times = {name: rows[name].fill_null(_NONE).to_numpy() for name in TIMES}
     queues = rows["queue"].combine_chunks().dictionary_encode()
-    queue_shares = np.zeros(len(queues.dictionary), np.int64)
+    names = queues.dictionary.to_pylist()
+    queue_shares = np.array([zlib.crc32(name.encode()) for name in names], np.int64)
     codes = queues.indices.to_numpy().astype(np.int64)
-    queue_shares[codes] = rows["queue_share"].to_numpy()
 
-    def periods(table: pa.Table, codes: Numbers) -> tuple[pa.Table, Numbers]:
+    def periods(table: pa.Table) -> tuple[pa.Table, Numbers]:
         """Name the queues, and distribute queues and hours."""
-        hours = table["minute"].to_numpy() // 60
-        named = table.append_column("queue", queues.dictionary.take(pa.array(codes)))
+        codes, hours = table["queue"].to_numpy(), table["minute"].to_numpy() // 60
+        named = table.drop("queue").append_column("queue", queues.dictionary.take(pa.array(codes)))
         return named, (queue_shares[codes] + hours) % shares
 
-    settled_days, published_days = times["settled"] // DAY_MS, times["published"] // DAY_MS
-    is_settled_then = _is_on(settled_days, days)
     result = {
-        "counts": periods(*_count_events(rows, times, codes, days)),
-        "spans": periods(*_measure_spans(rows, times, codes, days)),
+        "counts": periods(_count_events(rows, times, codes, days)),
+        "spans": periods(_measure_spans(rows, times, codes, days)),
     }
-    for kind, number, mask in (
-        ("published", published_days, _is_on(published_days, days)),
-        ("settled", settled_days, is_settled_then),
-    ):
-        chosen = rows.append_column("day", pa.array(number)).filter(pa.array(mask))
-        table = _count_days(chosen, is_settled=kind == "settled")
-        result[kind] = table.drop("queue_share"), table["queue_share"].to_numpy() % shares
-    result["traces"] = _steps(rows, published_days, days)
-    result["retries"] = _retry_candidates(rows, times, is_settled_then)
+    dated = {name: _on_days(rows, times[name], days) for name in ("published", "settled")}
+    for name, chosen in dated.items():
+        table = _count_days(chosen, is_settled=name == "settled")
+        result[name] = table, np.zeros(table.num_rows, np.int64)
+    result["traces"] = _steps(dated["published"])
+    result["retries"] = _retry_candidates(rows, times, _is_on(times["settled"] // DAY_MS, days))
     return result
+
+
+def _on_days(rows: pa.Table, time: Numbers, days: Sequence[int] | None) -> pa.Table:
+    """Return the rows whose time is on one of the days, with the column ``day``."""
+    number = time // DAY_MS
+    return rows.append_column("day", pa.array(number)).filter(pa.array(_is_on(number, days)))
 
 
 def _is_on(number: Numbers, days: Sequence[int] | None) -> Numbers:
@@ -151,45 +164,37 @@ def _minute(time: Numbers, days: Sequence[int] | None, mask: Numbers) -> Numbers
 
 def _count_events(
     rows: pa.Table, times: Mapping[str, Numbers], codes: Numbers, days: Sequence[int] | None
-) -> tuple[pa.Table, Numbers]:
-    """Count each event by queue and its own minute; return ``minute`` and ``COUNTS``, and codes."""
+) -> pa.Table:
+    """Count each event by ``queue`` (its code) and its own ``minute``."""
     size, deliveries = (rows[name].to_numpy() for name in ("size", "deliveries"))
     outcome = rows["outcome"]
     always = np.ones(len(codes), bool)
     is_redelivered = deliveries > 1
     has_expired = pc.equal(outcome, "expired").to_numpy()
-    counted: dict[str, dict[str, Numbers]] = {
+    counted: dict[str, dict[str, Any]] = {
         "published": {"published": always, "bytes": size},
         "first": {"dispatched": always},
         "last": {"redelivered": np.where(is_redelivered, deliveries - 1, 0)},
         "settled": {
-            **{name: pc.equal(outcome, name).to_numpy() for name in OUTCOMES},
+            **{name: pc.equal(outcome, name) for name in OUTCOMES},
             "redelivered_messages": is_redelivered,
             "expired_dispatched": has_expired & (deliveries > 0),
             "expired_never": has_expired & (deliveries == 0),
         },
     }
-    keys = {
-        time: (minute := _minute(times[time], days, is_redelivered if time == "last" else always))
-        + np.where(minute < 0, 0, codes * _RADIX)
-        for time in counted
-    }
-    unique = np.unique(np.concatenate(list(keys.values())))
-    unique = unique[unique >= 0]
-    sums = {name: np.zeros(len(unique), np.int64) for name in COUNTS}
-    for time, values in counted.items():
-        is_valid = keys[time] >= 0
-        places = np.searchsorted(unique, keys[time][is_valid])
-        for name, value in values.items():
-            total = np.bincount(places, weights=value[is_valid], minlength=len(unique))
-            sums[name] = total.astype(np.int64)
-    return pa.table({"minute": unique % _RADIX, **sums}), unique // _RADIX
+    parts = []
+    for time, counts in counted.items():
+        minute = _minute(times[time], days, is_redelivered if time == "last" else always)
+        numbers = {name: pc.cast(pa.array(n), pa.int64()) for name, n in counts.items()}
+        events = pa.table({"queue": codes, "minute": minute, **numbers})
+        parts.append(sums(events.filter(pa.array(minute >= 0)), ["queue", "minute"]))
+    return sums(pa.concat_tables(parts, promote_options="default"), ["queue", "minute"])
 
 
 def _measure_spans(
     rows: pa.Table, times: Mapping[str, Numbers], codes: Numbers, days: Sequence[int] | None
-) -> tuple[pa.Table, Numbers]:
-    """Return ``minute``, ``span`` (its number) and ``ms`` of each span, and codes of the queues."""
+) -> pa.Table:
+    """Return ``queue`` (its code), ``minute``, ``span`` (its number) and ``ms`` of each span."""
     published, first, last, settled = (times[name] for name in TIMES[:4])
     ready = np.where(times["ready"] == _NONE, published, times["ready"])  # null in version 0.1.0
     has_first, has_last = first != _NONE, last != _NONE
@@ -208,8 +213,8 @@ def _measure_spans(
         chosen = minute >= 0
         ms = np.maximum(end - begin, 0)[chosen]
         parts.append((codes[chosen], minute[chosen], np.full(len(ms), span, np.int8), ms))
-    queue, minute, span_number, ms = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return pa.table({"minute": minute, "span": span_number, "ms": ms}), queue
+    columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    return pa.table(columns, names=["queue", "minute", "span", "ms"])
 
 
 def _count_days(rows: pa.Table, *, is_settled: bool) -> pa.Table:
@@ -223,14 +228,13 @@ def _count_days(rows: pa.Table, *, is_settled: bool) -> pa.Table:
             rows = rows.set_column(rows.column_names.index(name), name, values)
         rows = rows.set_column(rows.column_names.index("deliveries"), "deliveries", deliveries)
     keys = _DAY_KEYS if is_settled else _DAY_KEYS[:3]
-    grouped = rows.group_by([*keys, "queue_share"])
-    return grouped.aggregate([("size", "sum"), ([], "count_all")])
+    grouped = rows.group_by(keys).aggregate([("size", "sum"), ([], "count_all")])
+    return grouped.rename_columns([*keys, "bytes", "count"])
 
 
-def _steps(rows: pa.Table, number: Numbers, days: Sequence[int] | None) -> tuple[pa.Table, Numbers]:
-    """Return the steps of traces that are published on ``days``."""
-    chosen = pc.and_(pc.is_valid(rows["trace_id"]), pa.array(_is_on(number, days)))
-    named = rows.append_column("day", pa.array(number)).filter(chosen)
+def _steps(rows: pa.Table) -> tuple[pa.Table, Numbers]:
+    """Return the steps of traces."""
+    named = rows.filter(pc.is_valid(rows["trace_id"]))
     # A step is encoded as JSON, so that a path can be one text.
     steps = pc.binary_join_element_wise(
         named["queue"], named["urn"], ":", null_handling="replace", null_replacement=""
@@ -271,74 +275,48 @@ def _retry_candidates(
 def reduce_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the results of one or several shares, in the form of ``map_rows``."""
     parts = {name: pa.concat_tables(tables) for name, tables in read_records(batches).items()}
-    if "counts" in parts:
-        yield from _reduce_periods(parts["counts"], parts.get("spans"))
+    for name, factor in (("minutes", 1), ("hours", 60)):
+        if "counts" in parts:
+            periods = sums(_numbered(parts["counts"], factor), _PERIOD_KEYS)
+            spans = _numbered(parts.get("spans", _NO_SPANS), factor)
+            for number, span in enumerate(SPANS):
+                measured = spans.filter(pc.equal(spans["span"], number))
+                periods = periods.join(_span_figures(span, measured), [*_PERIOD_KEYS])
+            yield to_record(0, name, periods)
     for name in ("published", "settled"):
         if name in parts:
             keys = [key for key in _DAY_KEYS if key in parts[name].column_names]
-            sums = parts[name].group_by(keys).aggregate([("size_sum", "sum"), ("count_all", "sum")])
-            yield to_record(0, name, sums.rename_columns([*keys, "bytes", "count"]))
+            yield to_record(0, name, sums(parts[name], keys))
     if "traces" in parts:
         yield to_record(0, "paths", _reduce_traces(parts["traces"]))
     if "retries" in parts:
         yield to_record(0, "retried", find_retried(parts["retries"]))
 
 
-def _reduce_periods(counts: pa.Table, spans: pa.Table | None) -> Iterator[pa.RecordBatch]:
-    queues = pa.chunked_array([*counts["queue"].chunks, *(spans["queue"].chunks if spans else ())])
-    encoded = queues.combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy().astype(np.int64)
-    minutes = counts["minute"].to_numpy()
-    for name, factor in (("minutes", 1), ("hours", 60)):
-        keys = codes[: counts.num_rows] * _RADIX + minutes // factor
-        unique, places = np.unique(keys, return_inverse=True)
-        columns: dict[str, Any] = {
-            "queue": encoded.dictionary.take(pa.array(unique // _RADIX)),
-            "number": unique % _RADIX,
-        }
-        for count in COUNTS:
-            total = np.bincount(places, weights=counts[count].to_numpy(), minlength=len(unique))
-            columns[count] = total.astype(np.int64)
-        if spans:
-            ends = codes[counts.num_rows :] * _RADIX + spans["minute"].to_numpy() // factor
-            for number, span in enumerate(SPANS):
-                mask = spans["span"].to_numpy() == number
-                measured = (span, unique, ends[mask], spans["ms"].to_numpy()[mask])
-                columns |= _span_figures(*measured, has_ranks=name == "hours")
-        yield to_record(0, name, pa.table(columns))
+def _numbered(table: pa.Table, factor: int) -> pa.Table:
+    """Replace the minutes by the numbers of their periods, which have ``factor`` minutes."""
+    number = pa.array(table["minute"].to_numpy() // factor)
+    return table.drop("minute").append_column("number", number)
 
 
-def _span_figures(
-    span: str, periods: Numbers, keys: Numbers, ms: Numbers, *, has_ranks: bool
-) -> dict[str, pa.Array]:
-    """Return percentiles (interpolated), maximum and ranks for each key of ``periods``."""
+def _span_figures(span: str, measured: pa.Table) -> pa.Table:
+    """Return percentiles (interpolated) and the maximum of a span by queue and period."""
+    queues = measured["queue"].combine_chunks().dictionary_encode()
+    keys = queues.indices.to_numpy().astype(np.int64) * _RADIX + measured["number"].to_numpy()
+    ms = measured["ms"].to_numpy()
     order = np.lexsort((ms, keys))
-    keys, ms = keys[order], ms[order]
-    begin, end = (np.searchsorted(keys, periods, side) for side in ("left", "right"))
-    count = end - begin
-    is_empty = count == 0
-    if not len(ms):
-        ms = np.zeros(1, np.int64)  # is not shown
-    last = len(ms) - 1
-    columns = {f"{span}_max": pa.array(ms[np.clip(end - 1, 0, last)], mask=is_empty)}
+    unique, begin = np.unique(keys[order], return_index=True)
+    ms, last = ms[order], np.append(begin, len(order))[1:] - 1
+    columns: dict[str, Any] = {
+        "queue": queues.dictionary.take(pa.array(unique // _RADIX)),
+        "number": unique % _RADIX,
+        f"{span}_max": ms[last],
+    }
     for name, share in PERCENTILES.items():
-        place = np.maximum(count - 1, 0) * share
-        low = np.minimum(begin + np.floor(place).astype(np.int64), last)
-        high = np.minimum(begin + np.ceil(place).astype(np.int64), last)
-        value = ms[low] + (ms[high] - ms[low]) * (place - np.floor(place))
-        columns[f"{span}_{name}"] = pa.array(value, mask=is_empty)
-    if has_ranks:
-        columns[f"{span}_count"] = pa.array(count)
-        lengths = np.minimum(count, RANKS)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        rank = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        step = np.where(count > RANKS, (count - 1) / (RANKS - 1), 1.0)
-        places = np.repeat(begin, lengths) + np.rint(rank * np.repeat(step, lengths)).astype(
-            np.int64
-        )
-        values = pa.array(ms[places] if len(places) else ms[:0])
-        columns[f"{span}_ranks"] = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-    return columns
+        part, low = np.modf((last - begin) * share)
+        place = begin + low.astype(np.int64)
+        columns[f"{span}_{name}"] = ms[place] + (ms[np.minimum(place + 1, last)] - ms[place]) * part
+    return pa.table(columns)
 
 
 def _reduce_traces(steps: pa.Table) -> pa.Table:
@@ -402,12 +380,11 @@ def find_retried(events: pa.Table) -> pa.Table:
         part = slice(lo[row], hi[row])
         if np.any((attempts[part] > attempts_before[row]) & (seq[part] > arrived[row])):
             retried.append(row)
-    retried_rows = rows.take(pa.array(retried, pa.int64()))
-    minutes = pa.array(retried_rows["until"].to_numpy() // 60_000)
-    counted = retried_rows.append_column("minute", minutes).group_by(["minute", "queue", "urn"])
-    return counted.aggregate([([], "count_all")]).rename_columns(
-        ["minute", "queue", "urn", "retried"]
-    )
+    chosen_rows = rows.take(pa.array(retried, pa.int64()))
+    columns = {name: chosen_rows[name] for name in ("queue", "urn")}
+    columns["minute"] = pa.array(chosen_rows["until"].to_numpy() // 60_000)
+    columns["retried"] = pa.array(np.ones(len(retried), np.int64))
+    return sums(pa.table(columns), ["minute", "queue", "urn"])
 
 
 def _range_max(values: Numbers, lo: Numbers, hi: Numbers) -> Numbers:
@@ -451,21 +428,17 @@ def _dates(days: Any) -> pa.Array:
 
 
 def _period_table(periods: pa.Table, name: str, factor: int, retried: pa.Table | None) -> pa.Table:
-    number = periods["number"].to_numpy()
-    begin = number * (factor * 60_000)
-    if retried is not None and retried.num_rows:
-        queues = pa.chunked_array([*periods["queue"].chunks, *retried["queue"].chunks])
-        codes = queues.combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
-        moments = np.concatenate([number, retried["minute"].to_numpy() // factor])
-        keys = codes * _RADIX + moments
-        order = np.argsort(keys[: len(number)])
-        places = order[np.searchsorted(keys[order], keys[len(number) :])]
-        count = np.zeros(len(number), np.int64)
-        np.add.at(count, places, retried["retried"].to_numpy())
-        column = periods.column_names.index("retried")
-        periods = periods.set_column(column, "retried", pa.array(count))
+    none = pa.array(np.zeros(periods.num_rows, np.int64))
+    if retried is None:
+        table = periods.append_column("retried", none)
+    else:
+        counts = sums(_numbered(retried.drop("urn"), factor), _PERIOD_KEYS)
+        table = periods.join(counts, [*_PERIOD_KEYS])
+        place = table.column_names.index("retried")
+        table = table.set_column(place, "retried", table["retried"].fill_null(0))
+    begin = table["number"].to_numpy() * (factor * 60_000)
     times = pa.array(begin, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
-    table = periods.drop("number").append_column(name[:-1], times)
+    table = table.append_column(name[:-1], times)
     return table.append_column("date", _dates(begin // DAY_MS))
 
 
@@ -473,19 +446,20 @@ def _day_tables(settled: pa.Table) -> dict[str, pa.Table]:
     """Return the tables that count settlements."""
 
     def count(rows: pa.Table, key: str) -> pa.Table:
-        grouped = rows.group_by(["day", "queue", "urn", key]).aggregate([("count", "sum")])
-        return _dated(grouped.rename_columns(["day", "queue", "urn", key, "count"]))
+        return _dated(sums(rows.select([*keys, key, "count"]), [*keys, key]))
 
+    keys = ("day", "queue", "urn")
     expired = settled.filter(pc.equal(settled["outcome"], "expired"))
     never = pc.equal(expired["deliveries"], 0)
-    split = expired.append_column("never", pc.if_else(never, expired["count"], 0)).append_column(
-        "dispatched", pc.if_else(never, 0, expired["count"])
-    )
-    sums = split.group_by(["day", "queue"]).aggregate([("dispatched", "sum"), ("never", "sum")])
+    counts = {
+        "dispatched": pc.if_else(never, 0, expired["count"]),
+        "never": pc.if_else(never, expired["count"], 0),
+    }
+    expiries = pa.table({key: expired[key] for key in keys[:2]} | counts)
     return {
         "attempts": count(settled.filter(pc.is_valid(settled["attempts"])), "attempts"),
         "deaths": count(settled.filter(pc.equal(settled["outcome"], "dead")), "reason"),
-        "expiries": _dated(sums.rename_columns(["day", "queue", "dispatched", "never"])),
+        "expiries": _dated(sums(expiries, keys[:2])),
     }
 
 
@@ -495,9 +469,10 @@ def _dated(table: pa.Table) -> pa.Table:
 
 def _urns(results: Mapping[str, pa.Table]) -> pa.Table:
     """Count publishes, settlements and retries by date, queue and URN."""
-    keys = ["day", "queue", "urn"]
-    names = ("published", "bytes", *OUTCOMES, "retried", "redelivered_messages")
-    parts = []
+    keys = ("day", "queue", "urn")
+    types = {"queue": pa.string(), "urn": pa.string()}
+    names = (*keys, "published", "bytes", *OUTCOMES, "retried", "redelivered_messages")
+    parts = [pa.schema([(name, types.get(name, pa.int64())) for name in names]).empty_table()]
     for name, table in results.items():
         if name == "published":
             columns = {"published": table["count"], "bytes": table["bytes"]}
@@ -510,12 +485,9 @@ def _urns(results: Mapping[str, pa.Table]) -> pa.Table:
             columns = {"retried": table["retried"]}
         else:
             continue
-        zero = pa.array(np.zeros(table.num_rows, np.int64))
-        counts = {name: columns.get(name, zero) for name in names}
-        counted = pa.table({**{key: table[key] for key in keys}, **counts})
-        parts.append(counted.filter(pc.is_valid(counted["urn"])))
-    sums = pa.concat_tables(parts).group_by(keys).aggregate([(name, "sum") for name in names])
-    return _dated(sums.rename_columns([*keys, *names]))
+        parts.append(pa.table({key: table[key] for key in keys} | columns))
+    counted = pa.concat_tables(parts, promote_options="default")
+    return _dated(sums(counted.filter(pc.is_valid(counted["urn"])), keys))
 
 
 def _paths(counts: pa.Table) -> pa.Table:
@@ -527,10 +499,9 @@ def _paths(counts: pa.Table) -> pa.Table:
     over days: bucket n counts durations up to ``BUCKET_BASE`` ** n milliseconds. Percentiles are
     those of the buckets, within 1 %.
     """
-    keys = ["day", "path", "bucket"]
-    sums = counts.group_by(keys).aggregate([("traces", "sum")])
+    columns = sums(counts, ["day", "path", "bucket"]).columns
     by_path: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
-    for day, path, bucket, traces in zip(*(c.to_pylist() for c in sums.columns), strict=True):
+    for day, path, bucket, traces in zip(*(c.to_pylist() for c in columns), strict=True):
         by_path[day, path][bucket] = traces
     ranked: dict[int, list[tuple[int, list[str], dict[int, int]]]] = defaultdict(list)
     for (day, path), buckets in by_path.items():
@@ -547,15 +518,4 @@ def _paths(counts: pa.Table) -> pa.Table:
         for day, paths in ranked.items()
         for negative, path, buckets in sorted(paths, key=lambda p: p[:2])[:MAX_PATHS]
     ]
-    schema = pa.schema(
-        [
-            ("date", pa.int32()),
-            ("path", pa.list_(pa.string())),
-            ("traces", pa.int64()),
-            ("p50_ms", pa.float64()),
-            ("p95_ms", pa.float64()),
-            ("buckets", pa.map_(pa.int32(), pa.int64())),
-        ]
-    )
-    table = pa.Table.from_pylist(rows, schema)
-    return table.set_column(0, "date", table["date"].cast(pa.date32()))
+    return pa.Table.from_pylist(rows, arrow_schema(METRIC_COLUMNS["paths"]))

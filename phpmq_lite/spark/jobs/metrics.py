@@ -222,7 +222,7 @@ def _columns(shares: int) -> "list[Column]":
     columns |= {time: sf.unix_millis(f"{time}_dispatched_at") for time in ("first", "last")}
     columns |= {
         f"{name}_share": sf.pmod(sf.hash(column), sf.lit(shares))
-        for name, column in (("queue", "queue"), ("trace", "trace_id"), ("meta", "meta_id"))
+        for name, column in (("trace", "trace_id"), ("meta", "meta_id"))
     }
     return [columns.get(name, sf.col(name)).alias(name) for name in ROW_COLUMNS]
 

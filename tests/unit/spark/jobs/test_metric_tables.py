@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from phpmq_lite.spark.insights_figures import path_item
-from phpmq_lite.spark.insights_tables import COUNTS, RANKS
 from phpmq_lite.spark.jobs.metric_tables import (
     ROW_COLUMNS,
     find_retried,
@@ -23,6 +22,7 @@ from phpmq_lite.spark.jobs.metric_tables import (
     read_records,
     reduce_parts,
 )
+from phpmq_lite.spark.table_columns import COUNTS
 from tests.spark.history_rows import DAY_MS, START_MS, Row, history_row, history_rows, to_arrow
 
 FIRST_DAY = START_MS // DAY_MS
@@ -71,7 +71,7 @@ def narrowed(rows: Sequence[Row]) -> pa.Table:
         columns[names.get(name, name)] = (
             column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         )
-    for share, name in (("queue", "queue"), ("trace", "trace_id"), ("meta", "meta_id")):
+    for share, name in (("trace", "trace_id"), ("meta", "meta_id")):
         values = [hash(value) % SHARES for value in columns[name].to_pylist()]
         columns[f"{share}_share"] = pa.array(values, pa.int32())
     return pa.table({name: columns[name] for name in ROW_COLUMNS})
@@ -255,20 +255,17 @@ def test_names_with_any_characters_stay_apart() -> None:
     assert sorted(set(found["hours"]["queue"].to_pylist())) == sorted(queues)
 
 
-def test_hour_keeps_values_at_equal_ranks() -> None:
-    waits = random.Random(3).sample(range(100_000), 1_000)
-    rows = [
-        history_row(n, published_at=START_MS, first_dispatched_at=START_MS + wait,
-                    last_dispatched_at=START_MS + wait, settled_at=START_MS + wait)
-        for n, wait in enumerate(waits, 1)
-    ]  # fmt: skip
-    [hour] = computed(narrowed(rows))["hours"].to_pylist()
-    assert hour["wait_count"] == hour["hold_count"] == 1_000
-    assert len(hour["wait_ranks"]) == RANKS
-    for place, value in enumerate(hour["wait_ranks"]):
-        rank = sorted(waits).index(value)
-        assert rank == pytest.approx(place * 999 / (RANKS - 1), abs=0.51)
-    assert hour["hold_ranks"] == [0] * RANKS
+def test_queue_in_which_nothing_was_dispatched_is_counted() -> None:
+    """No duration was measured in the share of its keys."""
+    none = dict.fromkeys(("first_dispatched_at", "last_dispatched_at"))
+    rows = [history_row(n, queue=f"q{n}") for n in range(1, 10)]
+    rows += [
+        history_row(n, queue=f"q{n}", outcome="expired", deliveries=0, **none)
+        for n in range(10, 20)
+    ]
+    hours = computed(narrowed(rows))["hours"].to_pylist()
+    assert sum(hour["expired_never"] for hour in hours) == 10
+    assert {hour["wait_max"] is None for hour in hours} == {True, False}
 
 
 def test_rows_of_version_0_1_waited_since_they_were_published(rows: list[Row]) -> None:
