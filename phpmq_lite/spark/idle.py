@@ -16,10 +16,18 @@ from phpmq_lite.spark.jobs.options import (
     JobOptions,
     JobResult,
     MetricsOptions,
+    TablesOptions,
 )
 from phpmq_lite.spark.ledger import ArchiveLedger, is_change_due, read_ledger
 from phpmq_lite.spark.results_folder import ResultsFolder
 from phpmq_lite.spark.selection import selection_of
+from phpmq_lite.spark.table_store import (
+    ARCHIVE_COMMAND,
+    COUNTED,
+    is_current,
+    new_files,
+    read_state,
+)
 
 
 def idle_results(files: ResultsFolder, jobs: Sequence[JobOptions]) -> list[JobResult] | None:
@@ -27,9 +35,14 @@ def idle_results(files: ResultsFolder, jobs: Sequence[JobOptions]) -> list[JobRe
 
     None is also the answer if it is uncertain: a job that runs for nothing does no harm.
     """
+    if isinstance(jobs[0], TablesOptions):  # an archive that they cannot read needs no Spark
+        new_files(files, read_state(files, jobs[0].by))
     ledger = read_ledger(files)
     now_ms, keep_ms = time_ns() // 1_000_000, min(options.keep_replaced_ms for options in jobs)
-    if ledger is None or is_change_due(files, ledger, now_ms=now_ms, keep_ms=keep_ms):
+    if ledger is None:
+        return None
+    reads_only = all(isinstance(options, TablesOptions) for options in jobs)
+    if not reads_only and is_change_due(files, ledger, now_ms=now_ms, keep_ms=keep_ms):
         return None
     results = []
     for options in jobs:
@@ -51,7 +64,19 @@ def _idle_result(
     if isinstance(options, CompactOptions) and _is_compacted(files, ledger):
         details = {"dates": 0, "files_before": 0, "files_after": 0}
         return JobResult(job="compact", rows=0, details=details)
+    if isinstance(options, TablesOptions) and not options.rebuild and is_current(files, options.by):
+        return _tables_result(files, ledger, options)
     return None
+
+
+def _tables_result(
+    files: ResultsFolder, ledger: ArchiveLedger, options: TablesOptions
+) -> JobResult:
+    state = read_state(files, options.by)
+    details = {"tables": len(state.tables) if state else 0, **dict.fromkeys(COUNTED, 0)}
+    note = f"the archive has no messages: run {ARCHIVE_COMMAND} first"
+    notes = () if ledger.dates or state else (note,)
+    return JobResult(job="tables", rows=0, offset=ledger.offset, details=details, notes=notes)
 
 
 def _is_archived(files: ResultsFolder, ledger: ArchiveLedger, options: ArchiveOptions) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from phpmq_lite.spark.prepared import PreparedChange, carry_out, complete
 from phpmq_lite.spark.results_folder import ARCHIVE, LEDGER, ResultsFolder
 
 LOCK: Final = "archive"  # held exclusively by every job that changes the archive
@@ -236,39 +237,20 @@ def commit(
     remaining += (ReplacedFile(path=path, at_ms=now_ms, reason="ledger") for path in retired)
     fields = {"number": number, "at_ms": now_ms, "dates": dates, "pruned": pruned, **changes}
     root = replace(ledger, replaced=(*remaining, *replaced), **fields)
-    change = {
-        "root": {"version": _VERSION, **asdict(root)},
-        "writes": documents,
-        "moves": dict(moves or {}),
-        "copies": dict(copies or {}),
-        "removes": list(removes),
-    }
-    files.write(_PREPARED, json.dumps(change))
-    repair(files)
+    change = PreparedChange(
+        writes=documents,
+        moves=moves or {},
+        copies=copies or {},
+        removes=removes,
+        root=(_root_path(number), {"version": _VERSION, **asdict(root)}),
+    )
+    carry_out(files, _PREPARED, change)
     return root
 
 
 def repair(files: ResultsFolder) -> None:
     """Complete a change that was interrupted; the caller holds ``LOCK``."""
-    text = files.read(_PREPARED)
-    if text is None:
-        return
-    change = json.loads(text)
-    for path, document in change["writes"].items():
-        files.write(path, json.dumps(document))
-    for source, target in change["moves"].items():
-        if files.exists(source):
-            files.remove(target)
-            files.move(source, target)
-    for source, target in change["copies"].items():
-        files.copy(source, target)
-    for path in change["removes"]:
-        files.remove(path)
-    for folder in _parents(change["removes"]):
-        if not files.files(folder):
-            files.remove(folder)
-    files.write(_root_path(change["root"]["number"]), json.dumps(change["root"]))
-    files.remove(_PREPARED)
+    complete(files, _PREPARED)
 
 
 def tidy(
@@ -317,16 +299,6 @@ def _inside(path: str) -> str:
     """Return the path in the archive for a file below ``generations/<number>/``."""
     parts = path.split("/")
     return "/".join([ARCHIVE, *parts[2:]]) if parts[0] == GENERATIONS else path
-
-
-def _parents(paths: Iterable[str]) -> list[str]:
-    """Return the folders of data files, innermost first."""
-    folders = set()
-    for path in paths:
-        parts = path.split("/")
-        if parts[0] in (ARCHIVE, GENERATIONS):
-            folders |= {"/".join(parts[:depth]) for depth in range(2, len(parts))}
-    return sorted(folders, key=lambda folder: -folder.count("/"))
 
 
 def _entry(path: str, parts: Sequence[ArchiveFile]) -> DateEntry:

@@ -297,6 +297,7 @@ REPLAYS: Final = "replays"
 JOBS: Final = "jobs.json"
 SUMMARY: Final = "summary.json"
 TABLES: Final = "tables"
+QUEUE_TABLES: Final = "queue_tables"
 REJECTS: Final = "rejects"
 
 _NAME_MAX: Final = 255  # maximum length of file names on common file systems, including HDFS

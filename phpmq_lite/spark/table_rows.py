@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql.types import StringType, StructField, StructType
 
 from phpmq_lite.envelopes.indexed_fields import INT64_MAX, INT64_MIN
 from phpmq_lite.envelopes.payload_schema import JSON_TYPES, read_schema
 from phpmq_lite.envelopes.payload_shape import (
+    OTHER_MEMBERS,
     PayloadCounts,
     Shape,
     column_kinds,
@@ -18,11 +20,18 @@ from phpmq_lite.envelopes.payload_shape import (
 )
 from phpmq_lite.envelopes.strict_json import POINTER_CHARACTERS, child_pointer
 from phpmq_lite.envelopes.validation import read_payload
-from phpmq_lite.spark.table_columns import MISFIT, VERSION
+from phpmq_lite.spark.columns import arrow_schema, commented_schema
+from phpmq_lite.spark.payload_types import payload_columns
+from phpmq_lite.spark.table_columns import MISFIT, PAYLOAD_COLUMNS, VERSION
+from phpmq_lite.storage.arrow import ArrowColumn
 
 REJECT: Final = "_reject"
 REJECT_FIELDS: Final = ("reason", "pointer", "detail")  # of an EnvelopeProblem
 POINTERS_LIMIT: Final = 20  # maximum number of pointers in a row
+_PART_ROWS: Final = 500  # 10,000 rows as dicts would keep the garbage collector busy: 10 % slower
+
+
+_REJECT_TYPE: Final = StructType([StructField(name, StringType()) for name in REJECT_FIELDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,246 +44,190 @@ class TableColumns:
     shape: Shape
     version: int
     document: str | None
-    keys: tuple[str, ...]
+    keys: tuple[ArrowColumn, ...]
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """The names that columns of payloads cannot have."""
-        return (*self.keys, VERSION, MISFIT, REJECT)
+        return (*(column.name for column in self.keys), VERSION, MISFIT, REJECT)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the table."""
+        fixed = commented_schema((*self.keys, *PAYLOAD_COLUMNS))
+        return StructType([*fixed, *payload_columns(self.shape, self.reserved)])
+
+    @property
+    def converted(self) -> StructType:
+        """The columns that ``convert`` returns."""
+        return StructType([*self.schema, StructField(REJECT, _REJECT_TYPE)])
 
 
 def convert(
     batches: Iterable[pa.RecordBatch], table: TableColumns, count: Callable[[PayloadCounts], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the keys, ``VERSION``, ``MISFIT``, the columns of the payloads and ``REJECT``.
+    """Yield rows with the columns ``table.converted``.
 
     The input has ``table.keys``, ``urn`` (null: the body is not an envelope) and ``body``. A row
     that the registered schema rejects has ``REJECT``. ``count`` receives payloads with values that
     have no column.
     """
     schema = None if table.document is None else read_schema(json.loads(table.document))
-    for batch in batches:
-        misfits: list[str] = []
-        columns = _Object(table.shape, lambda: "/data", misfits, table.reserved)
-        pointers, rejects, counts = [], [], PayloadCounts()
+    fit = _object(table.shape, table.reserved)
+    keys = [column.name for column in table.keys]
+    added = pa.struct(list(arrow_schema(StructType([*table.converted][len(keys) :]))))
+    for batch in (
+        full_batch.slice(at, _PART_ROWS)
+        for full_batch in batches
+        for at in range(0, full_batch.num_rows, _PART_ROWS)
+    ):
+        rows, counts = [], PayloadCounts()
         contents = (batch.column(name).to_pylist() for name in ("body", "urn"))
         for content, urn in zip(*contents, strict=True):
+            misfits: list[_Place] = []
             data, problem = read_payload(content, is_envelope=urn is not None)
             if problem is None and schema is not None:
                 problem = schema.check(data, is_on_wire=True)
-            columns.add(data if problem is None else {})
-            rejects.append(asdict(problem) if problem is not None and schema is not None else None)
-            if problem is not None and schema is None:
-                misfits.append(problem.pointer)
+            row: dict[str, Any] = {} if problem is not None else fit(data, None, misfits)
+            root = "/data" if urn is not None else ""
+            if problem is not None and schema is not None:
+                row[REJECT] = asdict(problem)
+            elif problem is not None:
+                row[MISFIT] = [problem.pointer if urn is not None else ""]
             elif misfits:
                 counts.add(data)
-            prefix = 0 if urn is not None else len("/data")
-            pointers.append(
-                [p[prefix:][:POINTER_CHARACTERS] for p in misfits[:POINTERS_LIMIT]] or None
-            )
-            misfits.clear()
+                row[MISFIT] = [
+                    f"{root}{_pointer(place)}"[:POINTER_CHARACTERS]
+                    for place in misfits[:POINTERS_LIMIT]
+                ]
+            row[VERSION] = table.version
+            rows.append(row)
         if counts.kinds:
             count(counts)
-        arrays = [
-            *(batch.column(name) for name in table.keys),
-            pa.array([table.version] * batch.num_rows, pa.int64()),
-            pa.array(pointers, pa.list_(pa.string())),
-            *(column.array() for column in columns.columns.values()),
-            pa.array(rejects, pa.struct([(name, pa.string()) for name in REJECT_FIELDS])),
-        ]
-        names = [*table.keys, VERSION, MISFIT, *columns.columns, REJECT]
-        yield pa.RecordBatch.from_arrays(arrays, names=names)
+        arrays = [*(batch.column(name) for name in keys), *pa.array(rows, added).flatten()]
+        yield pa.RecordBatch.from_arrays(arrays, names=[*keys, *(field.name for field in added)])
 
 
-# -- columns: ``add`` appends a value, or null and the pointer of a value that does not fit
+# -- values: a ``_Fit`` returns a value as its column holds it, or null for one that does not fit,
+# whose place it adds to a list
 
-_Where = Callable[[], str]  # returns the pointer of the value that is being added
+_Place = (
+    tuple[Any, str | int | None] | None
+)  # of the object or array around it, with a name or an index
+_Fit = Callable[[Any, _Place, list[_Place]], Any]
 
 
-def _integer(value: Any) -> int | None:
+def _pointer(place: _Place) -> str:
+    return "" if place is None else child_pointer(_pointer(place[0]), str(place[1]))
+
+
+def _exact(kind: type) -> _Fit:
+    def fit(value: Any, place: _Place, misfits: list[_Place]) -> Any:
+        return value if value is None or type(value) is kind else misfits.append(place)
+
+    return fit
+
+
+def _integer(value: Any, place: _Place, misfits: list[_Place]) -> Any:
     is_integer = type(value) is int or (type(value) is float and value.is_integer())
-    return int(value) if is_integer and INT64_MIN <= value <= INT64_MAX else None
+    if is_integer and INT64_MIN <= value <= INT64_MAX:
+        return int(value)
+    return None if value is None else misfits.append(place)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, place: _Place, misfits: list[_Place]) -> Any:
     """Return the nearest double."""
     try:
-        return float(value) if type(value) in (int, float) else None
+        if type(value) in (float, int):
+            return float(value)
     except OverflowError:
-        return None
+        pass
+    return None if value is None else misfits.append(place)
 
 
-_SIMPLE: Final[dict[str, tuple[pa.DataType, Callable[[Any], Any]]]] = {
-    "boolean": (pa.bool_(), lambda value: value if type(value) is bool else None),
-    "integer": (pa.int64(), _integer),
-    "number": (pa.float64(), _number),
-    "string": (pa.string(), lambda value: value if type(value) is str else None),
+_SIMPLE: Final[dict[str, _Fit]] = {
+    "boolean": _exact(bool),
+    "integer": _integer,
+    "number": _number,
+    "string": _exact(str),
 }
 
 
-class _Column:
-    """A location without a column, where only null and lists and objects of nulls fit."""
-
-    def __init__(self, where: _Where, misfits: list[str]) -> None:
-        self.where, self.misfits = where, misfits
-        self.values: list[Any] = []
-
-    def add(self, value: Any) -> None:
-        if value is not None and not _is_void(value):
-            self.miss()
-
-    def miss(self) -> None:
-        self.misfits.append(self.where())
-
-    def array(self) -> pa.Array:
-        raise NotImplementedError  # only those that have a column have an array
-
-
 def _is_void(value: Any) -> bool:
+    """Return whether a value is null, or consists of nulls, so that it needs no column."""
     if isinstance(value, dict | list):
         return all(map(_is_void, value.values() if isinstance(value, dict) else value))
     return value is None
 
 
-class _Simple(_Column):
-    def __init__(self, kind: str, where: _Where, misfits: list[str]) -> None:
-        super().__init__(where, misfits)
-        self.type, self.convert = _SIMPLE[kind]
-
-    def add(self, value: Any) -> None:
-        if value is not None:
-            value = self.convert(value)
-            if value is None:
-                self.miss()
-        self.values.append(value)
-
-    def array(self) -> pa.Array:
-        return pa.array(self.values, self.type)
+def _no_column(value: Any, place: _Place, misfits: list[_Place]) -> Any:
+    if not _is_void(value):
+        misfits.append(place)
 
 
-class _List(_Column):
-    """Arrays, or maps with their ``keys``; ``values`` has the position of the first item."""
-
-    def __init__(self, kind: str, shape: Shape, where: _Where, misfits: list[str]) -> None:
-        super().__init__(where, misfits)
-        self.at: int | str = 0
-        self.size = 0
-        self.type = list if kind == "array" else dict
-        self.keys: list[str] = []
-        inner = shape.items if kind == "array" else shape.other
-        self.items = _column(
-            inner or Shape(), lambda: child_pointer(where(), str(self.at)), misfits
-        )
-
-    def add(self, value: Any) -> None:
-        if type(value) is not self.type:
-            if value is not None:
-                self.miss()
-            self.values.append(None)
-            return
-        self.values.append(self.size)
-        self.size += len(value)
-        if self.type is dict:
-            self.keys += value
-        for at, item in value.items() if isinstance(value, dict) else enumerate(value):
-            self.at = at
-            self.items.add(item)
-
-    def array(self) -> pa.Array:
-        offsets = pa.array([*self.values, self.size], pa.int32())
-        if self.type is list:
-            return pa.ListArray.from_arrays(offsets, self.items.array())
-        keys = pa.array(self.keys, pa.string())
-        return pa.MapArray.from_arrays(offsets, keys, self.items.array())
-
-
-class _Struct(_Column):
-    """Columns side by side; ``values`` says where all of them are null."""
-
-    columns: dict[str, _Column]
-
-    def array(self) -> pa.Array:
-        arrays = [column.array() for column in self.columns.values()]
-        is_null = pa.array(self.values, pa.bool_())
-        return pa.StructArray.from_arrays(arrays, [*self.columns], mask=is_null)
-
-
-class _Object(_Struct):
-    """Objects, with a column for each member."""
-
-    def __init__(
-        self, shape: Shape, where: _Where, misfits: list[str], reserved: Iterable[str] = ()
-    ) -> None:
-        super().__init__(where, misfits)
-        self.names = shape.members.keys()
-        self.is_open = shape.is_open
-        self.columns = {}
-        self.members: list[tuple[str, _Column]] = []
-        self.others: _Column | None = None
-        for name, member, inner in columns_of(shape, reserved):
-            column = self._member(member, inner)
-            if member is None:
-                self.others = column
-            else:
-                self.members.append((member, column))
-            if column_kinds(inner):
-                self.columns[name] = column
-
-    def _member(self, member: str | None, shape: Shape) -> _Column:
-        where = self.where
-        if member is None:
-            return _column(shape, where, self.misfits)
-        return _column(shape, lambda: child_pointer(where(), member), self.misfits)
-
-    def add(self, value: Any) -> None:
-        is_object = type(value) is dict
-        self.values.append(not is_object)
-        if not is_object and value is not None:
-            self.miss()
-        members = value if is_object else {}
-        for name, column in self.members:
-            column.add(members.get(name))
-        if self.others is not None:
-            unnamed = {n: m for n, m in members.items() if n not in self.names}
-            self.others.add(unnamed if is_object else None)
-        elif self.is_open and not members.keys() <= self.names:
-            self.misfits += (
-                child_pointer(self.where(), name)
-                for name, member in members.items()
-                if name not in self.names and not _is_void(member)
-            )
-
-
-class _Union(_Struct):
-    """Values of several kinds, with a column for each kind."""
-
-    def __init__(self, shape: Shape, where: _Where, misfits: list[str]) -> None:
-        super().__init__(where, misfits)
-        self.columns = {kind: _one(kind, shape, where, misfits) for kind in column_kinds(shape)}
-
-    def add(self, value: Any) -> None:
-        kind = None if value is None else JSON_TYPES[type(value)]
-        if kind in ("integer", "number") and kind not in self.columns:
-            kind = "number" if kind == "integer" else "integer"
-        if kind not in self.columns and not _is_void(value):
-            self.miss()
-        self.values.append(kind not in self.columns)
-        for name, column in self.columns.items():
-            column.add(value if name == kind else None)
-
-
-def _column(shape: Shape, where: _Where, misfits: list[str]) -> _Column:
+def _fit(shape: Shape) -> _Fit:
     kinds = column_kinds(shape)
     if not kinds:
-        return _Column(where, misfits)
-    if len(shape.kinds) > 1:
-        return _Union(shape, where, misfits)
-    return _one(kinds[0], shape, where, misfits)
+        return _no_column
+    fits = {kind: _fit_of(kind, shape) for kind in kinds}
+    if len(shape.kinds) == 1:
+        return fits[kinds[0]]
+
+    def fit(value: Any, place: _Place, misfits: list[_Place]) -> Any:
+        kind = None if value is None else JSON_TYPES[type(value)]
+        if kind in ("integer", "number") and kind not in fits:
+            kind = "number" if kind == "integer" else "integer"
+        if kind in fits:
+            return {kind: fits[kind](value, place, misfits)}
+        return _no_column(value, place, misfits)
+
+    return fit
 
 
-def _one(kind: str, shape: Shape, where: _Where, misfits: list[str]) -> _Column:
-    if kind in _SIMPLE:
-        return _Simple(kind, where, misfits)
-    if kind == "array" or is_map(shape):
-        return _List(kind, shape, where, misfits)
-    return _Object(shape, where, misfits)
+def _fit_of(kind: str, shape: Shape) -> _Fit:
+    if kind == "array":
+        return _items(_fit(shape.items or Shape()))
+    if kind == "object":
+        return _map(_fit(shape.other or Shape())) if is_map(shape) else _object(shape)
+    return _SIMPLE[kind]
+
+
+def _items(fit_item: _Fit) -> _Fit:
+    def fit(value: Any, place: _Place, misfits: list[_Place]) -> Any:
+        if type(value) is list:
+            return [fit_item(item, (place, at), misfits) for at, item in enumerate(value)]
+        return None if value is None else misfits.append(place)
+
+    return fit
+
+
+def _map(fit_member: _Fit) -> _Fit:
+    def fit(value: Any, place: _Place, misfits: list[_Place]) -> Any:
+        if type(value) is dict:
+            return [(n, fit_member(member, (place, n), misfits)) for n, member in value.items()]
+        return None if value is None else misfits.append(place)
+
+    return fit
+
+
+def _object(shape: Shape, reserved: Iterable[str] = ()) -> _Fit:
+    """Return a function for objects, with a column for each member."""
+    names, is_open = shape.members.keys(), shape.is_open
+    columns = [(member, name, _fit(inner)) for name, member, inner in columns_of(shape, reserved)]
+    fit_others = columns.pop()[-1] if shape.other is not None else None
+
+    def fit(value: Any, place: _Place, misfits: list[_Place]) -> Any:
+        if type(value) is not dict:
+            return None if value is None else misfits.append(place)
+        row = {}
+        for member, name, fit_member in columns:
+            if member in value:
+                row[name] = fit_member(value[member], (place, member), misfits)
+        if fit_others is not None:
+            others = {n: member for n, member in value.items() if n not in names}
+            row[OTHER_MEMBERS] = fit_others(others, place, misfits)
+        elif is_open and not value.keys() <= names:
+            misfits += ((place, n) for n in value if n not in names and not _is_void(value[n]))
+        return row
+
+    return fit

@@ -1,31 +1,35 @@
-"""Writes the rows of a typed table with Spark."""
+"""Writes and rewrites files of tables with Spark."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import Observation
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType, StructField, StructType
 
 from phpmq_lite.envelopes.payload_shape import PayloadCounts
 from phpmq_lite.errors import RefusedError
-from phpmq_lite.spark.columns import commented_schema, with_comments
-from phpmq_lite.spark.payload_types import payload_columns
-from phpmq_lite.spark.table_columns import MISFIT, PAYLOAD_COLUMNS, REJECT_COLUMNS
+from phpmq_lite.spark.columns import with_comments
+from phpmq_lite.spark.jobs.stream_writer import parquet_options
+from phpmq_lite.spark.prepared import PreparedChange
+from phpmq_lite.spark.results_folder import ResultsFolder
+from phpmq_lite.spark.session import fit_batches
+from phpmq_lite.spark.table_columns import MISFIT, REJECT_COLUMNS
 from phpmq_lite.spark.table_rows import REJECT, REJECT_FIELDS, TableColumns, convert
+from phpmq_lite.spark.table_store import STAGED, replace_files
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from phpmq_lite.storage.arrow import ArrowColumn
-
-FILE_BYTES: Final = 128 << 20  # intended size of a merged file
 FILE_ROWS: Final = 500_000  # intended number of rows in a new file
 TASK_ROWS: Final = 20_000  # fewer rows are not worth another task
+_BODY_BYTES: Final = 8 << 20
+
+RowsOf = Callable[["DataFrame"], "DataFrame"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +42,15 @@ class WrittenRows:
     counts: PayloadCounts
 
 
-def table_schema(keys: Sequence["ArrowColumn"], columns: TableColumns) -> StructType:
-    """Return the columns of a table."""
-    fixed = commented_schema((*keys, *PAYLOAD_COLUMNS))
-    return StructType([*fixed, *payload_columns(columns.shape, columns.reserved)])
-
-
 class TableWriter:
     """Writes ``rows`` of one table, which have a body; ``bodies`` is their number."""
 
-    def __init__(
-        self, rows: "DataFrame", bodies: int, keys: Sequence["ArrowColumn"], columns: TableColumns
-    ) -> None:
+    def __init__(self, rows: "DataFrame", bodies: int, columns: TableColumns) -> None:
         self._bodies = bodies
         self._counts = rows.sparkSession.sparkContext.accumulator(PayloadCounts(), _CountsParam())
-        schema = StructType([*table_schema(keys, columns), StructField(REJECT, _REJECT_TYPE)])
-        self._typed = rows.mapInArrow(_converter(columns, self._counts.add), schema)
+        self._typed = rows.mapInArrow(
+            partial(convert, table=columns, count=self._counts.add), columns.converted
+        )
 
     def write(self, url: str) -> WrittenRows:
         """Write the rows that the schema does not reject, and check their number."""
@@ -90,9 +87,6 @@ class TableWriter:
         rows.coalesce(max(1, tasks)).write.mode("overwrite").parquet(url)
 
 
-_REJECT_TYPE: Final = StructType([StructField(name, StringType()) for name in REJECT_FIELDS])
-
-
 class _CountsParam(AccumulatorParam[PayloadCounts]):
     def zero(self, value: PayloadCounts) -> PayloadCounts:
         return PayloadCounts()
@@ -102,14 +96,38 @@ class _CountsParam(AccumulatorParam[PayloadCounts]):
         return value1
 
 
-def _converter(columns: TableColumns, count: Callable[[PayloadCounts], None]) -> Any:
-    def rows(batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        return convert(batches, columns, count)
+def count_in_files(
+    spark: "SparkSession", files: ResultsFolder, folders: Iterable[str], rows_of: RowsOf, ddl: str
+) -> dict[str, int]:
+    """Return how many rows ``rows_of`` selects in each file of some folders, if it selects any.
 
-    return rows
+    ``ddl`` are the columns that it needs.
+    """
+    paths = {path for folder in folders for path in files.data_files(folder)}
+    if not paths:
+        return {}
+    rows = spark.read.schema(ddl).parquet(*map(files.url, paths))
+    chosen = rows_of(rows.withColumn("url", sf.col("_metadata.file_path")))
+    counts = {}
+    for url, count in chosen.groupBy("url").count().collect():
+        parts = unquote(url).split("/")
+        counts[next(p for n in (3, 4) if (p := "/".join(parts[-n:])) in paths)] = count
+    return counts
 
 
-def merge_files(rows: "DataFrame", schema: StructType, size_bytes: int, url: str) -> None:
-    """Write the rows of some files of a table again, with the columns of ``schema``."""
-    files = max(1, math.ceil(size_bytes / FILE_BYTES))
-    rows.to(schema).coalesce(files).write.mode("overwrite").parquet(url)
+def rewrite_files(
+    spark: "SparkSession", files: ResultsFolder, paths: Iterable[str], rows_of: RowsOf
+) -> None:
+    """Replace files that no list names, all at once; the caller holds the lock of the tables."""
+    moves = {}
+    for number, path in enumerate(paths):
+        rows = spark.read.parquet(files.url(path))
+        if "body" in rows.columns:  # the file does not have their sizes
+            fit_batches(spark, rows.select(sf.lit(_BODY_BYTES).alias("size")))
+        folder = f"{STAGED}/rewritten-{number}"
+        writer = rows_of(rows).coalesce(1).write
+        writer.options(**parquet_options(rows)).parquet(files.url(folder))
+        moves[next(iter(files.data_files(folder)))] = path
+    checksums = ["/.".join(path.rsplit("/", 1)) + ".crc" for path in moves.values()]
+    if moves:
+        replace_files(files, PreparedChange(moves=moves, removes=checksums))

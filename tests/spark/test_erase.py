@@ -131,9 +131,10 @@ def test_erased_trace_is_in_no_file_of_the_list_and_not_in_the_broker(
         path: size for path, size in site.files.data_files("").items() if "parquet" in path
     }
 
-    for step in ("_rewrite_tables", "_rewrite_archive", "_erase"):
+    run = erase._EraseRun
+    for owner, step in ((erase, "rewrite_files"), (run, "_rewrite_archive"), (run, "_erase")):
         with monkeypatch.context() as patch:
-            patch.setattr(erase._EraseRun, step, _fail)
+            patch.setattr(owner, step, _fail)
             with pytest.raises(InterruptedError):
                 site.erase(traces=(TRACE,), live=True)
         assert PipelineClient(site.connection).erase({"trace_ids": [TRACE], "dry_run": True})[

@@ -276,10 +276,10 @@ def compact(target: PipelineTarget, keep_replaced_s: int, output: str | None) ->
 def prune(
     target: PipelineTarget, older_than_s: int, keep_replaced_s: int, output: str | None
 ) -> None:
-    """Remove old dates from the archive.
+    """Remove old dates from the archive, and their rows from typed tables.
 
-    Their counts stay in the archive's ledger, and their metrics stay. The files stay until
-    --keep-replaced has passed, and a later job of the archive removes them.
+    Their counts stay in the archive's ledger, and their metrics stay. The archive's files stay
+    until --keep-replaced has passed, and a later job of the archive removes them.
     """
     times = {"older_than_s": older_than_s, "keep_replaced_ms": keep_replaced_s * 1_000}
     run_jobs(target, [_job(target, "prune", **times)], output=output)
@@ -413,26 +413,46 @@ def file_rows(
 def tables(target: PipelineTarget, every_s: int | None, output: str | None, **fields: Any) -> None:
     """Write a typed Parquet table for each URN from archived bodies.
 
-    The files are OUT/tables/NAME. The columns are those of the schema registered in the broker;
-    without one, they are inferred once from the bodies. Bodies that the schema rejects are in
-    OUT/rejects/NAME. Requires `archive --bodies`. Continues after the last run.
+    The files are OUT/tables/NAME, by queue OUT/queue_tables/NAME. The columns are those of the
+    schema registered in the broker; without one, they are inferred once from the bodies. Bodies
+    that the schema rejects are in OUT/rejects/NAME. Requires `archive --bodies`. Continues after
+    the last run.
     """
     run_jobs(target, [_job(target, "tables", **fields)], every_s=every_s, output=output)
 
 
 @pipeline.command()
 @_archive_options
+@flag("--tables", "Also write typed tables by URN, as later runs with this OUT then do.")
 @_job_options
-def run(target: PipelineTarget, every_s: int | None, output: str | None, **fields: Any) -> None:
-    """Run archive, metrics and compact in one session.
+def run(
+    target: PipelineTarget, tables: bool, every_s: int | None, output: str | None, **fields: Any
+) -> None:
+    """Run archive, metrics, tables and compact in one session.
 
-    Run it from a timer, or with --continuous.
+    Typed tables are written once OUT has some, or with --tables; then bodies are archived, too. If
+    OUT is not on this machine, only --tables counts. Run it from a timer, or with --continuous.
     """
+    groupings = _table_groupings(target, is_requested=tables)
+    fields["bodies"] |= bool(groupings)
     archiving = _archive_job(target, **fields)
     keep_ms = archiving.options.keep_replaced_ms
     merging = _job(target, "compact", keep_replaced_ms=keep_ms)
-    jobs = [archiving, _job(target, "metrics"), merging]
+    typing = [_job(target, "tables", by=by) for by in groupings]
+    jobs = [archiving, _job(target, "metrics"), *typing, merging]
     run_jobs(target, jobs, every_s=every_s, output=output)
+
+
+def _table_groupings(target: PipelineTarget, *, is_requested: bool) -> list[str]:
+    """Return whether a run writes tables by urn and by queue."""
+    require_spark()
+    from phpmq_lite.spark.table_store import FOLDERS, read_state
+
+    requested = ["urn"] if is_requested else []
+    if target.results_folder is None:
+        return requested
+    folder = open_results(None, target.results)
+    return [by for by in FOLDERS if by in requested or read_state(folder, by) is not None]
 
 
 @pipeline.command()

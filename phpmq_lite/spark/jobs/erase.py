@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from pyspark.sql import functions as sf
 
@@ -22,24 +21,35 @@ from phpmq_lite.spark.jobs.archive_files import now_ms, open_ledger
 from phpmq_lite.spark.jobs.compact import merge
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, EraseOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.replay import select_messages
-from phpmq_lite.spark.jobs.stream_writer import parquet_options
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import REPLAYS, ResultsFolder, open_results
-from phpmq_lite.spark.session import fit_batches
-from phpmq_lite.spark.table_store import GROUPINGS, LOCK, finish_commit, read_state
+from phpmq_lite.spark.results_folder import (
+    QUEUE_TABLES,
+    REJECTS,
+    REPLAYS,
+    TABLES,
+    ResultsFolder,
+    open_results,
+)
+from phpmq_lite.spark.table_store import LOCK, repair_tables
+from phpmq_lite.spark.table_writer import count_in_files, rewrite_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 ROWS_MAX: Final = 1_000_000  # maximum number of archived messages per run
-_TABLES: Final = ("consumed", "tables", "rejects", "events")  # folders of files without a list
+_TABLES: Final = (
+    "consumed",
+    TABLES,
+    QUEUE_TABLES,
+    REJECTS,
+    "events",
+)  # folders of files without a list
 _DATA: Final = ("body", "trace_id", "meta_id", "group", "unique_key")  # columns of the archive
 _KEPT: Final = {  # columns of tables that stay; all others are data
     *("claim", "message_id", "history_offset", "queue", "urn", "outcome", "attempts", "date"),
     *("published_at", "settled_at", "ready_at", "deliveries", "priority", "retries"),
     *("schema_version", "seq", "event_id", "event_at", "kind", "count", "last_at"),
 }
-_BODY_BYTES: Final = 8 << 20
 _PARTS: Final = 100  # maximum number of traces or ranges per request, as in the API
 _OFFSETS: Final = 10_000  # maximum number of offsets per request
 
@@ -97,8 +107,7 @@ class _EraseRun:
         options = self.options
         self.control.report("select", 0, None)
         requests = list(_requests(options.traces, self._settled_offsets()))
-        for by in GROUPINGS:  # a commit of tables that was interrupted may still move files there
-            finish_commit(self.files, by, read_state(self.files, by))
+        repair_tables(self.files)
         answers = [self.broker.erase({**request, "dry_run": True}) for request in requests]
         live = sum(answer["live"] for answer in answers)
         if live and not options.live and not options.dry_run:
@@ -117,7 +126,11 @@ class _EraseRun:
             traces = {*options.traces, *(row["trace_id"] for row in rows if row["trace_id"])}
             finish = store_hashes(self.files, ids | traces, now_ms())
             self._remove_plans()
-            ledger = self._rewrite_tables(ledger, tables, ids)
+            chosen = self._values("message_id", ids)
+            rewrite_files(
+                self.spark, self.files, tables,
+                lambda rows: transform(rows, chosen, {*rows.columns} - _KEPT, 0),
+            )  # fmt: skip
             self._rewrite_archive(ledger, sorted(row["offset"] for row in rows))
             answers = [answer for request in requests for answer in self._erase(request)]
             finish(now_ms())
@@ -177,37 +190,13 @@ class _EraseRun:
 
     def _files_with(self, ids: Collection[str]) -> dict[str, int]:
         """Return the number of chosen messages in each file of a table that has any."""
-        paths = {path for folder in _TABLES for path in self.files.data_files(folder)}
-        if not paths or not ids:
+        if not ids:
             return {}
-        rows = self.spark.read.schema("message_id string").parquet(*map(self.files.url, paths))
-        rows = rows.withColumn("url", sf.col("_metadata.file_path"))
-        chosen = rows.join(self._values("message_id", ids), "message_id", "left_semi")
-        counts = {}
-        for url, count in chosen.groupBy("url").count().collect():
-            parts = unquote(url).split("/")
-            counts[next(p for n in (3, 4) if (p := "/".join(parts[-n:])) in paths)] = count
-        return counts
-
-    def _rewrite_tables(
-        self, ledger: ledgers.ArchiveLedger, paths: Iterable[str], ids: Collection[str]
-    ) -> ledgers.ArchiveLedger:
-        """Replace files of tables, which have no list, by one change of the ledger."""
-        files, moves, chosen = self.files, {}, self._values("message_id", ids)
-        for number, path in enumerate(paths):
-            rows = self.spark.read.parquet(files.url(path))
-            if "body" in rows.columns:  # the file does not have their sizes
-                fit_batches(self.spark, rows.select(sf.lit(_BODY_BYTES).alias("size")))
-            staged = f"{ledgers.STAGED}/erased-{number}"
-            erased = transform(rows, chosen, {*rows.columns} - _KEPT, 0)
-            writer = erased.coalesce(1).write
-            writer.options(**parquet_options(rows)).parquet(files.url(staged))
-            moves[next(iter(files.data_files(staged)))] = path
-        files.sync(ledgers.STAGED)
-        for path in moves.values():  # a checksum of the file that is replaced
-            folder, _, name = path.rpartition("/")
-            files.remove(f"{folder}/.{name}.crc")
-        return ledgers.commit(files, ledger, now_ms=now_ms(), moves=moves) if moves else ledger
+        chosen = self._values("message_id", ids)
+        return count_in_files(
+            self.spark, self.files, _TABLES,
+            lambda rows: rows.join(chosen, "message_id", "left_semi"), "message_id string",
+        )  # fmt: skip
 
     def _remove_plans(self) -> None:
         """Remove the plans of replays that name an erased trace."""

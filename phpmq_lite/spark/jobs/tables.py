@@ -6,12 +6,12 @@ a table have the same columns: a change of the columns rewrites the earlier file
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
 
 from phpmq_lite.envelopes.payload_schema import read_schema
 from phpmq_lite.envelopes.payload_shape import Shape, adopt, shape_of, widen
@@ -20,36 +20,27 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, TablesOptions
 from phpmq_lite.spark.ledger import LOCK as ARCHIVE_LOCK
-from phpmq_lite.spark.ledger import (
-    ArchiveFile,
-    ArchiveLedger,
-    archive_files,
-    read_ledger,
-    repair,
-)
+from phpmq_lite.spark.ledger import ArchiveFile, archive_files, repair
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import (
-    REJECTS,
-    TABLES,
-    ResultsFolder,
-    open_results,
-    table_folder,
-)
-from phpmq_lite.spark.selection import ArchiveSelection, read_selection
+from phpmq_lite.spark.results_folder import REJECTS, ResultsFolder, open_results, table_folder
+from phpmq_lite.spark.selection import ArchiveSelection
 from phpmq_lite.spark.session import fit_batches
 from phpmq_lite.spark.table_columns import KEY_COLUMNS, MISFIT, QUEUE_KEY_COLUMNS
 from phpmq_lite.spark.table_rows import TableColumns
 from phpmq_lite.spark.table_store import (
-    GROUPINGS,
+    COUNTED,
+    FOLDERS,
     LOCK,
     TableChanges,
     TablesState,
     TypedTable,
-    commit_changes,
-    finish_commit,
+    new_files,
     read_state,
+    repair_tables,
+    staged,
+    stored_selection,
 )
-from phpmq_lite.spark.table_writer import TableWriter, WrittenRows, merge_files, table_schema
+from phpmq_lite.spark.table_writer import TableWriter, WrittenRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,6 +48,7 @@ if TYPE_CHECKING:
 SLICE_OFFSETS: Final = 1_000_000  # maximum number of offsets per commit
 SMALL_BYTES: Final = 32 << 20  # smaller files are merged once a table has SMALL_FILES of them
 SMALL_FILES: Final = 64
+FILE_BYTES: Final = 128 << 20  # intended size of a merged file
 _MAX_NOTES: Final = 20
 
 
@@ -67,10 +59,11 @@ def run(
 
     Raises:
         RefusedError: ``no_archive``, ``no_bodies``; ``other_archive``: the tables belong to another
-            archive; ``name_taken``: a URN and a queue would have the same folder.
+            archive; ``unknown_table``.
     """
     files = open_results(spark, options.out)
     with files.lock(LOCK):
+        repair_tables(files)
         return _TablesRun(spark, files, options).run(control)
 
 
@@ -79,37 +72,29 @@ class _TablesRun:
 
     def __init__(self, spark: "SparkSession", files: ResultsFolder, options: TablesOptions) -> None:
         self.spark, self.files, self.options, self.by = spark, files, options, options.by
-        self.ledger = ledger = _read_ledger(files)
-        self.selection = read_selection(files)  # after the ledger, see _add_backfilled
+        state = read_state(files, options.by)
+        self.ledger, self.chosen = new_files(files, state)
+        self.selection = stored_selection(files)  # after the ledger, see _add_backfilled
         self.keys = KEY_COLUMNS if self.by == "urn" else QUEUE_KEY_COLUMNS
-        self.state = read_state(files, self.by) or TablesState(archive_id=ledger.archive_id)
-        if self.state.archive_id != ledger.archive_id:
-            raise RefusedError(
-                "other_archive",
-                f"the tables in {files.url(TABLES)} belong to the archive {self.state.archive_id},"
-                f" not to {ledger.archive_id}; remove the folder to create them again",
-            )
+        self.state = state or TablesState(archive_id=self.ledger.archive_id)
         connection = options.connection
         self.broker = PipelineClient(connection) if connection and connection.url else None
         self.notes: list[str] = []
-        names = ("rows", "rejects", "misfits", "erased", "without_body", "without_urn")
-        self.totals = dict.fromkeys(names, 0)
+        self.totals = dict.fromkeys(("rows", *COUNTED), 0)
 
     def run(self, control: JobControl) -> JobResult:
-        finish_commit(self.files, self.by, self.state)
         end, is_stopped, slices = self.ledger.offset or 0, False, 0
-        if self.state.number and self.state.selection != _text(self.selection):
+        self._note_bodies()
+        if self.state.number and self.state.selection != self.selection:
             self._add_backfilled()
         if self.options.rebuild:
             self._rebuild()
-        chosen = archive_files(self.files, self.ledger, after_offset=self.state.offset)
-        self._check_bodies(chosen)
         while self.state.offset < end:
             control.report("tables", self.state.offset, end)
             if is_stopped := control.stop():
                 break
             hi = min(self.state.offset + SLICE_OFFSETS, end)
-            rows = self._rows(chosen, self.state.offset, hi)
+            rows = self._rows(self.chosen, self.state.offset, hi)
             self._commit(rows, hi, TableChanges(self.files, self.by, self.state))
             slices += 1
         control.report("tables", self.state.offset, end)
@@ -124,21 +109,14 @@ class _TablesRun:
             details={"tables": len(self.state.tables), **self.totals},
         )
 
-    def _check_bodies(self, chosen: Sequence[ArchiveFile]) -> None:
-        """Refuse an archive without bodies (``no_bodies``); note where bodies begin."""
-        bodies = [file.lo for file in chosen if file.has_bodies]
-        bodiless = [file.hi for file in chosen if not file.has_bodies]
-        if bodiless and not bodies:
-            raise RefusedError(
-                "no_bodies",
-                f"the archive has no bodies of offsets {min(file.lo for file in chosen)} to"
-                f" {max(bodiless)}: run `pipeline archive --bodies`; bodies are then there from"
-                f" offset {(self.ledger.offset or 0) + 1} on",
-            )
+    def _note_bodies(self) -> None:
+        """Note where bodies begin, if not at the first new message."""
+        bodiless = [file.hi for file in self.chosen if not file.has_bodies]
         if bodiless:
+            first = min(file.lo for file in self.chosen if file.has_bodies)
             self.notes.append(
                 f"messages up to offset {max(bodiless)} were archived without --bodies and are in"
-                f" no table; bodies are there from offset {min(bodies)} on"
+                f" no table; bodies are there from offset {first} on"
             )
 
     def _rebuild(self) -> None:
@@ -159,7 +137,8 @@ class _TablesRun:
         """
         with self.files.lock(ARCHIVE_LOCK):
             repair(self.files)
-            self.ledger, self.selection = _read_ledger(self.files), read_selection(self.files)
+            self.ledger, self.chosen = new_files(self.files, self.state)
+            self.selection = stored_selection(self.files)
         before = ArchiveSelection.parse(self.state.selection)
         rows = self._rows(archive_files(self.files, self.ledger), 0, self.state.offset)
         queues = (row["queue"] for row in rows.select("queue").distinct().collect())
@@ -191,35 +170,31 @@ class _TablesRun:
             elif bodies:
                 selected = rows.where((sf.col(self.by) == name) & has_body)
                 self._stage(name, selected, bodies, changes)
-        self.state = commit_changes(changes, hi, _text(self.selection))
+        self.state = changes.commit(offset=hi, selection=self.selection)
 
     def _stage(self, name: str, rows: "DataFrame", bodies: int, changes: TableChanges) -> None:
         """Write the new rows of a table, with wider columns if they need them."""
         before = changes.tables.get(name)
         table = self._current_table(name, before)
         while True:
-            writer = TableWriter(rows, bodies, self.keys, self._columns(table))
-            written = writer.write(self.files.url(changes.staged(table.folder, "new")))
+            writer = TableWriter(rows, bodies, self._columns(table))
+            written = writer.write(self.files.url(staged(table, "new")))
             wider = widen(table.shape, written.counts)
             if wider == table.shape:
                 break
             version = 1 if before is None else before.version + 1
             table = replace(table, shape=wider, version=version)
         if written.rejects:
-            writer.write_rejects(name, self.files.url(changes.staged(table.folder, "rejects")))
+            writer.write_rejects(name, self.files.url(staged(table, "rejects")))
         if before is not None:
-            self._merge(self._schema(before), self._schema(table), table.folder, changes)
+            self._merge(before, table, changes)
         changes.add(name, table)
         for total in ("rows", "rejects", "misfits"):
             self.totals[total] += getattr(written, total)
         self.notes += _table_notes(name, before, table, written)
 
     def _columns(self, table: TypedTable) -> TableColumns:
-        keys = tuple(column.name for column in self.keys)
-        return TableColumns(table.shape, table.version, table.document, keys)
-
-    def _schema(self, table: TypedTable) -> StructType:
-        return table_schema(self.keys, self._columns(table))
+        return TableColumns(table.shape, table.version, table.document, self.keys)
 
     def _current_table(self, name: str, before: TypedTable | None) -> TypedTable:
         """Return a table with the columns of the newest compatible registered schema."""
@@ -228,7 +203,7 @@ class _TablesRun:
             shape = Shape(kinds=("object",), is_open=True)
             if document is not None:
                 shape = shape_of(read_schema(json.loads(document)))
-            return TypedTable(folder=self._folder(name), shape=shape, document=document)
+            return TypedTable(folder=table_folder(name), shape=shape, document=document)
         if document in (None, before.document):
             return before
         schema = read_schema(json.loads(document))
@@ -245,43 +220,18 @@ class _TablesRun:
             return before
         return replace(before, shape=shape, document=document, version=before.version + 1)
 
-    def _folder(self, name: str) -> str:
-        folder = table_folder(name)
-        for by in GROUPINGS:
-            state = None if by == self.by else read_state(self.files, by)
-            if state and folder in {table.folder for table in state.tables.values()}:
-                raise RefusedError(
-                    "name_taken",
-                    f"{TABLES}/{folder} is the table of a {by}, so the {self.by} {name!r} cannot"
-                    " have it; write these tables to another --out",
-                )
-        return folder
-
-    def _merge(
-        self, before: StructType, schema: StructType, folder: str, changes: TableChanges
-    ) -> None:
+    def _merge(self, before: TypedTable, table: TypedTable, changes: TableChanges) -> None:
         """Rewrite all files of a table if its columns changed, or else its many small files."""
-        is_changed = before.simpleString() != schema.simpleString()
-        sizes = self.files.data_files(f"{TABLES}/{folder}")
+        old, new = self._columns(before).schema, self._columns(table).schema
+        is_changed = old.simpleString() != new.simpleString()
+        sizes = self.files.data_files(f"{FOLDERS[self.by]}/{table.folder}")
         paths = [path for path, size in sizes.items() if is_changed or size < SMALL_BYTES]
         if paths and (is_changed or len(paths) >= SMALL_FILES):
-            rows = self.spark.read.schema(before).parquet(*map(self.files.url, paths))
-            size_bytes = sum(sizes[path] for path in paths)
-            merge_files(rows, schema, size_bytes, self.files.url(changes.staged(folder, "old")))
+            rows = self.spark.read.schema(old).parquet(*map(self.files.url, paths)).to(new)
+            count = math.ceil(sum(sizes[path] for path in paths) / FILE_BYTES)
+            url = self.files.url(staged(table, "old"))
+            rows.coalesce(max(1, count)).write.mode("overwrite").parquet(url)
             changes.removes += paths
-
-
-def _read_ledger(files: ResultsFolder) -> ArchiveLedger:
-    ledger = read_ledger(files)
-    if ledger is None or ledger.offset is None:
-        raise RefusedError(
-            "no_archive", f"there is no archive in {files.url('')}: run the archive job first"
-        )
-    return ledger
-
-
-def _text(selection: ArchiveSelection | None) -> str:
-    return json.dumps((selection or ArchiveSelection()).document())
 
 
 def _table_notes(

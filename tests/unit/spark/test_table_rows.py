@@ -8,11 +8,11 @@ import pytest
 
 from phpmq_lite.envelopes.payload_schema import read_schema
 from phpmq_lite.envelopes.payload_shape import PayloadCounts, Shape, shape_of, widen
-from phpmq_lite.spark.table_columns import MISFIT
+from phpmq_lite.spark.table_columns import KEY_COLUMNS, MISFIT
 from phpmq_lite.spark.table_rows import REJECT, TableColumns, convert
 
 OPEN = Shape(kinds=("object",), is_open=True)
-KEYS = ("history_offset", "queue")
+KEYS = KEY_COLUMNS[:2]
 
 
 def envelope(data: Any, **members: Any) -> bytes:
