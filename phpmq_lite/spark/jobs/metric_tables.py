@@ -61,12 +61,12 @@ def sums(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def map_rows(
-    batches: Iterable[pa.RecordBatch], days: Sequence[int] | None, shares: int
+    batches: Iterable[pa.RecordBatch], days: Sequence[int], shares: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield partial results (``share``, ``name``, ``data``) of rows with ``ROW_COLUMNS``.
 
-    Only events on ``days`` (since 1970) count, or all if it is None. Results of the same share are
-    to be given to the same call of ``reduce_parts``.
+    Only events on ``days`` (since 1970) count. Results of the same share are to be given to the
+    same call of ``reduce_parts``.
     """
     for rows in _collected(batches):
         for name, (table, share) in _partial(rows, days, shares).items():
@@ -116,7 +116,7 @@ def read_records(batches: Iterable[pa.RecordBatch | pa.Table]) -> Parts:
 
 
 def _partial(
-    rows: pa.Table, days: Sequence[int] | None, shares: int
+    rows: pa.Table, days: Sequence[int], shares: int
 ) -> dict[str, tuple[pa.Table, Numbers]]:
     """Return the partial results by name, each with its rows' shares."""
     times = {name: rows[name].fill_null(_NONE).to_numpy() for name in TIMES}
@@ -135,35 +135,32 @@ def _partial(
         "counts": periods(_count_events(rows, times, codes, days)),
         "spans": periods(_measure_spans(rows, times, codes, days)),
     }
-    dated = {name: _on_days(rows, times[name], days) for name in ("published", "settled")}
-    for name, chosen in dated.items():
-        table = _count_days(chosen, is_settled=name == "settled")
-        result[name] = table, np.zeros(table.num_rows, np.int64)
-    result["traces"] = _steps(dated["published"])
-    result["retries"] = _retry_candidates(rows, times, _is_on(times["settled"] // DAY_MS, days))
+    dated = {
+        name: rows.append_column("day", pa.array(times[name] // DAY_MS))
+        for name in ("published", "settled")
+    }
+    masks = {name: _is_on(table["day"].to_numpy(), days) for name, table in dated.items()}
+    for name, table in dated.items():
+        keys = _DAY_KEYS if name == "settled" else _DAY_KEYS[:3]
+        counted = _count_days(table.select([*keys, "size"]).filter(pa.array(masks[name])))
+        result[name] = counted, np.zeros(counted.num_rows, np.int64)
+    result["traces"] = _steps(dated["published"], masks["published"])
+    result["retries"] = _retry_candidates(rows, times, masks["settled"])
     return result
 
 
-def _on_days(rows: pa.Table, time: Numbers, days: Sequence[int] | None) -> pa.Table:
-    """Return the rows whose time is on one of the days, with the column ``day``."""
-    number = time // DAY_MS
-    return rows.append_column("day", pa.array(number)).filter(pa.array(_is_on(number, days)))
-
-
-def _is_on(number: Numbers, days: Sequence[int] | None) -> Numbers:
+def _is_on(number: Numbers, days: Sequence[int]) -> Numbers:
     """Return whether each day is one of ``days``."""
-    if days is None:
-        return number >= 0
     return np.isin(number, np.asarray(days))
 
 
-def _minute(time: Numbers, days: Sequence[int] | None, mask: Numbers) -> Numbers:
+def _minute(time: Numbers, days: Sequence[int], mask: Numbers) -> Numbers:
     """Return the minutes of times, and -1 where they do not count."""
     return np.where(mask & _is_on(time // DAY_MS, days), time // 60_000, -1)
 
 
 def _count_events(
-    rows: pa.Table, times: Mapping[str, Numbers], codes: Numbers, days: Sequence[int] | None
+    rows: pa.Table, times: Mapping[str, Numbers], codes: Numbers, days: Sequence[int]
 ) -> pa.Table:
     """Count each event by ``queue`` (its code) and its own ``minute``."""
     size, deliveries = (rows[name].to_numpy() for name in ("size", "deliveries"))
@@ -171,12 +168,12 @@ def _count_events(
     always = np.ones(len(codes), bool)
     is_redelivered = deliveries > 1
     has_expired = pc.equal(outcome, "expired").to_numpy()
-    counted: dict[str, dict[str, Any]] = {
+    counted: dict[str, dict[str, Numbers]] = {
         "published": {"published": always, "bytes": size},
         "first": {"dispatched": always},
         "last": {"redelivered": np.where(is_redelivered, deliveries - 1, 0)},
         "settled": {
-            **{name: pc.equal(outcome, name) for name in OUTCOMES},
+            **{name: pc.equal(outcome, name).to_numpy() for name in OUTCOMES},
             "redelivered_messages": is_redelivered,
             "expired_dispatched": has_expired & (deliveries > 0),
             "expired_never": has_expired & (deliveries == 0),
@@ -185,14 +182,14 @@ def _count_events(
     parts = []
     for time, counts in counted.items():
         minute = _minute(times[time], days, is_redelivered if time == "last" else always)
-        numbers = {name: pc.cast(pa.array(n), pa.int64()) for name, n in counts.items()}
+        numbers = {name: number.astype(np.int64) for name, number in counts.items()}
         events = pa.table({"queue": codes, "minute": minute, **numbers})
         parts.append(sums(events.filter(pa.array(minute >= 0)), ["queue", "minute"]))
     return sums(pa.concat_tables(parts, promote_options="default"), ["queue", "minute"])
 
 
 def _measure_spans(
-    rows: pa.Table, times: Mapping[str, Numbers], codes: Numbers, days: Sequence[int] | None
+    rows: pa.Table, times: Mapping[str, Numbers], codes: Numbers, days: Sequence[int]
 ) -> pa.Table:
     """Return ``queue`` (its code), ``minute``, ``span`` (its number) and ``ms`` of each span."""
     published, first, last, settled = (times[name] for name in TIMES[:4])
@@ -217,33 +214,33 @@ def _measure_spans(
     return pa.table(columns, names=["queue", "minute", "span", "ms"])
 
 
-def _count_days(rows: pa.Table, *, is_settled: bool) -> pa.Table:
+def _count_days(rows: pa.Table) -> pa.Table:
     """Count publishes or settlements by ``day`` and what the tables by day distinguish."""
-    if is_settled:
+    keys = rows.column_names[:-1]
+    if "outcome" in keys:
         is_dead = pc.equal(rows["outcome"], "dead")
-        reason = pc.if_else(is_dead, rows["reason"], pa.scalar(None, pa.string()))
-        attempts = pc.if_else(pc.is_valid(rows["urn"]), rows["attempts"], None)
-        deliveries = pc.min_element_wise(rows["deliveries"], 2)
-        for name, values in (("reason", reason), ("attempts", attempts)):
-            rows = rows.set_column(rows.column_names.index(name), name, values)
-        rows = rows.set_column(rows.column_names.index("deliveries"), "deliveries", deliveries)
-    keys = _DAY_KEYS if is_settled else _DAY_KEYS[:3]
+        limited = {
+            "reason": pc.if_else(is_dead, rows["reason"], pa.scalar(None, pa.string())),
+            "attempts": pc.if_else(pc.is_valid(rows["urn"]), rows["attempts"], None),
+            "deliveries": pc.min_element_wise(rows["deliveries"], 2),
+        }
+        rows = pa.table({name: limited.get(name, rows[name]) for name in rows.column_names})
     grouped = rows.group_by(keys).aggregate([("size", "sum"), ([], "count_all")])
     return grouped.rename_columns([*keys, "bytes", "count"])
 
 
-def _steps(rows: pa.Table) -> tuple[pa.Table, Numbers]:
-    """Return the steps of traces."""
-    named = rows.filter(pc.is_valid(rows["trace_id"]))
+def _steps(rows: pa.Table, is_published_then: Numbers) -> tuple[pa.Table, Numbers]:
+    """Return the steps of traces that are published on the days to compute."""
+    columns = ["day", "trace_id", "seq", "published", "settled", "queue", "urn", "trace_share"]
+    chosen = pc.and_(pc.is_valid(rows["trace_id"]), pa.array(is_published_then))
+    named = rows.select(columns).filter(chosen)
     # A step is encoded as JSON, so that a path can be one text.
     steps = pc.binary_join_element_wise(
         named["queue"], named["urn"], ":", null_handling="replace", null_replacement=""
     )
     encoded = steps.combine_chunks().dictionary_encode()
     texts = pa.array([json.dumps(step) for step in encoded.dictionary.to_pylist()], pa.string())
-    table = named.select(["day", "trace_id", "seq", "published", "settled"]).append_column(
-        "step", texts.take(encoded.indices)
-    )
+    table = named.select(columns[:5]).append_column("step", texts.take(encoded.indices))
     return table, named["trace_share"].to_numpy()
 
 
@@ -260,7 +257,7 @@ def _retry_candidates(
         (True, has_id & (attempts > 0), "published", "published"),
         (False, is_acked, "first", "settled"),
     ):
-        table = rows.filter(pa.array(mask)).select(["meta_id", "seq", "queue", "urn", "meta_share"])
+        table = rows.select(["meta_id", "seq", "queue", "urn", "meta_share"]).filter(pa.array(mask))
         table = table.append_column("attempts", pa.array(attempts[mask]))
         table = table.append_column("since", pa.array(times[since][mask]))
         table = table.append_column("until", pa.array(times[until][mask]))
@@ -503,13 +500,13 @@ def _paths(counts: pa.Table) -> pa.Table:
     by_path: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
     for day, path, bucket, traces in zip(*(c.to_pylist() for c in columns), strict=True):
         by_path[day, path][bucket] = traces
-    ranked: dict[int, list[tuple[int, list[str], dict[int, int]]]] = defaultdict(list)
+    ranked: dict[int, list[tuple[int, str, dict[int, int]]]] = defaultdict(list)
     for (day, path), buckets in by_path.items():
-        ranked[day].append((-sum(buckets.values()), json.loads(f"[{path}]"), buckets))
+        ranked[day].append((-sum(buckets.values()), path, buckets))
     rows = [
         {
             "date": day,
-            "path": path,
+            "path": json.loads(f"[{path}]"),
             "traces": -negative,
             "p50_ms": bucket_percentile(buckets, -negative * 0.5),
             "p95_ms": bucket_percentile(buckets, -negative * 0.95),

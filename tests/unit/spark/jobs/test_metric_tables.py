@@ -26,6 +26,7 @@ from phpmq_lite.spark.table_columns import COUNTS
 from tests.spark.history_rows import DAY_MS, START_MS, Row, history_row, history_rows, to_arrow
 
 FIRST_DAY = START_MS // DAY_MS
+ALL_DAYS = range(FIRST_DAY - 100, FIRST_DAY + 100)
 SHARES = 3
 
 RETRIED = """
@@ -77,9 +78,7 @@ def narrowed(rows: Sequence[Row]) -> pa.Table:
     return pa.table({name: columns[name] for name in ROW_COLUMNS})
 
 
-def computed(
-    rows: pa.Table, days: Sequence[int] | None = None, size: int = 90
-) -> dict[str, pa.Table]:
+def computed(rows: pa.Table, days: Sequence[int] = ALL_DAYS, size: int = 90) -> dict[str, pa.Table]:
     """Compute all tables as Spark does: in parts of the rows, then in shares of the keys."""
     shares = defaultdict(list)
     for begin in range(0, rows.num_rows, 400):  # tasks
