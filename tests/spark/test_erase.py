@@ -15,7 +15,7 @@ from phpmq_lite.client.blocking_client import connect_blocking
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.erased_ids import runs_with
-from phpmq_lite.spark.jobs import archive, compact, consume, erase, replay, verify
+from phpmq_lite.spark.jobs import archive, compact, consume, erase, replay, tables, verify
 from phpmq_lite.spark.jobs.options import (
     ArchiveOptions,
     CompactOptions,
@@ -24,6 +24,7 @@ from phpmq_lite.spark.jobs.options import (
     JobOptions,
     JobResult,
     ReplayOptions,
+    TablesOptions,
 )
 from phpmq_lite.spark.ledger import archive_files, read_ledger
 from phpmq_lite.spark.pipeline_client import PipelineClient
@@ -56,6 +57,10 @@ class Site:
             connection=self.connection, out=str(self.out), bodies=True, max_offsets_per_trigger=25
         )
         return archive.run(self.spark, options)
+
+    def tables(self) -> JobResult:
+        options = TablesOptions(connection=self.connection, out=str(self.out))
+        return tables.run(self.spark, options)
 
     def erase(self, **given: Any) -> JobResult:
         options = EraseOptions(connection=self.connection, out=str(self.out), **given)
@@ -98,7 +103,7 @@ def site(spark: SparkSession, tmp_path: Path) -> Iterator[Site]:
 
 
 def fill(site: Site) -> None:
-    """Archive settled messages, consume others, and write a table as the tables job does."""
+    """Archive settled messages, consume others, and write tables, one with a name to be quoted."""
     site.settle("orders", ROWS)
     with connect_blocking(site.broker.phpmq[0]) as client:
         client.publish_many("mail", [body(1, TRACE), body(2, "other")])
@@ -109,9 +114,19 @@ def fill(site: Site) -> None:
     assert site.archive().rows == ROWS + 2
     rows = read_archive(site.spark, site.files).select("offset", "message_id", "trace_id").toArrow()
     table = rows.rename_columns(["history_offset", "message_id", "a.b"])
-    (site.out / "tables/u").mkdir(parents=True)
-    pq.write_table(table.slice(0, 30), site.out / "tables/u/0.parquet")
-    pq.write_table(table.slice(30), site.out / "tables/u/1.parquet")
+    (site.out / "rejects/u").mkdir(parents=True)
+    pq.write_table(table.slice(0, 30), site.out / "rejects/u/0.parquet")
+    pq.write_table(table.slice(30), site.out / "rejects/u/1.parquet")
+    assert site.tables().rows == ROWS + 2
+
+
+def check_tables(site: Site) -> None:
+    """Run the tables job again: it has each row once, without what was erased."""
+    again = site.tables()
+    assert (again.rows, again.details["erased"]) == (0, 1)
+    rows = pq.read_table(site.out / "tables/u").to_pylist()
+    assert sorted(row["history_offset"] for row in rows) == [*range(1, ROWS + 3)]
+    assert sum(row["email"] is None for row in rows) == 7
 
 
 @pytest.mark.slow
@@ -126,7 +141,7 @@ def test_erased_trace_is_in_no_file_of_the_list_and_not_in_the_broker(
     with pytest.raises(RefusedError, match="1 selected messages are live"):
         site.erase(traces=(TRACE,))
     counted = site.erase(traces=(TRACE,), dry_run=True)
-    assert counted.details == {"archived": 7, "tables": 8, "live": 1, "broker": 7}
+    assert counted.details == {"archived": 7, "tables": 15, "live": 1, "broker": 7}
     assert {path: files[path] for path in files if "parquet" in path} == {
         path: size for path, size in site.files.data_files("").items() if "parquet" in path
     }
@@ -151,7 +166,7 @@ def test_erased_trace_is_in_no_file_of_the_list_and_not_in_the_broker(
     answer = PipelineClient(site.connection).erase({"trace_ids": [TRACE], "dry_run": True})
     assert (answer["erased"], answer["already"]) == (0, 0)
 
-    table = pa.concat_tables(pq.read_table(site.out / f"tables/u/{n}.parquet") for n in (0, 1))
+    table = pa.concat_tables(pq.read_table(site.out / f"rejects/u/{n}.parquet") for n in (0, 1))
     assert table.num_rows == ROWS + 2
     assert table.column("a.b").null_count == 7
     consumed = pq.read_table(site.out / "consumed/mail").to_pylist()
@@ -164,6 +179,7 @@ def test_erased_trace_is_in_no_file_of_the_list_and_not_in_the_broker(
     assert TRACE not in "".join(path.read_text() for path in (site.out / "erased").iterdir())
 
     assert site.archive().rows == 1  # the live message, which was deleted and erased
+    check_tables(site)
     assert site.with_secret() == []
     report = verify.run(site.spark, JobOptions(connection=site.connection, out=str(site.out)))
     assert (report.is_equal, sum(row.archived for row in report.rows)) == (True, ROWS + 3)

@@ -14,9 +14,15 @@ from pyspark.sql.types import StructField, StructType
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import SourceConnection, schema_of
 from phpmq_lite.spark.archive_reader import read_archive
-from phpmq_lite.spark.jobs import tables
-from phpmq_lite.spark.jobs.options import JobControl, JobResult, TablesOptions
-from phpmq_lite.spark.ledger import commit, read_ledger, read_manifest
+from phpmq_lite.spark.jobs import compact, prune, tables
+from phpmq_lite.spark.jobs.options import (
+    CompactOptions,
+    JobControl,
+    JobResult,
+    PruneOptions,
+    TablesOptions,
+)
+from phpmq_lite.spark.ledger import archive_files, commit, read_ledger, read_manifest
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 from phpmq_lite.spark.selection import ArchiveSelection
 from tests.spark.archived_rows import archive_rows, envelope_row
@@ -291,7 +297,7 @@ def test_tables_by_queue_have_all_bodies(site: Site) -> None:
 
 
 def test_archive_without_bodies_is_refused_and_says_where_they_begin(site: Site) -> None:
-    with pytest.raises(RefusedError, match="run `pipeline archive --bodies` first"):
+    with pytest.raises(RefusedError, match="run `phpmq-lite pipeline archive --bodies` first"):
         site.tables()
     archive_rows(site.out, [envelope_row(n, "urn:a", {"n": n}) for n in (1, 2)], has_bodies=False)
     with pytest.raises(RefusedError, match=r"offsets 1 to 2: .*--bodies.* from offset 3 on"):
@@ -359,6 +365,35 @@ def test_rows_of_a_backfill_are_added_once_and_compaction_changes_nothing(
     assert site.tables().rows == 4
     assert site.tables().rows == 0
     assert site.shown("tables/urn%3Aa") == ([1, 2, 3, 4, 5, 6] if urn else [2, 3, 5, 6])
+
+
+def test_compaction_and_prune_leave_each_row_of_the_other_dates_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive's list is the judge; offsets 1 to 7 are those of the first two dates."""
+    monkeypatch.setattr(prune, "now_ms", lambda: START_MS + 2 * DAY_MS)
+    own: dict[str, Any] = {"connection": None, "out": str(site.out)}
+    site.broker.schemas[URN] = {"properties": {"n": {"type": "integer"}}}
+    for numbers in ((1, 2, "x"), (4, 5), (6, "y", 8)):
+        site.archive(URN, *({"n": n} for n in numbers))
+    assert (site.tables().rows, site.tables(by="queue").rows) == (6, 8)
+    site.archive(URN, {"n": 9})
+    assert compact.run(site.spark, CompactOptions(**own)).details["dates"] == 1
+    pruned = prune.run(site.spark, PruneOptions(**own, older_than_s=0))
+    assert (pruned.rows, pruned.details["typed_rows"]) == (7, 14)
+    rejected = ("SELECT history_offset FROM it", f"rejects/{FOLDER}")
+    for rebuild in ((), (URN,)):
+        site.archive(URN, {"n": 10}, {"n": "z"})
+        assert site.tables(rebuild=rebuild).details["rejects"] == (1 + bool(rebuild))
+        assert site.tables(by="queue").rows > 0
+        files = LocalResultsFolder(site.out)
+        ledger = read_ledger(files)
+        assert ledger is not None
+        listed = [files.url(file.path) for file in archive_files(files, ledger)]
+        offsets = [row[0] for row in duckdb.read_parquet(listed).order("1").fetchall()]
+        shown = site.shown(f"tables/{FOLDER}") + [row[0] for row in site.query(*rejected)]
+        assert sorted(shown) == site.shown("queue_tables/orders") == offsets
+    assert offsets == [8, 9, 10, 11, 12, 13]
 
 
 def test_from_json_with_the_schema_reads_what_the_table_has(site: Site) -> None:
