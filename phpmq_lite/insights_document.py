@@ -14,19 +14,6 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document in bytes
 OTHER_QUEUES: Final = "(others)"  # represents all omitted queues together
 ALL_QUEUES: Final = "(all)"  # represents all queues that the caller can see
-COUNTS: Final = (
-    "published",
-    "dispatched",
-    "acked",
-    "expired",
-    "dead",
-    "deleted",
-    "redelivered",
-    "bytes",
-)
-TIMES: Final = tuple(
-    f"{span}_{statistic}" for span in ("wait", "hold") for statistic in ("p50", "p95", "p99", "max")
-)
 
 
 def merge_summaries(stored: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +119,10 @@ class StepFigures(_DocumentModel):
     hold_p95: DurationMs | None = _time("p95", _HOLD)
     hold_p99: DurationMs | None = _time("p99", _HOLD)
     hold_max: DurationMs | None = _time("maximum", _HOLD)
+
+
+TIMES: Final = tuple(name for name in StepFigures.model_fields if "_" in name)
+COUNTS: Final = tuple(name for name in StepFigures.model_fields if name not in TIMES)
 
 
 class _PeriodRow(_QueueRow):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from time import time_ns
 
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.checkpoints import has_planned_batch
@@ -18,7 +17,7 @@ from phpmq_lite.spark.jobs.options import (
     MetricsOptions,
     TablesOptions,
 )
-from phpmq_lite.spark.ledger import ArchiveLedger, is_change_due, read_ledger
+from phpmq_lite.spark.ledger import ArchiveLedger, is_change_due, now_ms, read_ledger
 from phpmq_lite.spark.results_folder import ResultsFolder
 from phpmq_lite.spark.selection import selection_of
 from phpmq_lite.spark.table_store import (
@@ -38,11 +37,11 @@ def idle_results(files: ResultsFolder, jobs: Sequence[JobOptions]) -> list[JobRe
     if isinstance(jobs[0], TablesOptions):  # an archive that they cannot read needs no Spark
         new_files(files, read_state(files, jobs[0].by))
     ledger = read_ledger(files)
-    now_ms, keep_ms = time_ns() // 1_000_000, min(options.keep_replaced_ms for options in jobs)
+    at_ms, keep_ms = now_ms(), min(options.keep_replaced_ms for options in jobs)
     if ledger is None:
         return None
     reads_only = all(isinstance(options, TablesOptions) for options in jobs)
-    if not reads_only and is_change_due(files, ledger, now_ms=now_ms, keep_ms=keep_ms):
+    if not reads_only and is_change_due(files, ledger, now_ms=at_ms, keep_ms=keep_ms):
         return None
     results = []
     for options in jobs:

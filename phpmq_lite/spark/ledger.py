@@ -13,6 +13,7 @@ that ``archive/**/*.parquet`` shows each row once at any time.
 
 import json
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -30,6 +31,11 @@ _PREPARED: Final = f"{LEDGER}/prepared.json"
 _VERSION: Final = 1
 
 Counts = Mapping[str, Mapping[str, int]]  # queue -> outcome -> rows
+
+
+def now_ms() -> int:
+    """Return the current time in Unix ms."""
+    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

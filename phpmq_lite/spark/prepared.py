@@ -45,7 +45,7 @@ def complete(files: ResultsFolder, path: str) -> None:
     for removed in change.removes:
         files.remove(removed)
     for folder in _parents(change.removes):
-        if not files.files(folder):
+        if not files.data_files(folder):
             files.remove(folder)
     if change.root is not None:
         target, document = change.root

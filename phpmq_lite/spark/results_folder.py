@@ -89,10 +89,6 @@ class LocalResultsFolder:
             sizes |= {str(file.relative_to(self._root)): file.stat().st_size for file in files}
         return dict(sorted(sizes.items()))
 
-    def files(self, path: str) -> list[int]:
-        """Return the sizes in bytes of all data files below ``path``."""
-        return list(self.data_files(path).values())
-
     def read(self, path: str) -> str | None:
         """Return the text of a UTF-8 file, or None if the file does not exist."""
         try:
@@ -232,9 +228,6 @@ class _HadoopResultsFolder:
                 sizes[inner] = int(status.getLen())
         return dict(sorted(sizes.items()))
 
-    def files(self, path: str) -> list[int]:
-        return list(self.data_files(path).values())
-
     def read(self, path: str) -> str | None:
         if not self.exists(path):
             return None
@@ -306,37 +299,32 @@ _TEMPORARY_BYTES: Final = len("..json.4194304.new")  # suffix added while the fi
 _LOCK: Final = len(".consume-.lock")
 
 
-def table_folder(name: str) -> str:
-    """Return the name of the folder for the table of a URN or a queue."""
-    return _file_name(name)
-
-
 def consumed_folder(queue: str) -> str:
     """Return the folder for messages consumed from a queue."""
-    return f"consumed/{_file_name(queue)}"
+    return f"consumed/{file_name(queue)}"
 
 
 def consume_checkpoint_folder(subscription: str) -> str:
     """Return a subscription's checkpoint folder."""
-    return f"checkpoints/consume/{_file_name(subscription)}"
+    return f"checkpoints/consume/{file_name(subscription)}"
 
 
 def consume_lock_name(subscription: str) -> str:
     """Return a subscription's lock name."""
-    return f"consume-{_file_name(subscription, _LOCK)}"
+    return f"consume-{file_name(subscription, _LOCK)}"
 
 
 def replay_plan_file(name: str) -> str:
     """Return the file that stores a replay's plan."""
-    return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.json"
+    return f"{REPLAYS}/{file_name(name, _TEMPORARY_BYTES)}.json"
 
 
 def replay_progress_file(name: str) -> str:
     """Return the file that stores the number of a replay's published pieces."""
-    return f"{REPLAYS}/{_file_name(name, _TEMPORARY_BYTES)}.done"
+    return f"{REPLAYS}/{file_name(name, _TEMPORARY_BYTES)}.done"
 
 
-def _file_name(text: str, extra: int = 0) -> str:
+def file_name(text: str, extra: int = 0) -> str:
     """Return a unique file name for any text; the file is never hidden.
 
     The name leaves room for ``extra`` more bytes. Only shortened names contain ``%-``.

@@ -399,7 +399,7 @@ def test_compact_leaves_the_last_committed_batch_alone(site: Site) -> None:
     site.settle(days(11, 21, 0))
     site.archive()
     assert site.compact().details["dates"] == 0
-    assert len(site.files.files("archive/date=2026-03-01")) == 2
+    assert len(site.files.data_files("archive/date=2026-03-01")) == 2
 
 
 @pytest.mark.slow
@@ -607,7 +607,7 @@ def test_hadoop_files_do_what_local_ones_do(spark: SparkSession, tmp_path: Path)
     files.write("a/b.json", "é")
     files.write("a/b.json", "ü")
     assert files.read("a/b.json") == "ü"
-    assert files.files("a") == [2]
+    assert list(files.data_files("a").values()) == [2]
     files.move("a", "c/d")
     assert not files.exists("a")
     assert [name for name in files.names("c/d") if name.endswith("json")] == ["b.json"]

@@ -28,6 +28,8 @@ from phpmq_lite.cli.signals import StopRequest
 from phpmq_lite.errors import PhpmqError, PipelineError
 from phpmq_lite.installation import install_command
 from phpmq_lite.spark import executor_zip
+from phpmq_lite.spark.jobs.options import JobControl
+from phpmq_lite.spark.ledger import now_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -265,7 +267,7 @@ class _JobRunner(NamedTuple):
         from phpmq_lite.spark.idle import idle_results
         from phpmq_lite.spark.results_folder import open_results
 
-        began_ms, began_s = _now_ms(), time.monotonic()
+        began_ms, began_s = now_ms(), time.monotonic()
         files = open_results(self.session.start_for_storage(), self.jobs[0].options.out)
         try:
             results = idle_results(files, [job.options for job in self.jobs])
@@ -273,7 +275,7 @@ class _JobRunner(NamedTuple):
             return None
         if results is None:
             return None
-        times: dict[str, Any] = {"started_at": began_ms, "finished_at": _now_ms()}
+        times: dict[str, Any] = {"started_at": began_ms, "finished_at": now_ms()}
         runs = [
             PipelineJobState(name=result.job, state="done", offset=result.offset, **times)
             for result in results
@@ -283,10 +285,9 @@ class _JobRunner(NamedTuple):
 
     def _run(self, job: PipelineJob, runs: "list[PipelineJobState]") -> JobOutcome:
         from phpmq_lite.insights_document import PipelineJobState
-        from phpmq_lite.spark.jobs.options import JobControl
 
         self.progress(job.name)
-        began_ms, began_s = _now_ms(), time.monotonic()
+        began_ms, began_s = now_ms(), time.monotonic()
         end: dict[str, Any] = {"state": "failed", "offset": None, "error": None}
         try:
             run = import_module(f"phpmq_lite.spark.jobs.{job.name}").run
@@ -298,7 +299,7 @@ class _JobRunner(NamedTuple):
             raise
         finally:
             if job.is_noted:
-                end |= {"started_at": began_ms, "finished_at": _now_ms()}
+                end |= {"started_at": began_ms, "finished_at": now_ms()}
                 runs.append(PipelineJobState(name=job.name, **end))
         return JobOutcome(result, time.monotonic() - began_s)
 
@@ -310,7 +311,7 @@ class _JobRunner(NamedTuple):
         self.progress("summary")
         spark, options = self.session.start_for_storage(), self.jobs[0].options
         for note in insights_summary.write_summary(
-            spark, options, runs, now_ms=_now_ms(), has_news=has_news
+            spark, options, runs, now_ms=now_ms(), has_news=has_news
         ):
             self.progress.note(note)
 
@@ -318,10 +319,6 @@ class _JobRunner(NamedTuple):
 def _error_text(error: Exception) -> str:
     text = str(error) if isinstance(error, PhpmqError) else spark_error_text(error) or repr(error)
     return in_command_words(text)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _write_results(outcomes: Sequence[JobOutcome], output: str | None) -> None:

@@ -119,7 +119,7 @@ def _add_spark_options(command: Callable[..., None]) -> Callable[..., None]:
         command,
         option(
             ("--nice", "niceness"),
-            "Niceness of this process, and of Java and Python workers on this machine.",
+            "Niceness of this process, Java and Python workers here; 19: idle time only.",
             click.IntRange(0, 19),
             DEFAULT_NICENESS,
             metavar="N",

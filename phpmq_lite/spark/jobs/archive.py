@@ -24,7 +24,7 @@ from phpmq_lite.spark.checkpoints import (
 )
 from phpmq_lite.spark.columns import utc_day, with_comments
 from phpmq_lite.spark.history import BODY, open_history
-from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, now_ms, open_ledger
+from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import (
     StreamTarget,
@@ -39,6 +39,7 @@ from phpmq_lite.spark.ledger import (
     add_counts,
     commit,
     manifest_of,
+    now_ms,
     read_ledger,
     read_manifest,
 )

@@ -1,7 +1,6 @@
 """Opens the archive for a job that changes it, and counts the rows of files for its ledger."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from phpmq_lite.spark.columns import FILE_SCHEMA, TIME_COLUMNS, utc_day
 from phpmq_lite.spark.delta_log import check_delta, has_delta_log, update_delta_log
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.jobs.stream_writer import batch_name, remove_staged
-from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, add_counts
+from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, add_counts, now_ms
 from phpmq_lite.spark.results_folder import ARCHIVE, ARCHIVE_CHECKPOINT, ResultsFolder
 from phpmq_lite.spark.session import fit_batches
 
@@ -79,11 +78,6 @@ def open_ledger(
             tidied = ledgers.tidy(files, latest, now_ms=now_ms(), keep_ms=keep_ms)
             if is_delta and tidied is not latest:
                 update_delta_log(files, tidied)
-
-
-def now_ms() -> int:
-    """Return the current time in Unix ms."""
-    return time.time_ns() // 1_000_000
 
 
 def count_rows(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
-from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, now_ms, open_ledger
+from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import parquet_options
 from phpmq_lite.spark.ledger import (
@@ -24,6 +24,7 @@ from phpmq_lite.spark.ledger import (
     DateManifest,
     ReplacedFile,
     commit,
+    now_ms,
     read_manifest,
 )
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results

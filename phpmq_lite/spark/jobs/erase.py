@@ -17,7 +17,7 @@ from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import ledger as ledgers
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.erased_ids import store_hashes
-from phpmq_lite.spark.jobs.archive_files import now_ms, open_ledger
+from phpmq_lite.spark.jobs.archive_files import open_ledger
 from phpmq_lite.spark.jobs.compact import merge
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, EraseOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.replay import select_messages
@@ -124,7 +124,7 @@ class _EraseRun:
         notes: tuple[str, ...] = ()
         if not options.dry_run:
             traces = {*options.traces, *(row["trace_id"] for row in rows if row["trace_id"])}
-            finish = store_hashes(self.files, ids | traces, now_ms())
+            finish = store_hashes(self.files, ids | traces, ledgers.now_ms())
             self._remove_plans()
             chosen = self._values("message_id", ids)
             rewrite_files(
@@ -133,7 +133,7 @@ class _EraseRun:
             )  # fmt: skip
             self._rewrite_archive(ledger, sorted(row["offset"] for row in rows))
             answers = [answer for request in requests for answer in self._erase(request)]
-            finish(now_ms())
+            finish(ledgers.now_ms())
             notes = self._notes(answers, keep_ms)
         details["broker"] = sum(answer["erased"] for answer in answers)
         return JobResult(job="erase", rows=len(ids), details=details, notes=notes)
@@ -175,7 +175,7 @@ class _EraseRun:
 
     def _rewrite_archive(self, ledger: ledgers.ArchiveLedger, offsets: list[int]) -> None:
         """Rewrite the files that have rows at ascending offsets, date by date."""
-        chosen, at_ms = self._values("offset", offsets), now_ms()
+        chosen, at_ms = self._values("offset", offsets), ledgers.now_ms()
         for number, entry in enumerate(ledger.dates.values()):
             self.control.report("erase", number, len(ledger.dates))
             if not _has_any(offsets, entry):
@@ -209,7 +209,7 @@ class _EraseRun:
         """Return the places where data remains, and until when."""
         places = {place["where"]: place for answer in answers for place in answer["remains"]}
         remains = [
-            {"where": "replaced files", "until": now_ms() + keep_ms, "how": "the next job"},
+            {"where": "replaced files", "until": ledgers.now_ms() + keep_ms, "how": "the next job"},
             {"where": "Spark's log", "until": None, "how": "its removal"},
             *places.values(),
         ]

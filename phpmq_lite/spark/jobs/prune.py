@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from phpmq_lite.spark.columns import DAY_MS
-from phpmq_lite.spark.jobs.archive_files import now_ms, open_ledger
+from phpmq_lite.spark.jobs.archive_files import open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, PruneOptions
-from phpmq_lite.spark.ledger import ReplacedFile, commit, first_ms, read_manifest
+from phpmq_lite.spark.ledger import ReplacedFile, commit, first_ms, now_ms, read_manifest
 from phpmq_lite.spark.results_folder import (
     QUEUE_TABLES,
     REJECTS,

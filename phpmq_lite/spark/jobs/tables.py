@@ -22,7 +22,7 @@ from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, T
 from phpmq_lite.spark.ledger import LOCK as ARCHIVE_LOCK
 from phpmq_lite.spark.ledger import ArchiveFile, archive_files, repair
 from phpmq_lite.spark.pipeline_client import PipelineClient
-from phpmq_lite.spark.results_folder import REJECTS, ResultsFolder, open_results, table_folder
+from phpmq_lite.spark.results_folder import REJECTS, ResultsFolder, file_name, open_results
 from phpmq_lite.spark.selection import ArchiveSelection
 from phpmq_lite.spark.session import fit_batches
 from phpmq_lite.spark.table_columns import KEY_COLUMNS, MISFIT, QUEUE_KEY_COLUMNS
@@ -203,7 +203,7 @@ class _TablesRun:
             shape = Shape(kinds=("object",), is_open=True)
             if document is not None:
                 shape = shape_of(read_schema(json.loads(document)))
-            return TypedTable(folder=table_folder(name), shape=shape, document=document)
+            return TypedTable(folder=file_name(name), shape=shape, document=document)
         if document in (None, before.document):
             return before
         schema = read_schema(json.loads(document))

@@ -44,8 +44,8 @@ def test_sizes_omit_files_that_spark_ignores(tmp_path: Path) -> None:
     files = LocalResultsFolder(tmp_path)
     for name in ("x/p.parquet", "x/_SUCCESS", "x/.p.crc", "x/_temporary/p.parquet", "x/y/q"):
         files.write(name, "12")
-    assert files.files("x") == [2, 2]
-    assert files.files("none") == []
+    assert list(files.data_files("x").values()) == [2, 2]
+    assert files.data_files("none") == {}
 
 
 def test_folders_can_be_moved_and_removed(tmp_path: Path) -> None:
