@@ -10,7 +10,8 @@ both fronts.
 
 ``history_index`` adds to the totals in the table ``counter`` (``history_rows``, ``history_bytes``
 without deleted rows; ``deleted_rows``, ``deleted_bytes``); this module subtracts.  It also stores
-``history_lo`` and ``deleted_lo``, the first offsets that may exist, and ``retention_removed``, the
+``history_lo`` and ``deleted_lo``, the offsets after the last row of each kind that was removed;
+``history_front``, where the search continues if deleted rows follow; and ``retention_removed``, the
 number of history rows removed since the database was created.
 """
 
@@ -90,9 +91,9 @@ class RetentionResult(NamedTuple):
 
 @dataclass(slots=True)
 class RetentionSlice:
-    """The next rows to remove, and the first offset that may exist afterwards."""
+    """The next rows to remove, and where the search for more of them continues."""
 
-    lo: int  # first offset that may exist after the removal
+    lo: int  # first offset that has not been looked at
     excess_rows: int  # number of rows by which the bound is exceeded, if positive
     excess_bytes: int
     cutoff_ms: int  # rows settled before this time on the steady scale are too old
@@ -100,6 +101,7 @@ class RetentionSlice:
     offsets: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     runs: list[tuple[int, int]] = field(default_factory=list)  # of seqs, if these are not listed
+    last: int = 0  # offset of the last row to remove
     rows: int = 0
     bytes: int = 0
     has_traces: bool = True  # whether one of the rows may have a trace
@@ -124,6 +126,7 @@ class RetentionSlice:
                     return
                 self.offsets.append(offset)
                 self.seqs.append(seq)
+                self.last = offset
                 self.rows += 1
                 self.bytes += size
                 self.excess_rows -= 1
@@ -172,14 +175,17 @@ class _RowKind:
     next_rows: str
     next_range: str | None  # None if rows of the other kind lie between them
     lo: str
+    begin: str
     rows: str
     bytes: str
 
 
 _OTHERS: Final = _RowKind(
-    "next_settled", "settled_range", "history_lo", "history_rows", "history_bytes"
+    "next_settled", "settled_range", "history_lo", "history_front", "history_rows", "history_bytes"
 )
-_DELETED: Final = _RowKind("next_deleted", None, "deleted_lo", "deleted_rows", "deleted_bytes")
+_DELETED: Final = _RowKind(
+    "next_deleted", None, "deleted_lo", "deleted_lo", "deleted_rows", "deleted_bytes"
+)
 
 
 class _SliceRun:
@@ -243,7 +249,7 @@ class _SliceRun:
         Returns whether they still exceed it when no more of them can be removed.
         """
         fronts: dict[str, int] = dict(self._execute(self._sql["history_fronts"]).fetchall())
-        lo, is_old = fronts[kind.lo], False
+        lo, is_old = max(fronts[kind.lo], fronts[kind.begin]), False
         while room := self._rows_left:
             part = RetentionSlice(lo, rows - max_rows, size - max_bytes, cutoff_ms, self._jumps)
             excess = max(part.excess_rows, part.excess_bytes * rows // max(1, size))
@@ -289,7 +295,7 @@ class _SliceRun:
         """Add all of the next rows to ``part`` if all may go: a third of the time of ``take``."""
         execute, sql = self._execute, self._sql
         sums = execute(sql[name], parameters).fetchone()
-        last, rows, records, traces, low, high, size, newest_at = sums
+        last, last_removed, rows, records, traces, low, high, size, newest_at = sums
         if last is None or records or not part.may_take(rows, size, newest_at):
             return False
         seqs: Sequence[int] = range(low or 0, (high or -1) + 1)
@@ -297,6 +303,7 @@ class _SliceRun:
             seq_rows = execute(sql["seqs_of_range"], {"lo": part.lo, "end": last + 1})
             seqs = [seq for (seq,) in seq_rows]
         part.lo, part.rows, part.bytes, part.has_traces = last + 1, rows, size, traces > 0
+        part.last = last_removed or 0
         part.runs = number_runs(seqs) if rows else []
         if len(part.runs) * MIN_RUN > rows:
             part.seqs, part.runs = [*seqs], []
@@ -331,7 +338,9 @@ class _SliceRun:
             self._count(kind.bytes, -part.bytes)
             self._count("retention_removed", part.rows)
             self._removed += part.rows
-        execute(self._counters["set_counter"], (kind.lo, part.lo))
+            execute(self._counters["set_counter"], (kind.lo, part.last + 1))
+        if part.lo > part.last + 1:
+            execute(self._counters["set_counter"], (kind.begin, part.lo))
 
     def _count(self, name: str, number: int) -> None:
         self._execute(self._counters["add_counter"], (name, number))

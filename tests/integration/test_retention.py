@@ -127,7 +127,26 @@ def test_deleted_rows_stay_while_others_go_past_them(store: RetentionDatabase) -
     bounds = RetentionBounds(rows=10, deleted_share=0.8)
     store.keep(bounds)
     assert store.offsets() == [2, 4, 5, 6]
-    assert store.counters()["history_lo"] == 5
+    assert store.counters()["history_lo"] == 4  # row 4 is still there
+
+
+def test_deleted_rows_that_stay_are_not_reported_as_removed(store: RetentionDatabase) -> None:
+    bounds = RetentionBounds(rows=10_000, deleted_share=0.5)
+    store.fill(2_500, outcome=DELETED)
+    store.fill(6_000)
+    store.keep(bounds)
+    assert len(store.offsets()) == 7_500  # rows 1 to 2,500, and the last 5,000
+    assert store.counters()["history_lo"] == 3_501
+    store.keep(RetentionBounds(rows=10_000, deleted_share=0.499))
+    assert store.counters()["history_lo"] == 3_501
+
+
+def test_front_passes_deleted_rows_before_anything_is_removed(store: RetentionDatabase) -> None:
+    store.fill(2_500, outcome=DELETED)
+    store.fill(3)
+    store.keep(RetentionBounds())
+    assert store.counters().get("history_lo", 0) == 0
+    assert store.counters()["history_front"] == 2_501
 
 
 def test_front_is_found_after_a_long_run_of_deleted_rows(store: RetentionDatabase) -> None:

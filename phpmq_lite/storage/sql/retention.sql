@@ -27,6 +27,7 @@ DELETE FROM stage WHERE stage_id = ?;
 -- Positions of the fronts.
 -- columns: name, value
 SELECT 'history_lo' AS name, coalesce(counter_value('history_lo'), 0) AS value
+UNION ALL SELECT 'history_front', coalesce(counter_value('history_front'), 0)
 UNION ALL SELECT 'deleted_lo', coalesce(counter_value('deleted_lo'), 0);
 
 -- part: removable
@@ -47,13 +48,14 @@ ORDER BY "offset" LIMIT :limit;
 -- name: settled_range
 -- Sums of the next rows in order, without deleted rows.
 -- parameters: lo (offset, inclusive); limit
--- columns: last offset, NULL if there are no rows; rows, and those with a source or trace; lowest
---   and highest seq; bytes; settled_at of the newest
+-- columns: last offset, NULL if there are no rows; the same without deleted rows; rows, and those with
+--   a source or trace; lowest and highest seq; bytes; settled_at of the newest
 -- index: PRIMARY KEY
-SELECT max(last), count(seq), count(source_seq), count(trace_id), min(seq), max(seq),
+SELECT max(last), max(last_removed), count(seq), count(source_seq), count(trace_id), min(seq), max(seq),
   CAST(coalesce(sum(size), 0) AS bigint), max(settled_at)
 FROM (
   SELECT "offset" AS last, source_seq, trace_id, CASE WHEN outcome <> 5 THEN seq END AS seq,
+    CASE WHEN outcome <> 5 THEN "offset" END AS last_removed,
     CASE WHEN outcome <> 5 THEN size END AS size,
     CASE WHEN outcome <> 5 THEN settled_at END AS settled_at
   FROM history WHERE "offset" >= :lo AND {removable} ORDER BY "offset" LIMIT :limit) AS next;
