@@ -46,8 +46,8 @@ class Cluster:
 
 
 @contextmanager
-def standalone_cluster(folder: Path, java_home: Path) -> Iterator[Cluster]:
-    """Run a master and a worker of two cores; end them by their process ids."""
+def standalone_cluster(folder: Path, java_home: Path, workers: int = 1) -> Iterator[Cluster]:
+    """Run a master and workers of two cores in all; end them by their process ids."""
     folder.mkdir(parents=True)
     bare = folder / "bare"
     bare.mkdir()
@@ -57,13 +57,15 @@ def standalone_cluster(folder: Path, java_home: Path) -> Iterator[Cluster]:
             _daemon("deploy.master.Master", folder / "master.log", java_home, bare, *_LOOPBACK)
         )
         url = master.wait(r"Starting Spark master at (spark://\S+)")[0]
-        stack.enter_context(
-            _daemon(
-                "deploy.worker.Worker", folder / "worker.log", java_home, bare, *_LOOPBACK,
-                "--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work"), url,
-            )
-        )  # fmt: skip
-        master.wait(r"Registering worker \S+ with 2 cores")
+        for number in range(workers):
+            stack.enter_context(
+                _daemon(
+                    "deploy.worker.Worker", folder / f"worker-{number}.log", java_home, bare,
+                    *_LOOPBACK, "--cores", str(2 // workers), "--memory", "1g",
+                    "--work-dir", str(folder / "work"), url,
+                )
+            )  # fmt: skip
+        master.wait(r"Registering worker \S+ with \d cores" + r"[\s\S]*Registering" * (workers - 1))
         yield Cluster(url, folder)
 
 
