@@ -16,11 +16,7 @@ from phpmq_lite.admin.http.problems import Problem
 from phpmq_lite.admin.messages import snippets
 from phpmq_lite.admin.pipeline.claims import SubscriptionClaimsView, ask_release, read_claims
 from phpmq_lite.admin.pipeline.history_readers import ReaderView, read_readers
-from phpmq_lite.admin.pipeline.last_day import (
-    LastDay,
-    LastDayView,
-    TraceCoverage,
-)
+from phpmq_lite.admin.pipeline.last_day import LastDay, LastDayView, TraceCoverage
 from phpmq_lite.admin.pipeline.summary import (
     SUMMARIES,
     BadSummaryError,
@@ -146,14 +142,14 @@ async def show_insights(call: Call, query: InsightsPageQuery) -> web.Response:
     except BadSummaryError as bad:
         error = str(bad)
     day = await LastDay.read(call) if query.source == "broker" else None
+    if error and query.source == "pipeline" and query.format != "html":
+        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
     rows: Any
     traces = TraceCoverage()
-    if day is not None:
-        rows, traces = await _rows_of_day(day, query)
-    elif error and query.source == "pipeline" and query.format != "html":
-        raise Problem(503, "bad_summary", f"The summary cannot be used: {error}.")
+    if day is not None and query.tab == "paths":
+        rows, traces = await day.paths()
     else:
-        rows = await _rows(call, query, summary)
+        rows = await _rows(call, query, summary, day)
     if query.format != "html":
         return await asyncio.to_thread(list_response, query.format, _MODELS[query.tab], rows)
     bounds = await StoredPipeline(call.context.readers).history_bounds()
@@ -199,33 +195,23 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
 
 
 async def _rows(
-    call: Call, query: InsightsPageQuery, summary: PipelineSummary | None
+    call: Call, query: InsightsPageQuery, summary: PipelineSummary | None, day: LastDay | None
 ) -> Sequence[BaseModel]:
     """Return all rows for a tab, in the order shown on the page."""
     if query.tab == "claims":
         return await read_claims(call)
     if query.tab == "readers":
         return await read_readers(call.context)
-    if summary is None:
-        return []
-    return await asyncio.to_thread(_rows_of, summary, query)
-
-
-async def _rows_of_day(
-    day: LastDay, query: InsightsPageQuery
-) -> tuple[Sequence[BaseModel], TraceCoverage]:
-    """Return the rows of a tab for the last 24 hours, and which messages the paths come from."""
-    if query.tab == "charts":
-        return await day.steps(query.queue), TraceCoverage()
-    if query.tab == "paths":
-        return await day.paths()
-    reads: dict[str, Callable[[], Awaitable[Sequence[Any]]]] = {
-        "queues": day.queues,
-        "dead": day.deaths,
-        "expired": day.expiries,
-    }
-    rows = await reads[query.tab]()
-    return [row for row in rows if query.queue in ("", row.queue)], TraceCoverage()
+    if day is not None and query.tab == "charts":
+        return await day.steps(query.queue)
+    if day is not None:
+        reads: dict[str, Callable[[], Awaitable[Sequence[Any]]]] = {
+            "queues": day.queues,
+            "dead": day.deaths,
+            "expired": day.expiries,
+        }
+        return [row for row in await reads[query.tab]() if query.queue in ("", row.queue)]
+    return [] if summary is None else await asyncio.to_thread(_rows_of, summary, query)
 
 
 def _rows_of(summary: PipelineSummary, query: InsightsPageQuery) -> Sequence[BaseModel]:

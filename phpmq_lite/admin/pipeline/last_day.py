@@ -145,7 +145,8 @@ class LastDay:
 
     async def _totals(self, ids: Sequence[int]) -> dict[int, RollupSum]:
         async def read(queue_id: int) -> RollupSum:
-            return await asyncio.to_thread(_sum_points, await self._read(queue_id))
+            sums = await asyncio.to_thread(_sum, await self._read(queue_id), lambda point: ALL)
+            return sums.get(ALL) or RollupSum()
 
         totals = {q: RollupSum() for q in ids}
         for q in ids:
@@ -161,7 +162,7 @@ class LastDay:
         if not queue:
             ids = self._listed(*_BUSY) if self.call.identity.queues else [ALL]
         points = [point for q in ids for point in await self._read(q)]
-        sums = await asyncio.to_thread(_sum_by_time, points)
+        sums = await asyncio.to_thread(_sum, points, lambda point: point.at_s)
         for at_s, part in self._recent():
             for q in part.keys() & set(ids):
                 sums.setdefault(at_s, RollupSum()).add(part[q])
@@ -244,18 +245,14 @@ class LastDay:
 # -- pure
 
 
-def _sum_by_time(points: Iterable[activity.Point]) -> dict[int, RollupSum]:
+def _sum(
+    points: Iterable[activity.Point], key: Callable[[activity.Point], int]
+) -> dict[int, RollupSum]:
+    """Return the sums of the points with the same key."""
     sums: dict[int, RollupSum] = {}
     for point in points:
-        sums.setdefault(point.at_s, RollupSum()).add(RollupSum.from_point(point))
+        sums.setdefault(key(point), RollupSum()).add(RollupSum.from_point(point))
     return sums
-
-
-def _sum_points(points: Iterable[activity.Point]) -> RollupSum:
-    total = RollupSum()
-    for point in points:
-        total.add(RollupSum.from_point(point))
-    return total
 
 
 def _count(total: RollupSum, column: str) -> int:

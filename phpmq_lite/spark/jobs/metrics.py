@@ -1,7 +1,9 @@
 """Metrics job, which computes ``metrics/<table>/date=…`` of the dates with new rows."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import partial, reduce
 from operator import or_
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
 _EPOCH: Final = date(1970, 1, 1)
 _MAX_RANGES: Final = 50  # maximum number of date ranges in a condition; more are merged into one
-_MAX_ROWS: Final = 20_000_000  # rows of the dates that are computed at once
+_MAX_ROWS: Final = 20_000_000  # about the rows of the dates that are computed at once
 _FILE: Final = "part-0.parquet"  # the only file of a date
 _SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"  # where Spark finds the comments
 
@@ -128,63 +130,49 @@ def new_rows(
     return sum(row["count"] for row in counts), dates
 
 
+@dataclass(frozen=True, slots=True)
 class _MetricsRun:
     """Computes dates in groups, so that the results of each fit into memory."""
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        files: ResultsFolder,
-        ledger: ArchiveLedger,
-        control: JobControl,
-    ) -> None:
-        self._spark, self._files, self._ledger, self._control = spark, files, ledger, control
-        self.written: set[date] = set()
+    spark: "SparkSession"
+    files: ResultsFolder
+    ledger: ArchiveLedger
+    control: JobControl
+    written: set[date] = field(default_factory=set)
 
     def write(self, dates: list[date]) -> bool:
         """Replace the dates in all tables; return False if the job is stopped before."""
         if not dates:
             return True
         begun = json.dumps([day.isoformat() for day in dates])
-        self._files.write(results_folder.METRICS_BEGUN, begun)
-        computed = 0
-        for group in self._groups(dates):
-            self._control.report("metrics", computed, len(dates))
-            tables = self._compute(group)
-            for name, table in tables.items():
-                if self._control.stop():
-                    return False
-                self.written |= write_table(self._files, name, table, group)
-            computed += len(group)
-        self._control.report("metrics", computed, len(dates))
-        return True
-
-    def _groups(self, dates: list[date]) -> Iterator[list[date]]:
-        group: list[date] = []
-        rows = 0
+        self.files.write(results_folder.METRICS_BEGUN, begun)
+        computed = rows = 0
+        groups: dict[int, list[date]] = defaultdict(list)
         for day in dates:
-            entry = self._ledger.dates.get(str(day))
-            rows += entry.rows if entry else 0
-            if group and rows > _MAX_ROWS:
-                yield group
-                group, rows = [], entry.rows if entry else 0
-            group.append(day)
-        yield group
+            groups[rows // _MAX_ROWS].append(day)
+            rows += entry.rows if (entry := self.ledger.dates.get(str(day))) else 0
+        for group in groups.values():
+            self.control.report("metrics", computed, len(dates))
+            for name, table in self._compute(group).items():
+                if self.control.stop():
+                    return False
+                self.written.update(write_table(self.files, name, table, group))
+            computed += len(group)
+        self.control.report("metrics", computed, len(dates))
+        return True
 
     def _compute(self, dates: Sequence[date]) -> dict[str, pa.Table]:
         days = [(day - _EPOCH).days for day in dates]
         chosen: dict[str, ArchiveFile] = {}
         since = min(days)
         for first, end in _ranges(days):
-            overlapping = archive_files(
-                self._files, self._ledger, first_day=first, last_day=end - 1
-            )
+            overlapping = archive_files(self.files, self.ledger, first_day=first, last_day=end - 1)
             chosen |= {file.path: file for file in overlapping}
             since = min(since, *(file.first_day for file in overlapping))
         # Retries of these rows may have been published on earlier days, and settled there.
-        earlier = archive_files(self._files, self._ledger, first_day=since, last_day=min(days) - 1)
+        earlier = archive_files(self.files, self.ledger, first_day=since, last_day=min(days) - 1)
         chosen |= {file.path: file for file in earlier}
-        archive = read_archive(self._spark, self._files, list(chosen.values()))
+        archive = read_archive(self.spark, self.files, list(chosen.values()))
         return compute(archive, dates, sum(file.rows for file in chosen.values()), since)
 
 
