@@ -1,7 +1,6 @@
 """The ``pipeline`` command group: jobs, replay, status, exactly-once write keys, packaging."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -40,14 +39,12 @@ from phpmq_lite.cli.pipeline.doctor import doctor
 from phpmq_lite.cli.pipeline.erase import erase
 from phpmq_lite.cli.pipeline.job_runner import (
     PipelineJob,
+    command_session,
     require_spark,
     run_jobs,
     source_connection,
-    spark_session,
 )
-from phpmq_lite.cli.pipeline.spark_errors import explain_spark_errors
 from phpmq_lite.cli.pipeline.target import PipelineTarget, target_options
-from phpmq_lite.cli.progress import show_progress
 from phpmq_lite.cli.status import reader_text
 from phpmq_lite.errors import OptionError
 from phpmq_lite.model import OUTCOMES
@@ -110,10 +107,11 @@ def starting_offset(value: str) -> str:
 
 
 _keep_replaced: Final = option(
-    ("--keep-replaced", "keep_replaced_s"),
+    ("--keep-replaced", "keep_replaced_ms"),
     "Keep files that were replaced or pruned this long, for readers of older lists.",
-    duration,
+    lambda text: duration(text) * 1_000,
     "24h",
+    metavar="DURATION",
 )
 
 
@@ -197,18 +195,13 @@ def _archive_options(command: Any) -> Any:
 
 def _job(target: PipelineTarget, name: str, /, **fields: Any) -> PipelineJob:
     """Return a job; its options, such as ``ArchiveOptions``, are created from ``fields``."""
+    if "accept_gap" in fields:
+        fields["fail_on_data_loss"] = not fields.pop("accept_gap")
     connection = source_connection(target)
     from phpmq_lite.spark.jobs import options
 
     options_type = getattr(options, f"{name.capitalize()}Options")
     return PipelineJob(name, options_type(connection=connection, out=target.results, **fields))
-
-
-def _archive_job(
-    target: PipelineTarget, *, accept_gap: bool, keep_replaced_s: int, **fields: Any
-) -> PipelineJob:
-    fields |= {"fail_on_data_loss": not accept_gap, "keep_replaced_ms": keep_replaced_s * 1_000}
-    return _job(target, "archive", **fields)
 
 
 @pipeline.command()
@@ -220,7 +213,7 @@ def archive(target: PipelineTarget, every_s: int | None, output: str | None, **f
     The files are OUT/archive/date=…/batch=…. Continues after the last run. Rows that retention
     removed before they were archived cause an error unless you set --accept-gap.
     """
-    run_jobs(target, [_archive_job(target, **fields)], every_s=every_s, output=output)
+    run_jobs(target, [_job(target, "archive", **fields)], every_s=every_s, output=output)
 
 
 def utc_date(value: str) -> date:
@@ -254,13 +247,12 @@ def metrics(
 @_keep_replaced
 @output_option
 @target_options
-def compact(target: PipelineTarget, keep_replaced_s: int, output: str | None) -> None:
+def compact(target: PipelineTarget, output: str | None, **fields: Any) -> None:
     """Merge the archive's small files for past dates.
 
     Rows are counted and compared before the files are replaced.
     """
-    job = _job(target, "compact", keep_replaced_ms=keep_replaced_s * 1_000)
-    run_jobs(target, [job], output=output)
+    run_jobs(target, [_job(target, "compact", **fields)], output=output)
 
 
 @pipeline.command()
@@ -273,16 +265,13 @@ def compact(target: PipelineTarget, keep_replaced_s: int, output: str | None) ->
 @_keep_replaced
 @output_option
 @target_options
-def prune(
-    target: PipelineTarget, older_than_s: int, keep_replaced_s: int, output: str | None
-) -> None:
+def prune(target: PipelineTarget, output: str | None, **fields: Any) -> None:
     """Remove old dates from the archive, and their rows from typed tables.
 
     Their counts stay in the archive's ledger, and their metrics stay. The archive's files stay
     until --keep-replaced has passed, and a later job of the archive removes them.
     """
-    times = {"older_than_s": older_than_s, "keep_replaced_ms": keep_replaced_s * 1_000}
-    run_jobs(target, [_job(target, "prune", **times)], output=output)
+    run_jobs(target, [_job(target, "prune", **fields)], output=output)
 
 
 VERIFY_COLUMNS: Final = (
@@ -302,10 +291,7 @@ def verify(target: PipelineTarget, output: str | None) -> None:
     differences; the other formats have all rows.
     """
     connection = source_connection(target)
-    with ExitStack() as stack:
-        progress = stack.enter_context(show_progress(sys.stderr))
-        stack.enter_context(explain_spark_errors(target))
-        spark = stack.enter_context(spark_session(target, progress))
+    with command_session(target) as (spark, progress):
         progress("verify")
         from phpmq_lite.spark.jobs import verify as verifying
         from phpmq_lite.spark.jobs.options import JobOptions
@@ -370,9 +356,7 @@ def files(target: PipelineTarget, table: str, dates: tuple[date, ...], output: s
         spark = None
         if target.results_folder is None:
             require_spark()
-            progress = stack.enter_context(show_progress(sys.stderr))
-            stack.enter_context(explain_spark_errors(target))
-            spark = stack.enter_context(spark_session(target, progress))
+            spark, _ = stack.enter_context(command_session(target))
         folder = open_results(spark, target.results)
         rows = file_rows(folder, table, [day.isoformat() for day in dates] or None)
         if not rows:
@@ -435,9 +419,8 @@ def run(
     """
     groupings = _table_groupings(target, is_requested=tables)
     fields["bodies"] |= bool(groupings)
-    archiving = _archive_job(target, **fields)
-    keep_ms = archiving.options.keep_replaced_ms
-    merging = _job(target, "compact", keep_replaced_ms=keep_ms)
+    archiving = _job(target, "archive", **fields)
+    merging = _job(target, "compact", keep_replaced_ms=archiving.options.keep_replaced_ms)
     typing = [_job(target, "tables", by=by) for by in groupings]
     jobs = [archiving, _job(target, "metrics"), *typing, merging]
     run_jobs(target, jobs, every_s=every_s, output=output)
@@ -471,15 +454,13 @@ def _table_groupings(target: PipelineTarget, *, is_requested: bool) -> list[str]
     "Continue even if messages of an unfinished batch were released; they are consumed again.",
 )
 @_job_options
-def consume(
-    target: PipelineTarget, accept_gap: bool, every_s: int | None, output: str | None, **fields: Any
-) -> None:
+def consume(target: PipelineTarget, every_s: int | None, output: str | None, **fields: Any) -> None:
     """Consume a queue into Parquet files and acknowledge each batch.
 
     The files are in OUT/consumed/QUEUE. Delivery is at least once; a repeated batch overwrites its
     own files. Requires the operator role.
     """
-    job = _job(target, "consume", fail_on_data_loss=not accept_gap, **fields)
+    job = _job(target, "consume", **fields)
     if target.url is None:
         raise click.UsageError("consume requires a broker; use --url instead of --path")
     run_jobs(target, [job], every_s=every_s, output=output)

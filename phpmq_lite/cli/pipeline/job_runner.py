@@ -95,6 +95,17 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
 
 
 @contextmanager
+def command_session(target: PipelineTarget) -> "Iterator[tuple[SparkSession, JobProgress]]":
+    """Start a session for a command that is no job; show its progress, and explain its errors."""
+    with (
+        show_progress(sys.stderr) as progress,
+        explain_spark_errors(target),
+        spark_session(target, progress) as spark,
+    ):
+        yield spark, progress
+
+
+@contextmanager
 def _log_to_file(file: Path) -> Iterator[None]:
     """Send the output of Python's loggers to a file, because py4j logs a traceback after Ctrl-C.
 
@@ -123,10 +134,7 @@ def _replace_handlers(name: str, handlers: list[logging.Handler]) -> list[loggin
 
 def probe(target: PipelineTarget, *, reads: bool) -> str:
     """Start Spark, and return its version; if ``reads``, with how many rows it read."""
-    with ExitStack() as stack:
-        progress = stack.enter_context(show_progress(sys.stderr))
-        stack.enter_context(explain_spark_errors(target))
-        spark = stack.enter_context(spark_session(target, progress))
+    with command_session(target) as (spark, progress):
         if not reads:
             return f"{spark.version} starts"
         options = source_connection(target).as_options()
