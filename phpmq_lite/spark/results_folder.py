@@ -96,17 +96,13 @@ class LocalResultsFolder:
         except FileNotFoundError:
             return None
 
-    def write(self, path: str, text: str) -> None:
+    def write(self, path: str, content: str | bytes) -> None:
         """Write and sync a temporary file, then rename it, creating its folder if necessary."""
-        self.write_bytes(path, text.encode())
-
-    def write_bytes(self, path: str, content: bytes) -> None:
-        """Write bytes in the same way."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.new")  # unique for each process
         with temporary.open("wb") as stream:
-            stream.write(content)
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(target)
@@ -237,15 +233,12 @@ class _HadoopResultsFolder:
         finally:
             stream.close()
 
-    def write(self, path: str, text: str) -> None:
+    def write(self, path: str, content: str | bytes) -> None:
         """Write a temporary file, then rename it. The target may be missing for a moment."""
-        self.write_bytes(path, text.encode())
-
-    def write_bytes(self, path: str, content: bytes) -> None:
         temporary = self._path(f"{path}.new")
         stream = self._fs.create(temporary, True)
         try:
-            stream.write(bytearray(content))
+            stream.write(bytearray(content.encode() if isinstance(content, str) else content))
         finally:
             stream.close()
         self._fs.delete(self._path(path), False)

@@ -22,9 +22,9 @@ class CrashingFolder(LocalResultsFolder):
                 raise CrashError
             self.left -= 1
 
-    def write(self, path: str, text: str) -> None:
+    def write(self, path: str, content: str | bytes) -> None:
         self._change()
-        super().write(path, text)
+        super().write(path, content)
 
     def move(self, source: str, target: str) -> None:
         self._change()

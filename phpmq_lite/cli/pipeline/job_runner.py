@@ -96,7 +96,7 @@ def spark_session(target: PipelineTarget, progress: JobProgress) -> "Iterator[Sp
 
 @contextmanager
 def command_session(target: PipelineTarget) -> "Iterator[tuple[SparkSession, JobProgress]]":
-    """Start a session for a command that is no job; show its progress, and explain its errors."""
+    """Start a session for a command without jobs; show its progress, and explain its errors."""
     with (
         show_progress(sys.stderr) as progress,
         explain_spark_errors(target),

@@ -244,7 +244,7 @@ def write_table(
         sink = pa.BufferOutputStream()
         described = rows.replace_schema_metadata({_SCHEMA: schema.json()})
         pq.write_table(described, sink, compression="zstd")
-        files.write_bytes(f"{folder}/date={day}/{_FILE}", sink.getvalue().to_pybytes())
+        files.write(f"{folder}/date={day}/{_FILE}", sink.getvalue().to_pybytes())
     return days
 
 
