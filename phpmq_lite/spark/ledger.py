@@ -14,19 +14,20 @@ that ``archive/**/*.parquet`` shows each row once at any time.
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from phpmq_lite.spark.prepared import PreparedChange, carry_out, complete
-from phpmq_lite.spark.results_folder import ARCHIVE, LEDGER, ResultsFolder
+from phpmq_lite.spark.results_folder import ARCHIVE, EVENTS, LEDGER, ResultsFolder
 
 LOCK: Final = "archive"  # held exclusively by every job that changes the archive
 STAGED: Final = "staged"
 GENERATIONS: Final = "generations"
 KEEP_REPLACED_MS: Final = 24 * 3_600_000
 
+_TABLES: Final = (ARCHIVE, EVENTS)
 _PREPARED: Final = f"{LEDGER}/prepared.json"
 _VERSION: Final = 1
 
@@ -75,8 +76,23 @@ class DateManifest:
 
     date: str
     files: tuple[ArchiveFile, ...] = ()
+    events: tuple[ArchiveFile, ...] = ()  # of the exceptional steps of the same messages
     counts: Counts = field(default_factory=dict)  # all rows that were ever archived
     removed: Counts = field(default_factory=dict)  # rows that prune and erase removed
+
+    def files_of(self, table: str) -> tuple[ArchiveFile, ...]:
+        """Return the files of the table ``archive`` or ``events``."""
+        return self.events if table == EVENTS else self.files
+
+    def select(self, is_chosen: Callable[[ArchiveFile], bool]) -> Self:
+        """Return the manifest with only the chosen files of both tables."""
+        files, events = (tuple(filter(is_chosen, part)) for part in (self.files, self.events))
+        return replace(self, files=files, events=events)
+
+    def replaced(self, at_ms: int, reason: str) -> "list[ReplacedFile]":
+        """Return the files of both tables, which leave the list."""
+        paths = [file.path for file in (*self.files, *self.events)]
+        return [ReplacedFile(path=path, at_ms=at_ms, reason=reason) for path in paths]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +153,7 @@ def archive_files(
     files: ResultsFolder,
     ledger: ArchiveLedger,
     *,
+    table: str = ARCHIVE,
     dates: Iterable[str] | None = None,
     after_offset: int | None = None,
     first_day: int | None = None,
@@ -147,6 +164,7 @@ def archive_files(
     Args:
         files: the results folder.
         ledger: the version to read.
+        table: ``archive``, or ``events``, which has the exceptional steps of its messages.
         dates: only these dates of ``settled_at``, such as ``2026-03-01``.
         after_offset: only files with rows above this offset.
         first_day: only files with a time on or after this day (days since 1970).
@@ -165,7 +183,7 @@ def archive_files(
         file
         for date, entry in sorted(ledger.dates.items())
         if (requested is None or date in requested) and matches(entry)
-        for file in read_manifest(files, entry.manifest).files
+        for file in read_manifest(files, entry.manifest).files_of(table)
         if matches(file)
     ]
 
@@ -179,8 +197,9 @@ def manifest_of(ledger: ArchiveLedger, date: str) -> str | None:
 def read_manifest(files: ResultsFolder, path: str) -> DateManifest:
     """Return a manifest, which must exist."""
     document = json.loads(files.read(path) or "")
-    parts = tuple(ArchiveFile(**file) for file in document.pop("files"))
-    return DateManifest(files=parts, **document)
+    for name in ("files", "events"):
+        document[name] = tuple(ArchiveFile(**file) for file in document.get(name, ()))
+    return DateManifest(**document)
 
 
 def first_ms(date: str) -> int:
@@ -266,7 +285,7 @@ def tidy(
     expired = {file.path for file in ledger.replaced if file.at_ms + keep_ms <= now_ms}
     visible: dict[str, set[str]] = {}  # date -> replaced files that are still in the archive
     for file in ledger.replaced:
-        if file.path.startswith(f"{ARCHIVE}/"):
+        if file.path.split("/")[0] in _TABLES:
             visible.setdefault(file.path.split("/")[1].removeprefix("date="), set()).add(file.path)
     copies: dict[str, str] = {}
     manifests = []
@@ -275,13 +294,13 @@ def tidy(
             expired -= paths
         elif date in ledger.dates:
             manifest = read_manifest(files, ledger.dates[date].manifest)
-            inside = {file.path: _inside(file.path) for file in manifest.files}
-            copies |= {path: target for path, target in inside.items() if path != target}
-            current = tuple(replace(file, path=inside[file.path]) for file in manifest.files)
-            manifests.append(replace(manifest, files=current))
+            outside = [file.path for file in (*manifest.files, *manifest.events)]
+            copies |= {path: target for path in outside if (target := _inside(path)) != path}
+            moved, events = map(_moved_inside, (manifest.files, manifest.events))
+            manifests.append(replace(manifest, files=moved, events=events))
     if not expired:
         return ledger
-    outside = [ReplacedFile(path=path, at_ms=now_ms, reason="copied") for path in copies]
+    copied = [ReplacedFile(path=path, at_ms=now_ms, reason="copied") for path in copies]
     return commit(
         files,
         ledger,
@@ -289,7 +308,7 @@ def tidy(
         manifests=manifests,
         copies=copies,
         removes=sorted(expired),
-        replaced=outside,
+        replaced=copied,
     )
 
 
@@ -302,9 +321,13 @@ def is_change_due(
 
 
 def _inside(path: str) -> str:
-    """Return the path in the archive for a file below ``generations/<number>/``."""
+    """Return the path in its table for a file below ``generations/<number>/``."""
     parts = path.split("/")
-    return "/".join([ARCHIVE, *parts[2:]]) if parts[0] == GENERATIONS else path
+    return "/".join(parts[2:]) if parts[0] == GENERATIONS else path
+
+
+def _moved_inside(parts: Sequence[ArchiveFile]) -> tuple[ArchiveFile, ...]:
+    return tuple(replace(file, path=_inside(file.path)) for file in parts)
 
 
 def _entry(path: str, parts: Sequence[ArchiveFile]) -> DateEntry:

@@ -272,6 +272,7 @@ class _HadoopResultsFolder:
 ResultsFolder = LocalResultsFolder | _HadoopResultsFolder
 
 ARCHIVE: Final = "archive"
+EVENTS: Final = "events"  # the exceptional steps of the archived messages
 LEDGER: Final = "ledger"
 METRICS: Final = "metrics"
 METRICS_STATE: Final = "metrics/state.json"

@@ -469,7 +469,7 @@ class HistoryRanges:
             lo_deleted = max(lo, before.lo_deleted)
             has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > lo_deleted
             if bounds.lo <= lo and not has_lost_deleted:  # no rows were removed during the count
-                return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches())
+                return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(count))
 
     def settled_range(self, settled_from: int | None, settled_until: int | None) -> tuple[int, int]:
         """Return a range (lo, hi] of offsets with all messages settled in a time (Unix ms).
@@ -539,8 +539,8 @@ class HistoryRanges:
         text = self.parts["claim_range"]
         slices = [*_slices(lo, hi)]
         reading = _RangeReader(self, "c.claim", text, values, CLAIM_COLUMNS, slices, True)
-        schema = arrow_schema(CLAIM_COLUMNS)
-        return RangeRows(lo, hi, reading.count(), schema, reading.batches(), held["queue"])
+        schema, count = arrow_schema(CLAIM_COLUMNS), reading.count()
+        return RangeRows(lo, hi, count, schema, reading.batches(count), held["queue"])
 
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         self.on_statement()
@@ -648,7 +648,8 @@ class _RangeReader:
         rows = (self.ranges.read_rows(text, self.values | part)[0] for part in self.slices)
         return sum(row["count"] for row in rows)
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self, rows: int) -> Iterator[Any]:
+        """Yield the rows, of which there are as many; without any, nothing is read."""
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
@@ -657,8 +658,8 @@ class _RangeReader:
         )
         order = self.number if self.columns is not EVENT_COLUMNS else f"{self.number}, e.event_id"
         text = f"SELECT {selected} {self.range} ORDER BY {order}"
-        for part in self.slices:
-            for piece in self._split_slice(part):
+        for part in self.slices if rows else ():
+            for piece in self._split_slice(part, rows):
                 table = self.ranges.read_table(text, self.values | piece, columns)
                 batches = map(_with_defined_bits, table.combine_chunks().to_batches())
                 yield from map(self._check_bodies, batches) if has_bodies else batches
@@ -684,11 +685,11 @@ class _RangeReader:
         at = requested.schema.get_field_index(BODY.name)
         return requested.set_column(at, requested.schema.field(at), pa.array(bodies, pa.binary()))
 
-    def _split_slice(self, part: dict[str, int]) -> Iterator[dict[str, int]]:
+    def _split_slice(self, part: dict[str, int], rows: int) -> Iterator[dict[str, int]]:
         """Split a slice whose bodies are too large, or events too many, for one statement."""
         if BODY in self.columns:
             size, part_size = "m.size", PART_BYTES
-        elif self.columns is EVENT_COLUMNS:
+        elif self.columns is EVENT_COLUMNS and rows > RANGE_SLICE // 2:
             size, part_size = "1", RANGE_SLICE // 2
         else:
             yield part

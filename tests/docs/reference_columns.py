@@ -56,7 +56,8 @@ class Section(NamedTuple):
 
 SECTIONS: Final = (
     Section("The history", f"One row for each settled message. {_OFFSET}", (*READER_COLUMNS, BODY)),
-    Section("Events", "One row for each exceptional step of a settled message, with `mode=events`.",
+    Section("Events", "One row for each exceptional step of a settled message, with `mode=events`"
+            " and in the archive's [table](../guides/pipeline.md#files-of-the-archive) `events`.",
             (*EVENT_COLUMNS, *READER_COLUMNS[-3:-1])),
     Section("A queue", "One row for each claimed message, with `mode=queue`.", CLAIM_COLUMNS),
     Section("The archive", _OLD, (FILE_COLUMNS[1], *ARCHIVE_COLUMNS)),

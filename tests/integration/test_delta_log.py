@@ -81,8 +81,8 @@ def test_log_lists_what_the_ledger_lists(files: LocalResultsFolder, tmp_path: Pa
 
     second = write_file(tmp_path, "archive/date=2026-03-01/batch=a-2/p.parquet", 16, 20)
     current = commit(files, current, {"2026-03-01": [first, second]})
-    merged = write_file(tmp_path, "generations/3/date=2026-03-01/batch=m/p.parquet", 1, 10)
-    rest = write_file(tmp_path, "generations/3/date=2026-03-01/batch=m/q.parquet", 16, 20)
+    merged = write_file(tmp_path, "generations/3/archive/date=2026-03-01/batch=m/p.parquet", 1, 10)
+    rest = write_file(tmp_path, "generations/3/archive/date=2026-03-01/batch=m/q.parquet", 16, 20)
     # The job that committed the second batch was killed before it updated the log.
     current = commit(files, current, {"2026-03-01": [merged, rest]}, [first, second])
     update_delta_log(files, current)

@@ -25,6 +25,7 @@ from phpmq_lite.storage.arrow import arrow_schema
 
 HISTORY = arrow_schema((*arrow.COLUMNS, arrow.BODY))
 CLAIMS = arrow_schema(arrow.CLAIM_COLUMNS)
+EVENTS = arrow_schema(arrow.EVENT_COLUMNS)
 START_MS = 1_700_000_000_000
 
 
@@ -142,6 +143,15 @@ class FakeBroker:
             return answer | {"published": len(rows), "remaining": len(rest)}
 
 
+def event_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the event of a settled message; each with an even offset has one."""
+    copied = {name: row[name] for name in ("seq", "message_id", "queue", "settled_at")}
+    return copied | {
+        "history_offset": row["offset"], "event_id": row["offset"], "event_at": row["settled_at"],
+        "kind": "failure", "detail": "a report", "count": 1, "last_at": None,
+    }  # fmt: skip
+
+
 class Handler(BaseHTTPRequestHandler):
     """One request."""
 
@@ -157,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         match path:
             case "/history/bounds":
                 self._json(broker.bounds(asked))
-            case "/history/arrow":
+            case "/history/arrow" | "/history/events":
                 self._history(asked)
             case "/claims/state":
                 state = {"acked": broker.acked_upto, "hi": broker.last_claim, "queue": "work"}
@@ -242,6 +252,9 @@ class Handler(BaseHTTPRequestHandler):
                 and (row["outcome"] != "deleted" or row["offset"] > broker.lo_deleted)
                 and self._is_match(row, asked)
             ]
+            if self.path.split("?")[0].endswith("/events"):
+                self._arrow(EVENTS, [event_of(row) for row in rows if row["offset"] % 2 == 0])
+                return
             names = asked["columns"].split(",") + (["body"] if asked.get("body") == "1" else [])
             schema = pa.schema([field for field in HISTORY if field.name in names])
             self._arrow(schema, rows)

@@ -16,11 +16,13 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import duckdb
 import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from phpmq_lite.broker_process import BrokerProcess, broker_process
+from phpmq_lite.cli.pipeline.commands import file_rows
 from phpmq_lite.client import connect_blocking
 from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.checkpoints import final_ack, last_committed_batch
@@ -199,6 +201,12 @@ def test_archive_has_each_offset_once(spark: SparkSession, site: Site, point: st
     archive.run(spark, archive_options(site.url, out))
     found = [row["offset"] for row in read_archive(spark, LocalResultsFolder(out)).collect()]
     assert sorted(found) == site.rows('SELECT "offset" FROM history ORDER BY 1')
+    events = file_rows(LocalResultsFolder(out), "events")
+    paths = [str(out / file["path"]) for file in events]
+    archived = duckdb.execute("SELECT event_id FROM read_parquet($1) ORDER BY 1", [paths])
+    known = "SELECT event_id FROM event JOIN history USING (seq) ORDER BY 1"
+    assert [number for (number,) in archived.fetchall()] == site.rows(known)
+    assert len(events) > 1
     assert not (out / "staged").exists()
 
 

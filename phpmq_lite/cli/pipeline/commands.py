@@ -52,6 +52,7 @@ from phpmq_lite.spark import executor_zip
 from phpmq_lite.spark.body_mask import parse_path
 from phpmq_lite.spark.results_folder import (
     ARCHIVE,
+    EVENTS,
     LocalResultsFolder,
     ResultsFolder,
     open_results,
@@ -348,9 +349,9 @@ FILE_COLUMNS: Final = (*columns(path="PATH"), *number_columns("rows", "bytes", "
 def files(target: PipelineTarget, table: str, dates: tuple[date, ...], output: str | None) -> None:
     """List the files of the archive, or of another table.
 
-    TABLE is a folder in OUT, such as metrics/minutes. Prints one path or URI per line. Each row of
-    the archive is in exactly one of the files, and they stay readable for 24 hours, whatever other
-    jobs do. Without --out on this machine, the command starts Spark.
+    TABLE is a folder in OUT, such as events or metrics/minutes. Prints one path or URI per line.
+    Each row of the archive and its events is in exactly one of the files, and they stay readable
+    for 24 hours, whatever other jobs do. Without --out on this machine, the command starts Spark.
     """
     with ExitStack() as stack:
         spark = None
@@ -377,9 +378,9 @@ def file_rows(
     """Return the files of a table with paths relative to ``folder``, by path or by date."""
     from phpmq_lite.spark.ledger import archive_files, read_ledger
 
-    ledger = read_ledger(folder) if table == ARCHIVE else None
+    ledger = read_ledger(folder) if table in (ARCHIVE, EVENTS) else None
     if ledger is not None:
-        listed = map(asdict, archive_files(folder, ledger, dates=dates))
+        listed = map(asdict, archive_files(folder, ledger, table=table, dates=dates))
         return [{**file, "bytes": file.pop("size_bytes")} for file in listed]
     return [
         {"path": path, "bytes": size}

@@ -6,8 +6,10 @@ ledger's offset are never archived again, even if the checkpoint is lost.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import date, timedelta
+from functools import reduce
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +25,10 @@ from phpmq_lite.spark.checkpoints import (
     query_id,
 )
 from phpmq_lite.spark.columns import utc_day, with_comments
+from phpmq_lite.spark.events import event_batches
 from phpmq_lite.spark.history import BODY, open_history
-from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, open_ledger
+from phpmq_lite.spark.jobs.archive_events import write_events
+from phpmq_lite.spark.jobs.archive_files import FileCounts, add_parts, count_rows, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import (
     StreamTarget,
@@ -44,18 +48,19 @@ from phpmq_lite.spark.ledger import (
     read_manifest,
 )
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results
+from phpmq_lite.spark.results_folder import ARCHIVE, ResultsFolder, open_results
 from phpmq_lite.spark.selection import ArchiveSelection, read_selection, selection_of
 from phpmq_lite.spark.source_options import DELETED, queues_text
 from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, FILE_COLUMNS
 from phpmq_lite.storage.arrow import READER_COLUMNS
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 TARGET: Final = StreamTarget(
     name="archive",
-    folder=results_folder.ARCHIVE,
+    folder=ARCHIVE,
     checkpoint=results_folder.ARCHIVE_CHECKPOINT,
 )
 _OLD_READER: Final = "archive"  # of all archives of version 0.1.0
@@ -189,9 +194,12 @@ class _BatchWriter:
         if planned.offset is not None and ledger.offset is not None:
             batch = batch.where(sf.col("offset") > ledger.offset)
             self._begin = ledger.offset
-        counts = self._stage(batch, name)
+        settings = source_options(self._options)
+        events = self._events(settings, self._begin, planned.offset, planned.history_id)
+        counts = self._stage(batch, events, name)
         if planned.offset is not None:
-            self._record_gap(self._begin, planned.offset, name, sum(c.file.rows for c in counts))
+            rows = sum(part.file.rows for part in counts if part.table == ARCHIVE)
+            self._record_gap(self._begin, planned.offset, name, rows)
         self._commit(
             counts,
             name,
@@ -222,8 +230,9 @@ class _BatchWriter:
             )
         names = {name for name in open_history(connection).queues() if selection.has_queue(name)}
         old_names = {name for name in names if stored.has_queue(name)}
+        begin = ledger.begin or 0
         ranges = {
-            "startingOffsets": str((ledger.begin or 0) + 1),
+            "startingOffsets": str(begin + 1),
             "endingOffsets": str(ledger.offset + 1),
             "maxOffsetsPerTrigger": "",
             "reader": "",
@@ -239,9 +248,11 @@ class _BatchWriter:
                 values = source_options(self._options) | ranges | part | {"queuePattern": ""}
                 settings = {key: value for key, value in values.items() if value}
                 rows = self._spark.read.format("phpmq").options(**settings).load()
-                counts += self._stage(rows, f"{name}/{len(counts)}")
-        self._record_gap(ledger.begin or 0, ledger.offset, name, None)
-        days = {n for c in counts for n in range(c.file.first_day, c.file.last_day + 1)}
+                events = self._events(settings, begin, ledger.offset, ledger.history_id)
+                counts += self._stage(rows, events, f"{name}/{len(counts)}")
+        self._record_gap(begin, ledger.offset, name, None)
+        spans = [(c.file.first_day, c.file.last_day) for c in counts if c.table == ARCHIVE]
+        days = {number for first, last in spans for number in range(first, last + 1)}
         begun = json.loads(files.read(results_folder.METRICS_BEGUN) or "[]")
         begun += [(date(1970, 1, 1) + timedelta(number)).isoformat() for number in days]
         self._commit(
@@ -254,33 +265,47 @@ class _BatchWriter:
             },
         )
 
-    def _stage(self, rows: "DataFrame", name: str) -> list[FileCounts]:
-        """Write rows outside of the archive, and count them."""
+    def _events(
+        self, settings: Mapping[str, str], lo: int, hi: int | None, history_id: str | None
+    ) -> "Iterable[pa.RecordBatch]":
+        """Yield the events of a batch ``(lo, hi]`` that was read with these options."""
+        if self._options.connection is None or hi is None or history_id is None:
+            return ()
+        return event_batches(settings, lo, hi, history_id, self._selection.allowed)
+
+    def _stage(
+        self, rows: "DataFrame", events: "Iterable[pa.RecordBatch]", name: str
+    ) -> list[FileCounts]:
+        """Write rows and events outside of the archive, and count the rows.
+
+        Events come first: if retention removes some of them meanwhile, the rows are missing, too.
+        """
         files, has_bodies = self._files, BODY in rows.columns
         if not has_bodies:
             rows = rows.withColumn(BODY, sf.lit(None).cast("binary"))
         rows = mask_rows(rows, self._selection.masks if has_bodies else ())
-        staged = f"{STAGED}/{name}"
+        staged = f"{STAGED}/{name}/{ARCHIVE}"
         texts = (*READER_COLUMNS, *FILE_COLUMNS, *ARCHIVE_COLUMNS)
         written = with_comments(transform(rows), texts)
         writer = written.write.options(**(parquet_options(rows) if has_bodies else {}))
+        has_reports = not self._selection.masks
+        written_events = write_events(files, events, f"{STAGED}/{name}", has_reports=has_reports)
         writer.mode("overwrite").partitionBy("date").parquet(files.url(staged))
-        files.sync(staged)  # the broker may remove the rows, and the ledger names the files
-        return count_rows(self._spark, files, files.data_files(staged), has_bodies=has_bodies)
+        files.sync(f"{STAGED}/{name}")  # the broker may remove what the ledger names
+        counts = count_rows(self._spark, files, files.data_files(staged), has_bodies=has_bodies)
+        return counts + written_events
 
     def _commit(self, counts: list[FileCounts], name: str, **changes: Any) -> None:
         files, ledger = self._files, self._ledger
-        moves, manifests = {}, []
-        for day, parts in groupby(sorted(counts, key=lambda part: part.date), lambda p: p.date):
-            path = manifest_of(ledger, day)
-            manifest = DateManifest(date=day) if path is None else read_manifest(files, path)
-            added, sums = [], manifest.counts
-            for part in parts:
-                target = f"{results_folder.ARCHIVE}/date={day}/batch={name}/{part.name}"
-                moves[part.file.path] = target  # names are unique within a job of Spark
-                added.append(replace(part.file, path=target, batch=name))
-                sums = add_counts(sums, part.counts)
-            manifests.append(replace(manifest, files=(*manifest.files, *added), counts=sums))
+        moves: dict[str, str] = {}
+        manifests = []
+        for day, group in groupby(sorted(counts, key=lambda part: part.date), lambda p: p.date):
+            path, parts = manifest_of(ledger, day), list(group)
+            before = DateManifest(date=day) if path is None else read_manifest(files, path)
+            manifest, targets = add_parts(before, parts, name)
+            sums = reduce(add_counts, (part.counts for part in parts), before.counts)
+            moves |= targets
+            manifests.append(replace(manifest, counts=sums))
         self._ledger = commit(
             files,
             ledger,

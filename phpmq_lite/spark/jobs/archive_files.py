@@ -1,9 +1,9 @@
 """Opens the archive for a job that changes it, and counts the rows of files for its ledger."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -17,14 +17,14 @@ from phpmq_lite.spark.delta_log import check_delta, has_delta_log, update_delta_
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.jobs.stream_writer import batch_name, remove_staged
 from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, add_counts, now_ms
-from phpmq_lite.spark.results_folder import ARCHIVE, ARCHIVE_CHECKPOINT, ResultsFolder
+from phpmq_lite.spark.results_folder import ARCHIVE, ARCHIVE_CHECKPOINT, EVENTS, ResultsFolder
 from phpmq_lite.spark.session import fit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OLD_COMPACT: Final = "compact"  # working folder of the compact job of version 0.1.0
-_PATH_PARTS: Final = range(3, 6)  # lengths of paths, from staged/x/y to generations/n/date/batch/y
+_PATH_PARTS: Final = range(3, 7)  # lengths of paths, from staged/x/y to generations/n/table/…/y
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class FileCounts:
     def name(self) -> str:
         """The name without folders."""
         return self.file.path.rpartition("/")[2]
+
+    @property
+    def table(self) -> str:
+        """The table in the path of a staged file of a date."""
+        return self.file.path.split("/")[-3]
 
     @property
     def date(self) -> str:
@@ -78,6 +83,23 @@ def open_ledger(
             tidied = ledgers.tidy(files, latest, now_ms=now_ms(), keep_ms=keep_ms)
             if is_delta and tidied is not latest:
                 update_delta_log(files, tidied)
+
+
+def add_parts(
+    manifest: DateManifest, parts: Iterable[FileCounts], batch: str, folder: str = ""
+) -> tuple[DateManifest, dict[str, str]]:
+    """Add staged files to a date; return its manifest, and where the files move below ``folder``.
+
+    The counts stay as they are.
+    """
+    moves: dict[str, str] = {}
+    added: dict[str, list[ArchiveFile]] = {ARCHIVE: [], EVENTS: []}
+    for part in parts:
+        target = f"{folder}{part.table}/date={manifest.date}/batch={batch}/{part.name}"
+        moves[part.file.path] = target  # names are unique within a job of Spark
+        added[part.table].append(replace(part.file, path=target, batch=batch))
+    listed = (*manifest.files, *added[ARCHIVE])
+    return replace(manifest, files=listed, events=(*manifest.events, *added[EVENTS])), moves
 
 
 def count_rows(

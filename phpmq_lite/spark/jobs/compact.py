@@ -8,12 +8,13 @@ the archive until ``ledger.tidy`` exchanges them.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Final
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
-from phpmq_lite.spark.jobs.archive_files import FileCounts, count_rows, open_ledger
+from phpmq_lite.spark.jobs.archive_events import write_events
+from phpmq_lite.spark.jobs.archive_files import FileCounts, add_parts, count_rows, open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import parquet_options
 from phpmq_lite.spark.ledger import (
@@ -22,18 +23,19 @@ from phpmq_lite.spark.ledger import (
     ArchiveFile,
     ArchiveLedger,
     DateManifest,
-    ReplacedFile,
     commit,
     now_ms,
     read_manifest,
 )
-from phpmq_lite.spark.results_folder import ResultsFolder, open_results
+from phpmq_lite.spark.results_folder import ARCHIVE, EVENTS, ResultsFolder, open_results
 from phpmq_lite.spark.session import fit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _STAGED: Final = f"{STAGED}/merged"
+_EVENTS_MAX: Final = 1_000_000
+_EVENT_ORDER: Final = [("history_offset", "ascending"), ("event_id", "ascending")]
 
 
 def transform(rows: "DataFrame", files: int) -> "DataFrame":
@@ -80,26 +82,28 @@ def merge(
     manifest: DateManifest,
     file_count: int,
     *,
-    old: Sequence[ArchiveFile] = (),
+    is_old: Callable[[ArchiveFile], bool] = lambda _: True,
     change: Callable[["DataFrame"], "DataFrame"] | None = None,
 ) -> tuple[ArchiveLedger, int]:
     """Replace a date's files by ``file_count`` merged ones; return the ledger and their number.
 
-    Only the files ``old`` are replaced, if given, and ``change`` may change values of their rows.
+    Files of events are merged, too. Only files that are ``is_old`` are replaced, and ``change`` may
+    change values of their rows.
 
     Raises:
         RefusedError: ``count_differs``: the merged files lack rows or have too many.
     """
-    old = old or manifest.files
-    has_bodies = any(file.has_bodies for file in old)
-    rows = read_archive(spark, files, old).drop("date", "batch")
+    old, others = manifest.select(is_old), manifest.select(lambda file: not is_old(file))
+    has_bodies = any(file.has_bodies for file in old.files)
+    rows = read_archive(spark, files, old.files).drop("date", "batch")
     if has_bodies:
         fit_batches(spark, rows)
     rows = rows if change is None else change(rows)
     writer = transform(rows, file_count).write.mode("overwrite")
-    writer.options(**(parquet_options(rows) if has_bodies else {})).parquet(files.url(_STAGED))
-    written = count_rows(spark, files, files.data_files(_STAGED), has_bodies=has_bodies)
-    sizes = {file.path: file.size_bytes for file in old}
+    folder = f"{_STAGED}/{ARCHIVE}/date={manifest.date}"
+    writer.options(**(parquet_options(rows) if has_bodies else {})).parquet(files.url(folder))
+    written = count_rows(spark, files, files.data_files(folder), has_bodies=has_bodies)
+    sizes = {file.path: file.size_bytes for file in old.files}
     expected = _totals(count_rows(spark, files, sizes, has_bodies=has_bodies))
     if (actual := _totals(written)) != expected:
         raise RefusedError(
@@ -107,26 +111,44 @@ def merge(
             f"{manifest.date}: read {expected} (rows by queue and outcome, sum of offsets), but"
             f" wrote {actual}; the archive is unchanged. Run the job again",
         )
+    written += _merge_events(spark, files, old.events, change)
     files.sync(_STAGED)  # Spark does not sync its files, and the originals will be removed
     number = ledger.number + 1
     batch = f"merged-{number:08d}"
-    folder = f"{GENERATIONS}/{number}/date={manifest.date}/batch={batch}"
-    targets = {part.file.path: f"{folder}/{part.name}" for part in written}
-    merged = tuple(
-        replace(part.file, path=targets[part.file.path], batch=batch) for part in written
-    )
-    others = (file for file in manifest.files if file not in old)
+    merged, moves = add_parts(others, written, batch, f"{GENERATIONS}/{number}/")
     at_ms, reason = now_ms(), "compact" if change is None else "erase"
     ledger = commit(
         files,
         ledger,
         now_ms=at_ms,
-        manifests=[replace(manifest, files=(*others, *merged))],
-        moves=targets,
-        replaced=[ReplacedFile(path=file.path, at_ms=at_ms, reason=reason) for file in old],
+        manifests=[merged],
+        moves=moves,
+        replaced=old.replaced(at_ms, reason),
     )
     files.remove(_STAGED)
-    return ledger, len(merged)
+    return ledger, len(merged.files)
+
+
+def _merge_events(
+    spark: "SparkSession",
+    files: ResultsFolder,
+    old: Sequence[ArchiveFile],
+    change: Callable[["DataFrame"], "DataFrame"] | None,
+) -> list[FileCounts]:
+    """Stage merged files of events, of which about ``_EVENTS_MAX`` rows are in memory."""
+    written = []
+    ends = accumulate(file.rows for file in old)
+    for _, group in groupby(zip(ends, old, strict=True), lambda pair: pair[0] // _EVENTS_MAX):
+        chosen = [file for _, file in group]
+        rows = read_archive(spark, files, chosen, table=EVENTS).drop("date", "batch")
+        table = (rows if change is None else change(rows)).toArrow().sort_by(_EVENT_ORDER)
+        written += write_events(files, table.to_batches(), _STAGED)
+    counts = [sum(file.rows for file in part) for part in (old, (p.file for p in written))]
+    if counts[0] != counts[1]:
+        raise RefusedError(
+            "count_differs", f"read {counts[0]} events, but wrote {counts[1]}; run the job again"
+        )
+    return written
 
 
 def _totals(parts: Iterable[FileCounts]) -> tuple[dict[tuple[str, str], int], int]:

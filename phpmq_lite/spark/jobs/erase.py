@@ -37,18 +37,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 ROWS_MAX: Final = 1_000_000  # maximum number of archived messages per run
-_TABLES: Final = (
-    "consumed",
-    TABLES,
-    QUEUE_TABLES,
-    REJECTS,
-    "events",
-)  # folders of files without a list
-_DATA: Final = ("body", "trace_id", "meta_id", "group", "unique_key")  # columns of the archive
+_TABLES: Final = ("consumed", TABLES, QUEUE_TABLES, REJECTS)  # folders of files without a list
+_DATA: Final = ("body", "trace_id", "meta_id", "group", "unique_key", "detail")  # of the archive
 _KEPT: Final = {  # columns of tables that stay; all others are data
     *("claim", "message_id", "history_offset", "queue", "urn", "outcome", "attempts", "date"),
     *("published_at", "settled_at", "ready_at", "deliveries", "priority", "retries"),
-    *("schema_version", "seq", "event_id", "event_at", "kind", "count", "last_at"),
+    "schema_version",
 }
 _PARTS: Final = 100  # maximum number of traces or ranges per request, as in the API
 _OFFSETS: Final = 10_000  # maximum number of offsets per request
@@ -169,22 +163,23 @@ class _EraseRun:
         return rows
 
     def _values(self, column: str, values: Iterable[str | int]) -> "DataFrame":
-        kind = "bigint" if column == "offset" else "string"
+        kind = "bigint" if column == "history_offset" else "string"
         rows = self.spark.createDataFrame([(value,) for value in values], f"`{column}` {kind}")
         return sf.broadcast(rows)
 
     def _rewrite_archive(self, ledger: ledgers.ArchiveLedger, offsets: list[int]) -> None:
         """Rewrite the files that have rows at ascending offsets, date by date."""
-        chosen, at_ms = self._values("offset", offsets), ledgers.now_ms()
+        chosen, at_ms = self._values("history_offset", offsets), ledgers.now_ms()
         for number, entry in enumerate(ledger.dates.values()):
             self.control.report("erase", number, len(ledger.dates))
             if not _has_any(offsets, entry):
                 continue
             manifest = ledgers.read_manifest(self.files, entry.manifest)
-            old = [file for file in manifest.files if _has_any(offsets, file)]
-            if old:
+            count = sum(_has_any(offsets, file) for file in manifest.files)
+            if count:
                 ledger, _ = merge(
-                    self.spark, self.files, ledger, manifest, len(old), old=old,
+                    self.spark, self.files, ledger, manifest, count,
+                    is_old=lambda file: _has_any(offsets, file),
                     change=lambda rows: transform(rows, chosen, _DATA, at_ms),
                 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 from phpmq_lite.spark.columns import DAY_MS
 from phpmq_lite.spark.jobs.archive_files import open_ledger
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, JobControl, JobResult, PruneOptions
-from phpmq_lite.spark.ledger import ReplacedFile, commit, first_ms, now_ms, read_manifest
+from phpmq_lite.spark.ledger import commit, first_ms, now_ms, read_manifest
 from phpmq_lite.spark.results_folder import (
     QUEUE_TABLES,
     REJECTS,
@@ -43,14 +43,14 @@ def run(
         dates = [date for date in ledger.dates if first_ms(date) + DAY_MS <= before_ms]
         entries = [ledger.dates[date] for date in dates]
         manifests = [read_manifest(files, entry.manifest) for entry in entries]
-        removed = [file.path for manifest in manifests for file in manifest.files]
+        removed = [file for old in manifests for file in old.replaced(at_ms, "prune")]
         if dates:
             commit(
                 files,
                 ledger,
                 now_ms=at_ms,
-                manifests=[replace(old, files=(), removed=old.counts) for old in manifests],
-                replaced=[ReplacedFile(path=path, at_ms=at_ms, reason="prune") for path in removed],
+                manifests=[replace(m, files=(), events=(), removed=m.counts) for m in manifests],
+                replaced=removed,
             )
     control.report("prune", len(dates), len(dates))
     return JobResult(

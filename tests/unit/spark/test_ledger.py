@@ -1,5 +1,6 @@
 """The archive's ledger with small text files; ``tests/spark`` has the jobs."""
 
+import json
 import random
 from collections import Counter
 from contextlib import suppress
@@ -27,11 +28,15 @@ from phpmq_lite.spark.ledger import (
 from tests.support.crashing_folder import CrashError, CrashingFolder
 
 HOUR_MS = 3_600_000
+TABLES = ("archive", "events")
 DATES = ("2026-03-01", "2026-03-02", "2026-03-03")
 
 
 class Archive:
-    """An archive whose files contain one offset a line, and what should be in it."""
+    """An archive whose files contain one offset a line, and what should be in it.
+
+    Each message has one event.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -67,17 +72,17 @@ class Archive:
         for date in dates:
             offsets = list(range(self.offset + 1, self.offset + 6))
             self.offset += 5
-            file = self.stage(f"staged/{name}/{date}/part.parquet", offsets, date)
-            target = f"archive/date={date}/batch={name}/part.parquet"
-            moves[file.path] = target
             path = manifest_of(ledger, date)
             before = DateManifest(date=date) if path is None else read_manifest(self.files, path)
+            added = {}
+            for table in TABLES:
+                file = self.stage(f"staged/{name}/{table}/{date}/part.parquet", offsets, date)
+                target = f"{table}/date={date}/batch={name}/part.parquet"
+                moves[file.path] = target
+                added[table] = (*before.files_of(table), replace(file, path=target))
+            counts = add_counts(before.counts, {"q": {"acked": 5}})
             manifests.append(
-                replace(
-                    before,
-                    files=(*before.files, replace(file, path=target)),
-                    counts=add_counts(before.counts, {"q": {"acked": 5}}),
-                )
+                replace(before, files=added["archive"], events=added["events"], counts=counts)
             )
         commit(
             self.files,
@@ -95,18 +100,22 @@ class Archive:
         if path is None or len(read_manifest(self.files, path).files) < 2:
             return
         manifest = read_manifest(self.files, path)
-        offsets = sorted(o for f in manifest.files for o in self.offsets_in(self.root / f.path))
-        file = self.stage("staged/merged/part.parquet", offsets, date)
-        number = ledger.number + 1
-        target = f"generations/{number}/date={date}/batch=merged-{number}/part.parquet"
+        number, moves, merged = ledger.number + 1, {}, {}
+        for table in TABLES:
+            old = manifest.files_of(table)
+            offsets = sorted(o for f in old for o in self.offsets_in(self.root / f.path))
+            file = self.stage(f"staged/merged/{table}/part.parquet", offsets, date)
+            folder = f"generations/{number}/{table}/date={date}/batch=merged-{number}"
+            moves[file.path] = f"{folder}/part.parquet"
+            merged[table] = (replace(file, path=moves[file.path]),)
         commit(
             self.files,
             ledger,
             now_ms=self.now_ms,
-            manifests=[replace(manifest, files=(replace(file, path=target),))],
-            moves={file.path: target},
+            manifests=[replace(manifest, files=merged["archive"], events=merged["events"])],
+            moves=moves,
             replaced=[ReplacedFile(path=f.path, at_ms=self.now_ms, reason="compact")
-                      for f in manifest.files],
+                      for f in (*manifest.files, *manifest.events)],
         )  # fmt: skip
 
     def prune(self, date: str) -> None:
@@ -118,22 +127,22 @@ class Archive:
             self.files,
             ledger,
             now_ms=self.now_ms,
-            manifests=[replace(manifest, files=(), removed=manifest.counts)],
+            manifests=[replace(manifest, files=(), events=(), removed=manifest.counts)],
             replaced=[ReplacedFile(path=f.path, at_ms=self.now_ms, reason="prune")
-                      for f in manifest.files],
+                      for f in (*manifest.files, *manifest.events)],
         )  # fmt: skip
 
     @staticmethod
     def offsets_in(file: Path) -> list[int]:
         return [int(line) for line in file.read_text().split()]
 
-    def listed(self, dates: list[str] | None = None) -> Counter[int]:
-        files = archive_files(self.files, self.ledger, dates=dates)
+    def listed(self, dates: list[str] | None = None, table: str = "archive") -> Counter[int]:
+        files = archive_files(self.files, self.ledger, dates=dates, table=table)
         paths = [self.root / file.path for file in files]
         return Counter(offset for path in paths for offset in self.offsets_in(path))
 
-    def visible(self) -> Counter[int]:
-        paths = (self.root / "archive").glob("**/*.parquet")
+    def visible(self, table: str = "archive") -> Counter[int]:
+        paths = (self.root / table).glob("**/*.parquet")
         return Counter(offset for path in paths for offset in self.offsets_in(path))
 
 
@@ -150,7 +159,7 @@ class Interrupted:
         self.dice = random.Random(seed)
         self.expected: Counter[int] = Counter()
         self.pruned: set[int] = set()
-        self.old_lists: list[tuple[int, list[ArchiveFile], Counter[int]]] = []
+        self.old_lists: list[tuple[int, list[list[ArchiveFile]], Counter[int]]] = []
 
     def step(self) -> None:
         archive, dice = self.archive, self.dice
@@ -158,7 +167,7 @@ class Interrupted:
         dates = tuple(sorted(dice.sample(DATES, dice.randint(1, 3))))
         first, number = archive.offset, archive.ledger.number
         rows_of_date = archive.listed([dates[0]])
-        archive.files.left = dice.choice([None, *range(14)])
+        archive.files.left = dice.choice([None, *range(18)])
         with suppress(CrashError):
             if action == "batch":
                 archive.add_batch(dates)
@@ -185,16 +194,18 @@ class Interrupted:
 
     def check(self) -> None:
         archive = self.archive
-        assert archive.listed() == self.expected
         assert archive.ledger.rows == self.expected.total()
-        visible = archive.visible()
-        assert visible - self.expected <= Counter(self.pruned)  # until the grace period ends
-        assert self.expected <= visible
-        for at_ms, files, rows in self.old_lists:
+        for table in TABLES:
+            assert archive.listed(table=table) == self.expected
+            visible = archive.visible(table)
+            assert visible - self.expected <= Counter(self.pruned)  # until the grace period ends
+            assert self.expected <= visible
+        for at_ms, lists, rows in self.old_lists:
             if at_ms + ledgers.KEEP_REPLACED_MS > archive.now_ms:
-                paths = [archive.root / file.path for file in files]
-                assert Counter(o for path in paths for o in archive.offsets_in(path)) == rows
-        listed = archive_files(archive.files, archive.ledger)
+                for files in lists:
+                    paths = [archive.root / file.path for file in files]
+                    assert Counter(o for path in paths for o in archive.offsets_in(path)) == rows
+        listed = [archive_files(archive.files, archive.ledger, table=table) for table in TABLES]
         self.old_lists.append((archive.now_ms, listed, archive.listed()))
 
 
@@ -211,7 +222,8 @@ def test_list_and_glob_have_each_row_once_whatever_is_interrupted(
     for _ in range(2):
         archive.now_ms += 25 * HOUR_MS
         tidy(archive.files, archive.ledger, now_ms=archive.now_ms)
-    assert archive.listed() == archive.visible() == changes.expected
+    for table in TABLES:
+        assert archive.listed(table=table) == archive.visible(table) == changes.expected
     assert archive.files.names("generations") == []
     manifests = {entry.manifest for entry in archive.ledger.dates.values()}
     stored = {f"ledger/dates/{name}" for name in archive.files.names("ledger/dates")}
@@ -245,6 +257,16 @@ def test_readers_open_only_the_manifests_they_need(
     assert (found(dates=["2026-03-02", "2026-03-09"]), len(opened)) == ([6], 1)
     assert (found(first_day=20_514, last_day=20_514), len(opened)) == ([6], 1)
     assert (found(after_offset=15), len(opened)) == ([], 0)
+
+
+def test_manifest_of_an_archive_without_events_is_read(archive: Archive) -> None:
+    archive.add_batch(DATES[:1])
+    path = archive.ledger.dates[DATES[0]].manifest
+    document = json.loads(archive.files.read(path) or "")
+    del document["events"]
+    archive.files.write(path, json.dumps(document))
+    assert archive.listed() == Counter(range(1, 6))
+    assert archive.listed(table="events") == Counter()
 
 
 def test_files_are_copied_where_links_are_impossible(
