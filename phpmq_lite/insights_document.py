@@ -7,6 +7,7 @@ these are within 1 %. Entries that do not fit into 2 MiB are summed under ``OTHE
 maxima instead of percentiles. Unknown fields are ignored.
 """
 
+import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
@@ -14,6 +15,11 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 SUMMARY_BYTES: Final = 2 << 20  # maximum size of the document in bytes
 OTHER_QUEUES: Final = "(others)"  # represents all omitted queues together
 ALL_QUEUES: Final = "(all)"  # represents all queues that the caller can see
+
+
+def encode(value: Any) -> str:
+    """Return JSON without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def merge_summaries(stored: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:

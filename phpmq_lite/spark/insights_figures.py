@@ -3,23 +3,23 @@
 Spark reads the tables if they are on storage that only Spark reaches.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from phpmq_lite.insights_document import OTHER_QUEUES
+from phpmq_lite.insights_document import OTHER_QUEUES, encode
 from phpmq_lite.model import OUTCOMES
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.insights_tables import DAY_MS, SPAN_FIGURES, bucket_percentile
+from phpmq_lite.spark.jobs.metric_tables import sums
 from phpmq_lite.spark.results_folder import LocalResultsFolder, ResultsFolder
 from phpmq_lite.spark.table_columns import COUNTS, METRIC_COLUMNS, SPANS
 from phpmq_lite.storage.arrow import arrow_schema
@@ -37,11 +37,6 @@ _DAYS: Final = 30
 _MAXIMA: Final = tuple(f"{span}_max" for span in SPANS)
 _URN_COUNTS: Final = ("published", "bytes", *OUTCOMES, "retried", "redelivered_messages")
 Item = dict[str, Any]
-
-
-def table_schema(table: str) -> pa.Schema:
-    """Return the types of a metric table."""
-    return pa.schema([(f.name, f.type) for f in arrow_schema(METRIC_COLUMNS[table], "us")])
 
 
 def collect_figures(spark: "SparkSession | None", files: ResultsFolder, now_ms: int) -> Item:
@@ -72,7 +67,8 @@ class MetricTables:
         folder = f"{results_folder.METRICS}/{table}"
         first = datetime.fromtimestamp(self.now_ms / 1000, UTC) - timedelta(days=days)
         dates = [name for name in self.files.names(folder) if name >= f"date={first.date()}"]
-        schema = pa.schema([field for field in table_schema(table) if field.name != "date"])
+        columns = [column for column in METRIC_COLUMNS[table] if column.name != "date"]
+        schema = pa.schema([(field.name, field.type) for field in arrow_schema(columns, "us")])
         if isinstance(self.files, LocalResultsFolder):
             paths = [path for date in dates for path in self.files.data_files(f"{folder}/{date}")]
             if paths:
@@ -80,9 +76,9 @@ class MetricTables:
         elif dates and self.spark is not None:
             from phpmq_lite.spark.columns import commented_schema
 
-            columns = commented_schema([c for c in METRIC_COLUMNS[table] if c.name != "date"])
             urls = [self.files.url(f"{folder}/{date}") for date in dates]
-            return self.spark.read.schema(columns).parquet(*urls).toArrow().cast(schema)
+            rows = self.spark.read.schema(commented_schema(columns)).parquet(*urls)
+            return rows.toArrow().cast(schema)
         return schema.empty_table()
 
     def periods(self, table: str, name: str, days: int) -> list[Item]:
@@ -90,14 +86,10 @@ class MetricTables:
         rows = self._read(table, days)
         rows = rows.set_column(rows.column_names.index(name), name, _millis(rows[name]))
         rows = rows.filter(pc.greater(rows[name], self.now_ms - days * DAY_MS))
-        total = rows["published"]
-        for outcome in OUTCOMES:
-            total = pc.add(total, rows[outcome])
-        totals = pa.table({"queue": rows["queue"], "n": total}).group_by("queue")
-        sums = totals.aggregate([("n", "sum")]).sort_by(
-            [("n_sum", "descending"), ("queue", "ascending")]
-        )
-        busiest = sums["queue"][:MAX_QUEUES].to_pylist()
+        total = reduce(pc.add, (rows[count] for count in ("published", *OUTCOMES)))
+        totals = sums(pa.table({"queue": rows["queue"], "n": total}), ["queue"])
+        order = [("n", "descending"), ("queue", "ascending")]
+        busiest = totals.sort_by(order)["queue"][:MAX_QUEUES].to_pylist()
         is_listed = pc.is_in(rows["queue"], pa.array(busiest, pa.string()))
         items = [round_times(row) for row in rows.filter(is_listed).to_pylist()]
         others = rows.filter(pc.invert(is_listed)).group_by(name)
@@ -122,19 +114,12 @@ class MetricTables:
         """Count messages by ``column`` for each (queue, urn) of the items, most frequent first."""
         rows = self._read(table, _DAYS)
         urns = pa.array({item["urn"] for item in items}, pa.string())
-        keys = ["queue", "urn", column]
-        counts = rows.filter(pc.is_in(rows["urn"], urns)).group_by(keys)
-        ordered = _sorted(
-            counts.aggregate([("count", "sum")]),
-            [
-                ("queue", "ascending"),
-                ("urn", "ascending"),
-                ("count_sum", "descending"),
-                (column, "ascending"),
-            ],
-        ).to_pylist()
+        counts = sums(rows.filter(pc.is_in(rows["urn"], urns)), ["queue", "urn", column])
+        order = dict.fromkeys(("queue", "urn"), "ascending")
+        order |= {"count": "descending", column: "ascending"}
+        ordered = _sorted(counts, order.items()).to_pylist()
         return {
-            key: {str(row[column]): row["count_sum"] for row in list(group)[:MAX_KEYS]}
+            key: {str(row[column]): row["count"] for row in list(group)[:MAX_KEYS]}
             for key, group in groupby(ordered, lambda row: (row["queue"], row["urn"]))
         }
 
@@ -146,14 +131,10 @@ class MetricTables:
         weights: Sequence[str] | None = None,
     ) -> list[Item]:
         """Sum ``counts`` by ``keys``; sort by ``weights`` (default: ``counts``), descending."""
-        grouped = self._read(table, _DAYS).group_by(list(keys))
-        sums = grouped.aggregate([(name, "sum") for name in counts])
-        sums = sums.rename_columns([*keys, *counts])
-        weight = pa.array(np.zeros(sums.num_rows, np.int64))
-        for name in weights or counts:
-            weight = pc.add(weight, sums[name])
+        rows = sums(self._read(table, _DAYS).select([*keys, *counts]), keys)
+        weight = reduce(pc.add, (rows[name] for name in weights or counts))
         order = [("weight", "descending"), *((key, "ascending") for key in keys)]
-        largest = _sorted(sums.append_column("weight", weight), order)[:MAX_ROWS]
+        largest = _sorted(rows.append_column("weight", weight), order)[:MAX_ROWS]
         items: list[Item] = largest.drop("weight").to_pylist()
         return items
 
@@ -177,7 +158,7 @@ def _millis(times: Any) -> Any:
     return pc.divide(times.cast(pa.int64()), 1_000)
 
 
-def _sorted(table: pa.Table, order: Sequence[tuple[str, str]]) -> pa.Table:
+def _sorted(table: pa.Table, order: Iterable[tuple[str, str]]) -> pa.Table:
     """Sort rows, with nulls first as in Spark."""
     keys = [(name, direction, "at_start") for name, direction in order]
     return table.take(pc.sort_indices(table, sort_keys=keys))
@@ -221,7 +202,7 @@ def fit_queues(
 
 
 def _size(items: Iterable[Item]) -> int:
-    return sum(len(_json(item).encode()) + 1 for item in items)
+    return sum(len(encode(item).encode()) + 1 for item in items)
 
 
 def round_times(item: Item) -> Item:
@@ -242,7 +223,3 @@ def _others(items: Iterable[Item], name: str) -> list[Item]:
             values = [m for m in (totals[maximum], item[maximum]) if m is not None]
             totals[maximum] = max(values, default=None)
     return list(sums.values())
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

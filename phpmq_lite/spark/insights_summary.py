@@ -12,7 +12,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from phpmq_lite.errors import PhpmqError
-from phpmq_lite.insights_document import SUMMARY_BYTES, PipelineJobState, merge_summaries
+from phpmq_lite.insights_document import (
+    SUMMARY_BYTES,
+    PipelineJobState,
+    encode,
+    merge_summaries,
+)
 from phpmq_lite.spark import results_folder
 from phpmq_lite.spark.history import open_history
 from phpmq_lite.spark.insights_tables import DAY_MS
@@ -139,15 +144,11 @@ def encode_summary(summary: Item) -> str:
 
     This happens only with very long names, because ``SHARES`` bounds the periods.
     """
-    while len(text := _json(summary).encode()) > SUMMARY_BYTES:
+    while len(text := encode(summary).encode()) > SUMMARY_BYTES:
         lists = ("urns", "deaths", "paths", "expiries", "last30d", "last24h")
-        longest = max(lists, key=lambda name: len(_json(summary.get(name, []))))
+        longest = max(lists, key=lambda name: len(encode(summary.get(name, []))))
         is_timed = longest.startswith("last")  # these lists start with the oldest entries
         half = len(summary[longest]) // 2
         shorter = summary[longest][half:] if is_timed else summary[longest][:half]
         summary = {**summary, longest: shorter}
     return text.decode()
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -28,6 +28,7 @@ from phpmq_lite.insights_document import (
     StepFigures,
     SummaryStep,
     TracePath,
+    encode,
     merge_summaries,
 )
 from phpmq_lite.settings.loading import describe_error
@@ -73,7 +74,7 @@ def _merged(stored: bytes, raw: bytes) -> bytes:
     merged = merge_summaries(json.loads(stored), document)
     if merged == document:
         return raw
-    text = json.dumps(merged, ensure_ascii=False, separators=(",", ":")).encode()
+    text = encode(merged).encode()
     return text if len(text) <= SUMMARY_BYTES else raw
 
 
