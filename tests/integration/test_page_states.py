@@ -511,13 +511,13 @@ STATES: Final[dict[str, dict[str, Change]]] = {
         ),
     },
     "/insights?tab=dead&span=30d": {
-        "No message was dead-lettered in the archived days.": EMPTY,
+        "No message was dead-lettered in this period.": EMPTY,
         "Dead letters Last 30 days, up to": given(),
     },
-    "/insights?tab=expired&span=30d": {"No message expired in the archived days.": EMPTY},
+    "/insights?tab=expired&span=30d": {"No message expired in this period.": EMPTY},
     "/insights?tab=urns": {"BabelQueue envelopes are counted here by URN.": EMPTY},
     "/insights?tab=paths&span=30d": {"No traces": EMPTY},
-    "/insights?tab=queues&span=30d": {"No messages in this queue were settled": EMPTY},
+    "/insights?tab=queues&span=30d": {"Nothing was published, delivered or settled": EMPTY},
     "/insights?tab=jobs": {
         "No jobs have run": EMPTY,
         "Newest 2 of 5;": changed("summary", archive=within(gaps=5)),

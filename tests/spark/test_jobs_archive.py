@@ -596,7 +596,7 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
         # The one of 40 days ago was published then.
         assert sum(item["published"] for item in of_orders) == 31
         assert sum(item["expired_never"] for item in of_orders) == 1
-        assert {item["wait_p50"] for item in of_orders} == {10, None}
+        assert {item["wait_p50"] for item in of_orders} - {None} == {10}
         assert sum(item["acked"] for item in summary[name]) == 32
     assert summary["deaths"] == [{"queue": "orders", "urn": "u", "reason": "poison", "count": 1}]
     assert summary["expiries"] == [{"queue": "orders", "dispatched": 0, "never": 1}]
