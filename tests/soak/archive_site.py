@@ -121,7 +121,7 @@ class ChangedArchive:
             "prune": lambda: prune.run(
                 spark, PruneOptions(**common, older_than_s=self._older_than_s())
             ),
-            "erase": lambda: erase.run(spark, EraseOptions(**common, traces=(trace,))),
+            "erase": lambda: erase.run(spark, EraseOptions(**common, traces=(trace,), live=True)),
         }  # fmt: skip
         return int(runs[job]().rows)
 
