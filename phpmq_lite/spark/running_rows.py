@@ -1,15 +1,38 @@
 """Counts the rows of the query that Spark is running, for the progress display."""
 
 import re
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _METRIC: Final = "number of output rows"
+PERIOD_S: Final = 1.0
 _RECENT: Final = 4  # queries; a batch of a stream runs several, one within the other
 _NUMBER: Final = re.compile(r"[\d,]+")
+
+
+@contextmanager
+def watch_rows(
+    spark: "SparkSession", at_most: int, report: Callable[[int], None]
+) -> Iterator[None]:
+    """Report the rows of running queries each second, from a thread, until the block ends."""
+    is_over = Event()
+
+    def watch() -> None:
+        while not is_over.wait(PERIOD_S):
+            report(min(count_running_rows(spark), at_most))
+
+    thread = Thread(target=watch, name="rows", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def count_running_rows(spark: "SparkSession") -> int:

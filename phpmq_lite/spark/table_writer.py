@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -32,59 +31,44 @@ _BODY_BYTES: Final = 8 << 20
 RowsOf = Callable[["DataFrame"], "DataFrame"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenRows:
-    """What was written; ``counts`` are those of payloads with values that have no column."""
+def write_rows(
+    rows: "DataFrame", bodies: int, table: TableColumns, url: str, urn: str, rejects_url: str
+) -> tuple[dict[str, int], PayloadCounts]:
+    """Write a table's rows, and those that its schema rejects, from ``rows`` with a body each.
 
-    rows: int
-    rejects: int
-    misfits: int
-    counts: PayloadCounts
+    Returns how many ``rows``, ``rejects`` and ``misfits`` there are, and the counts of payloads
+    with values that have no column.
 
+    Raises:
+        RefusedError: ``count_differs``: their number is not ``bodies``.
+    """
+    context, observed = rows.sparkSession.sparkContext, Observation()
+    counts = context.accumulator(PayloadCounts(), _CountsParam())
+    typed = rows.mapInArrow(partial(convert, table=table, count=counts.add), table.converted)
+    counted = {"rows": sf.count("*"), "rejects": sf.count(REJECT), "misfits": sf.count(MISFIT)}
+    all_rows = typed.observe(observed, *(count.alias(name) for name, count in counted.items()))
+    tasks_at_most = max(context.defaultParallelism, math.ceil(bodies / FILE_ROWS))
+    tasks = max(1, min(tasks_at_most, math.ceil(bodies / TASK_ROWS)))
 
-class TableWriter:
-    """Writes ``rows`` of one table, which have a body; ``bodies`` is their number."""
+    def save(chosen: "DataFrame", to: str) -> None:
+        chosen.coalesce(tasks).write.mode("overwrite").parquet(to)
 
-    def __init__(self, rows: "DataFrame", bodies: int, columns: TableColumns) -> None:
-        self._bodies = bodies
-        self._counts = rows.sparkSession.sparkContext.accumulator(PayloadCounts(), _CountsParam())
-        self._typed = rows.mapInArrow(
-            partial(convert, table=columns, count=self._counts.add), columns.converted
-        )
-
-    def write(self, url: str) -> WrittenRows:
-        """Write the rows that the schema does not reject, and check their number."""
-        observed = Observation()
-        all_rows = self._typed.observe(
-            observed,
-            sf.count("*").alias("rows"),
-            sf.count(REJECT).alias("rejects"),
-            sf.count(MISFIT).alias("misfits"),
-        )
-        accepted = all_rows.where(sf.col(REJECT).isNull()).drop(REJECT)
-        self._save(accepted, url)
-        rows, rejects, misfits = (observed.get[name] for name in ("rows", "rejects", "misfits"))
-        if rows != self._bodies:
-            raise RefusedError(
-                "count_differs", f"read {self._bodies} bodies, but converted {rows}; run again"
-            )
-        counts = self._counts.value
-        return WrittenRows(rows=rows - rejects, rejects=rejects, misfits=misfits, counts=counts)
-
-    def write_rejects(self, urn: str, url: str) -> None:
-        """Write the rows that the schema rejects."""
-        names = [c.name for c in REJECT_COLUMNS if c.name not in ("urn", *REJECT_FIELDS)]
-        rejected = self._typed.where(sf.col(REJECT).isNotNull())
-        rejected = rejected.select(*names, sf.lit(urn).alias("urn"), f"{REJECT}.*")
-        columns = [column.name for column in REJECT_COLUMNS]
-        self._save(with_comments(rejected.select(*columns), REJECT_COLUMNS), url)
-
-    def _save(self, rows: "DataFrame", url: str) -> None:
-        cores = rows.sparkSession.sparkContext.defaultParallelism
-        tasks = min(
-            max(cores, math.ceil(self._bodies / FILE_ROWS)), math.ceil(self._bodies / TASK_ROWS)
-        )
-        rows.coalesce(max(1, tasks)).write.mode("overwrite").parquet(url)
+    save(all_rows.where(sf.col(REJECT).isNull()).drop(REJECT), url)
+    written = dict(observed.get)
+    if written["rows"] != bodies:
+        detail = f"read {bodies} bodies, but converted {written['rows']}; run again"
+        raise RefusedError("count_differs", detail)
+    if written["rejects"]:
+        columns = [  # not by ``.*``, because a payload may have members with these names
+            sf.lit(urn).alias(c.name)
+            if c.name == "urn"
+            else sf.col(f"{REJECT}.{c.name}" if c.name in REJECT_FIELDS else c.name)
+            for c in REJECT_COLUMNS
+        ]
+        chosen = typed.where(sf.col(REJECT).isNotNull()).select(columns)
+        save(with_comments(chosen, REJECT_COLUMNS), rejects_url)
+    written["rows"] -= written["rejects"]
+    return written, counts.value
 
 
 class _CountsParam(AccumulatorParam[PayloadCounts]):

@@ -170,8 +170,8 @@ def test_payloads_without_a_schema_are_typed_once_and_only_widen(site: Site) -> 
     site.archive("urn:b", {"z": True})
     first = site.tables()
     assert first.notes == (
-        "urn:a has no registered schema; its columns are those of 2 bodies",
-        "urn:b has no registered schema; its columns are those of 1 bodies",
+        "urn:a is a new table, tables/urn%3Aa, with the columns of 2 bodies",
+        "urn:b is a new table, tables/urn%3Ab, with the columns of 1 bodies",
     )
     a = "tables/urn%3Aa"
     assert site.query(
@@ -211,10 +211,12 @@ def test_newest_compatible_schema_decides_and_a_rebuild_takes_any(site: Site) ->
         return [note.partition(": ")[2] for note in site.tables().notes]
 
     wider = {"o": {"type": "object", "properties": {"k": {"type": "number"}}}}
+    wider |= {name: {"type": "string"} for name in ("urn", "reason", "pointer")}
     folder = f"tables/{FOLDER}"
     site.broker.schemas[URN] = schema()
     site.archive(URN, {"a": 1, "b": "unnamed"})
-    assert notes() == []
+    [note] = site.tables().notes
+    assert note == f"{URN} is a new table, {folder}, with the columns of the registered schema"
     site.broker.schemas[URN] = schema(b={"type": "string"}, **wider)
     site.archive(URN, {"a": 2, "b": "x", "o": {"k": 1}}, {"b": 5})
     assert notes() == [
@@ -322,7 +324,10 @@ def test_run_stops_between_slices_and_goes_on(site: Site, monkeypatch: pytest.Mo
     monkeypatch.setattr(tables, "SLICE_OFFSETS", 2)
     site.archive("urn:a", *({"n": n} for n in range(5)))
     calls = iter([False, True])
-    stopped = site.tables(control=JobControl(stop=lambda: next(calls)))
+    shown: list[Any] = []
+    control = JobControl(lambda *figures: shown.append(figures), lambda: next(calls))
+    stopped = site.tables(control=control)
+    assert [*dict.fromkeys(shown)] == [("tables", 0, 5), ("tables", 2, 5)]
     assert (stopped.is_stopped, stopped.offset, stopped.rows) == (True, 2, 2)
     assert site.shown("tables/urn%3Aa") == [1, 2]
     assert (site.tables().batches, site.shown("tables/urn%3Aa")) == (2, [1, 2, 3, 4, 5])

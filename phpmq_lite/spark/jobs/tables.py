@@ -7,7 +7,8 @@ a table have the same columns: a change of the columns rewrites the earlier file
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from phpmq_lite.spark.ledger import LOCK as ARCHIVE_LOCK
 from phpmq_lite.spark.ledger import ArchiveFile, archive_files, repair
 from phpmq_lite.spark.pipeline_client import PipelineClient
 from phpmq_lite.spark.results_folder import REJECTS, ResultsFolder, file_name, open_results
+from phpmq_lite.spark.running_rows import watch_rows
 from phpmq_lite.spark.selection import ArchiveSelection
 from phpmq_lite.spark.session import fit_batches
 from phpmq_lite.spark.table_columns import KEY_COLUMNS, MISFIT, QUEUE_KEY_COLUMNS
@@ -40,7 +42,7 @@ from phpmq_lite.spark.table_store import (
     staged,
     stored_selection,
 )
-from phpmq_lite.spark.table_writer import TableWriter, WrittenRows
+from phpmq_lite.spark.table_writer import write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,14 +66,21 @@ def run(
     files = open_results(spark, options.out)
     with files.lock(LOCK):
         repair_tables(files)
-        return _TablesRun(spark, files, options).run(control)
+        return _TablesRun(spark, files, options, control).run()
 
 
 class _TablesRun:
     """One run; ``state`` is what is committed."""
 
-    def __init__(self, spark: "SparkSession", files: ResultsFolder, options: TablesOptions) -> None:
-        self.spark, self.files, self.options, self.by = spark, files, options, options.by
+    def __init__(
+        self,
+        spark: "SparkSession",
+        files: ResultsFolder,
+        options: TablesOptions,
+        control: JobControl,
+    ) -> None:
+        self.spark, self.files, self.options, self.control = spark, files, options, control
+        self.by = options.by
         state = read_state(files, options.by)
         self.ledger, self.chosen = new_files(files, state)
         self.selection = stored_selection(files)  # after the ledger, see _add_backfilled
@@ -80,9 +89,10 @@ class _TablesRun:
         connection = options.connection
         self.broker = PipelineClient(connection) if connection and connection.url else None
         self.notes: list[str] = []
-        self.totals = dict.fromkeys(("rows", *COUNTED), 0)
+        self.converted = self.highest = 0  # bodies of this slice; offset that was reported
+        self.totals: Counter[str] = Counter()
 
-    def run(self, control: JobControl) -> JobResult:
+    def run(self) -> JobResult:
         end, is_stopped, slices = self.ledger.offset or 0, False, 0
         self._note_bodies()
         if self.state.number and self.state.selection != self.selection:
@@ -90,24 +100,29 @@ class _TablesRun:
         if self.options.rebuild:
             self._rebuild()
         while self.state.offset < end:
-            control.report("tables", self.state.offset, end)
-            if is_stopped := control.stop():
+            self._report()
+            if is_stopped := self.control.stop():
                 break
             hi = min(self.state.offset + SLICE_OFFSETS, end)
             rows = self._rows(self.chosen, self.state.offset, hi)
-            self._commit(rows, hi, TableChanges(self.files, self.by, self.state))
+            self._commit(rows, hi)
             slices += 1
-        control.report("tables", self.state.offset, end)
-        rows_written = self.totals.pop("rows")
+        self._report()
         return JobResult(
             job="tables",
-            rows=rows_written,
+            rows=self.totals["rows"],
             offset=self.state.offset,
             batches=slices,
             is_stopped=is_stopped,
             notes=tuple(self.notes[:_MAX_NOTES]),
-            details={"tables": len(self.state.tables), **self.totals},
+            details={"tables": len(self.state.tables), **{n: self.totals[n] for n in COUNTED}},
         )
+
+    def _report(self, running: int = 0) -> None:
+        """Report the offset, with the bodies of the running slice that are done or ``running``."""
+        end = self.ledger.offset or 0
+        self.highest = max(self.highest, min(self.state.offset + self.converted + running, end))
+        self.control.report("tables", self.highest, end)
 
     def _note_bodies(self) -> None:
         """Note where bodies begin, if not at the first new message."""
@@ -144,8 +159,7 @@ class _TablesRun:
         queues = (row["queue"] for row in rows.select("queue").distinct().collect())
         is_new = sf.col("queue").isin([name for name in queues if not before.has_queue(name)])
         is_new |= ~sf.col("outcome").isin(*before.all_outcomes)
-        changes = TableChanges(self.files, self.by, self.state)
-        self._commit(rows.where(is_new), self.state.offset, changes)
+        self._commit(rows.where(is_new), self.state.offset)
 
     def _rows(self, chosen: Sequence[ArchiveFile], lo: int, hi: int) -> "DataFrame":
         """Return what tables need of the offsets ``(lo, hi]``."""
@@ -155,8 +169,9 @@ class _TablesRun:
         names = dict.fromkeys([*(c.name for c in self.keys), "urn", "erased_at", "body"])
         return rows.where(sf.col("offset").between(lo + 1, hi)).select(*names)
 
-    def _commit(self, rows: "DataFrame", hi: int, changes: TableChanges) -> None:
-        """Add the rows up to offset ``hi`` to their tables."""
+    def _commit(self, rows: "DataFrame", hi: int, changes: TableChanges | None = None) -> None:
+        """Add the rows up to offset ``hi`` to their tables, together with other ``changes``."""
+        changes = changes or TableChanges(self.files, self.by, self.state)
         is_erased = sf.col("erased_at").isNotNull()
         has_body = ~is_erased & sf.col("body").isNotNull()
         counts = rows.groupBy(self.by).agg(
@@ -169,29 +184,29 @@ class _TablesRun:
                 self.totals["without_urn"] += bodies
             elif bodies:
                 selected = rows.where((sf.col(self.by) == name) & has_body)
-                self._stage(name, selected, bodies, changes)
+                with watch_rows(self.spark, bodies, self._report):
+                    self._stage(name, selected, bodies, changes)
+                self.converted += bodies
         self.state = changes.commit(offset=hi, selection=self.selection)
+        self.converted = 0
 
     def _stage(self, name: str, rows: "DataFrame", bodies: int, changes: TableChanges) -> None:
         """Write the new rows of a table, with wider columns if they need them."""
         before = changes.tables.get(name)
         table = self._current_table(name, before)
+        urls = [self.files.url(staged(table, kind)) for kind in ("new", "rejects")]
         while True:
-            writer = TableWriter(rows, bodies, self._columns(table))
-            written = writer.write(self.files.url(staged(table, "new")))
-            wider = widen(table.shape, written.counts)
+            written, counts = write_rows(rows, bodies, self._columns(table), urls[0], name, urls[1])
+            wider = widen(table.shape, counts)
             if wider == table.shape:
                 break
             version = 1 if before is None else before.version + 1
             table = replace(table, shape=wider, version=version)
-        if written.rejects:
-            writer.write_rejects(name, self.files.url(staged(table, "rejects")))
         if before is not None:
             self._merge(before, table, changes)
         changes.add(name, table)
-        for total in ("rows", "rejects", "misfits"):
-            self.totals[total] += getattr(written, total)
-        self.notes += _table_notes(name, before, table, written)
+        self.totals += Counter(written)
+        self.notes += _table_notes(name, FOLDERS[self.by], before, table, written)
 
     def _columns(self, table: TypedTable) -> TableColumns:
         return TableColumns(table.shape, table.version, table.document, self.keys)
@@ -235,13 +250,15 @@ class _TablesRun:
 
 
 def _table_notes(
-    name: str, before: TypedTable | None, table: TypedTable, written: WrittenRows
+    name: str, root: str, before: TypedTable | None, table: TypedTable, written: Mapping[str, int]
 ) -> Iterator[str]:
-    if before is None and table.document is None:
-        yield f"{name} has no registered schema; its columns are those of {written.rows:,} bodies"
+    if before is None:
+        source = "the registered schema" if table.document else f"{written['rows']:,} bodies"
+        yield f"{name} is a new table, {root}/{table.folder}, with the columns of {source}"
     if before is not None and before.version != table.version:
         yield f"{name}: the columns have changed; they have version {table.version} now"
-    if written.rejects:
-        yield f"{name}: the schema rejects {written.rejects:,} bodies; see {REJECTS}/{table.folder}"
-    if written.misfits:
-        yield f"{name}: {written.misfits:,} bodies have values without a column; see {MISFIT}"
+    if written["rejects"]:
+        see = f"see {REJECTS}/{table.folder}"
+        yield f"{name}: the schema rejects {written['rejects']:,} bodies; {see}"
+    if written["misfits"]:
+        yield f"{name}: {written['misfits']:,} bodies have values without a column; see {MISFIT}"

@@ -76,6 +76,24 @@ def test_run_is_archive_metrics_and_compact_in_rounds(asked: list[Any]) -> None:
     assert {job.options.out for job in given} == {str(Path("out").absolute())}
 
 
+def test_run_includes_tables_once_there_are_some(
+    asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def jobs(*arguments: str) -> list[tuple[str, Any]]:
+        assert ask("run", *arguments).exit_code == 0
+        *_, (given, _) = asked
+        assert given[0].options.bodies is (len(given) > 3)
+        return [(job.name, getattr(job.options, "by", None)) for job in given]
+
+    monkeypatch.chdir(tmp_path)
+    head, tail = [("archive", None), ("metrics", None)], [("compact", None)]
+    assert jobs() == head + tail
+    assert jobs("--tables") == [*head, ("tables", "urn"), *tail]
+    LocalResultsFolder(tmp_path / "out").write("tables/_state/queue.json", '{"archive_id":"x"}')
+    assert jobs() == [*head, ("tables", "queue"), *tail]
+    assert jobs("--tables") == [*head, ("tables", "urn"), ("tables", "queue"), *tail]
+
+
 def test_single_run_has_no_rounds(asked: list[Any]) -> None:
     ask("archive", "--every", "5m", "--accept-gap")
     ((given, every_s),) = asked
