@@ -70,12 +70,8 @@ def map_rows(
     """
     for rows in _collected(batches):
         for name, (table, share) in _partial(rows, days, shares).items():
-            order = np.argsort(share, kind="stable")
-            table, share = table.take(pa.array(order)), share[order]
-            bounds = np.searchsorted(share, np.arange(shares + 1))
-            for number in np.flatnonzero(np.diff(bounds)):
-                part = table.slice(bounds[number], bounds[number + 1] - bounds[number])
-                yield to_record(int(number), name, part)
+            for number in np.unique(share):
+                yield to_record(int(number), name, table.filter(pa.array(share == number)))
 
 
 def _collected(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -230,13 +230,10 @@ def write_table(
     """Replace each date's file of a table, and return the dates that have rows."""
     folder = f"{results_folder.METRICS}/{name}"
     schema = commented_schema([c for c in METRIC_COLUMNS[name] if c.name != "date"])
-    requested = set(dates)
     days = set(table["date"].unique().to_pylist())
-    if len(requested) > _MAX_RANGES:
-        stored = {old.removeprefix("date=") for old in files.names(folder)}
-        requested = {day for day in requested if str(day) in stored}
-    for day in requested - days:
-        files.remove(f"{folder}/date={day}")
+    stored = set(files.names(folder))
+    for old in stored & {f"date={day}" for day in set(dates) - days}:
+        files.remove(f"{folder}/{old}")
     for day in days:
         rows = table.filter(pc.equal(table["date"], pa.scalar(day))).drop("date")
         for old in set(files.names(f"{folder}/date={day}")) - {_FILE}:  # by version 0.1.0
