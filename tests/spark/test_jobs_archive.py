@@ -28,6 +28,7 @@ from phpmq_lite.spark.archive_reader import read_archive
 from phpmq_lite.spark.columns import TIME_COLUMNS
 from phpmq_lite.spark.insights_summary import write_summary
 from phpmq_lite.spark.jobs import archive, compact, consume, metrics, prune, verify
+from phpmq_lite.spark.jobs.archive_files import count_rows
 from phpmq_lite.spark.jobs.options import (
     UNCONTROLLED,
     ArchiveOptions,
@@ -208,6 +209,13 @@ def test_times_have_statistics_and_older_archives_stay_readable(site: Site) -> N
     assert expected == sorted(
         (row["offset"], *(row[name] for name in TIME_COLUMNS)) for row in rows + more
     )
+    sizes = site.files.data_files("archive")
+    by_spark, by_arrow = (
+        count_rows(site.spark, site.files, sizes, has_bodies=has_bodies)
+        for has_bodies in (None, True)
+    )
+    assert by_spark == by_arrow
+    assert sum(part.file.rows for part in by_arrow) == 64
     assert site.metrics().rows == 64
     tables = {name: site.table(name) for name in ("minutes", "hours")}
     site.compact()

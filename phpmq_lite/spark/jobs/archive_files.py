@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from itertools import groupby, product
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from pyspark.sql import functions as sf
@@ -17,7 +17,13 @@ from phpmq_lite.spark.delta_log import check_delta, has_delta_log, update_delta_
 from phpmq_lite.spark.history import BODY
 from phpmq_lite.spark.jobs.stream_writer import batch_name, remove_staged
 from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, add_counts, now_ms
-from phpmq_lite.spark.results_folder import ARCHIVE, ARCHIVE_CHECKPOINT, EVENTS, ResultsFolder
+from phpmq_lite.spark.results_folder import (
+    ARCHIVE,
+    ARCHIVE_CHECKPOINT,
+    EVENTS,
+    LocalResultsFolder,
+    ResultsFolder,
+)
 from phpmq_lite.spark.session import fit_batches
 
 if TYPE_CHECKING:
@@ -115,21 +121,14 @@ def count_rows(
     """
     if not sizes:
         return []
-    rows = spark.read.schema(FILE_SCHEMA).parquet(*map(files.url, sizes))
-    if has_bodies is None:
-        fit_batches(spark, rows)
-    days = [utc_day(time) for time in TIME_COLUMNS]
-    groups = rows.groupBy(sf.col("_metadata.file_path").alias("path"), "queue", "outcome").agg(
-        sf.count("*").alias("rows"),
-        sf.min("offset").alias("lo"),
-        sf.max("offset").alias("hi"),
-        sf.sum("offset").alias("offsets"),
-        sf.min(sf.unix_date(sf.least(*days))).alias("first_day"),
-        sf.max(sf.unix_date(sf.greatest(*days))).alias("last_day"),
-        (sf.count(BODY) > 0 if has_bodies is None else sf.lit(has_bodies)).alias("has_bodies"),
-    )
+    if isinstance(files, LocalResultsFolder) and has_bodies is not None:
+        groups = [
+            row | {"has_bodies": has_bodies} for path in sizes for row in _local_groups(files, path)
+        ]
+    else:
+        groups = _spark_groups(spark, files, sizes, has_bodies=has_bodies)
     counted = []
-    ordered = sorted(groups.collect(), key=lambda row: row["path"])
+    ordered = sorted(groups, key=lambda row: row["path"])
     for url, group in groupby(ordered, lambda row: row["path"]):
         parts = unquote(url).split("/")
         path = next(p for n in _PATH_PARTS if (p := "/".join(parts[-n:])) in sizes)
@@ -150,6 +149,52 @@ def count_rows(
         )
         counted.append(FileCounts(file, counts, sum(row["offsets"] for row in outcomes)))
     return counted
+
+
+def _spark_groups(
+    spark: "SparkSession",
+    files: ResultsFolder,
+    sizes: Mapping[str, int],
+    *,
+    has_bodies: bool | None,
+) -> list[dict[str, Any]]:
+    """Count by path, queue and outcome in one job."""
+    rows = spark.read.schema(FILE_SCHEMA).parquet(*map(files.url, sizes))
+    if has_bodies is None:
+        fit_batches(spark, rows)
+    days = [utc_day(time) for time in TIME_COLUMNS]
+    groups = rows.groupBy(sf.col("_metadata.file_path").alias("path"), "queue", "outcome").agg(
+        sf.count("*").alias("rows"),
+        sf.min("offset").alias("lo"),
+        sf.max("offset").alias("hi"),
+        sf.sum("offset").alias("offsets"),
+        sf.min(sf.unix_date(sf.least(*days))).alias("first_day"),
+        sf.max(sf.unix_date(sf.greatest(*days))).alias("last_day"),
+        (sf.count(BODY) > 0 if has_bodies is None else sf.lit(has_bodies)).alias("has_bodies"),
+    )
+    return [row.asDict() for row in groups.collect()]
+
+
+def _local_groups(files: LocalResultsFolder, path: str) -> Iterator[dict[str, Any]]:
+    """Count the rows of one file in the same way, by pyarrow, which needs no job."""
+    import pyarrow as pa
+    from pyarrow.acero import AggregateNodeOptions, Declaration, ScanNodeOptions
+    from pyarrow.dataset import dataset
+
+    keys, ends = ["queue", "outcome"], [*product(TIME_COLUMNS, ("min", "max"))]
+    kinds = {"rows": "count", "lo": "min", "hi": "max", "offsets": "sum"}
+    aggregates = [("offset", f"hash_{kind}", None, name) for name, kind in kinds.items()]
+    aggregates += [(name, f"hash_{kind}", None, f"{name} {kind}") for name, kind in ends]
+    columns = [*keys, "offset", *TIME_COLUMNS]
+    steps = [
+        Declaration("scan", ScanNodeOptions(dataset(files.path(path)), columns=columns)),
+        Declaration("aggregate", AggregateNodeOptions(aggregates, keys=keys)),
+    ]
+    table = Declaration.from_sequence(steps).to_table()
+    times = [table[f"{name} {kind}"].cast(pa.date32()).cast(pa.int32()) for name, kind in ends]
+    days = [day for time in times for day in time.drop_null().to_pylist()]
+    for row in table.select([*keys, *kinds]).to_pylist():
+        yield {"path": path, "first_day": min(days), "last_day": max(days), **row}
 
 
 def _adopt(spark: "SparkSession", files: ResultsFolder) -> ArchiveLedger:
