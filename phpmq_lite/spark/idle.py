@@ -1,6 +1,5 @@
 """Finds out, without Spark, that a run has nothing to do."""
 
-import json
 from collections.abc import Sequence
 
 from phpmq_lite.spark import results_folder
@@ -19,7 +18,7 @@ from phpmq_lite.spark.jobs.options import (
 )
 from phpmq_lite.spark.ledger import ArchiveLedger, is_change_due, now_ms, read_ledger
 from phpmq_lite.spark.results_folder import ResultsFolder
-from phpmq_lite.spark.selection import selection_of
+from phpmq_lite.spark.selection import read_selection, selection_of
 from phpmq_lite.spark.table_store import (
     ARCHIVE_COMMAND,
     COUNTED,
@@ -88,9 +87,7 @@ def _is_archived(files: ResultsFolder, ledger: ArchiveLedger, options: ArchiveOp
         return False
     history = open_history(options.connection)
     bounds = history.bounds()
-    stored = files.read(results_folder.ARCHIVE_SELECTION)
-    selection = selection_of(options, bounds.allowed).document()
-    is_same = stored is not None and json.loads(stored) == selection
+    is_same = read_selection(files) == selection_of(options, bounds.allowed)
     if not is_same or (bounds.history_id, bounds.hi) != (ledger.history_id, ledger.offset):
         return False
     history.bounds(ledger.reader, ledger.offset)  # so that the broker knows that it still runs

@@ -207,10 +207,10 @@ def first_ms(date: str) -> int:
     return int(datetime.fromisoformat(date).replace(tzinfo=UTC).timestamp()) * 1_000
 
 
-def add_counts(counts: Counts, more: Counts) -> dict[str, dict[str, int]]:
+def add_counts(*counts: Counts) -> Counts:
     """Return the sums by queue and outcome."""
-    sums = {queue: dict(outcomes) for queue, outcomes in counts.items()}
-    for queue, outcomes in more.items():
+    sums: dict[str, dict[str, int]] = {}
+    for queue, outcomes in (item for part in counts for item in part.items()):
         into = sums.setdefault(queue, {})
         for outcome, rows in outcomes.items():
             into[outcome] = into.get(outcome, 0) + rows

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,20 +26,13 @@ class ArchiveSelection:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return a stored selection."""
-        document = json.loads(text)
-        names = ("queues", "outcomes", "allowed", "masks")
-        lists = {name: tuple(document.get(name, ())) for name in names}
-        return cls(queue_pattern=document.get("queue_pattern"), **lists)
+        stored: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(part) for name, part in stored.items() if isinstance(part, list)}
+        return cls(**{**stored, **lists})
 
     def document(self) -> dict[str, Any]:
-        """Return the selection as it is stored."""
-        stored: dict[str, Any] = {
-            "queues": sorted(self.queues),
-            "queue_pattern": self.queue_pattern,
-        }
-        names = ("outcomes", "allowed", "masks")
-        parts = {name: sorted(getattr(self, name)) for name in names}
-        return stored | {name: part for name, part in parts.items() if part}
+        """Return the parts that are set, as they are stored."""
+        return {name: part for name, part in asdict(self).items() if part not in ((), None)}
 
     @property
     def is_everything(self) -> bool:
@@ -69,18 +62,18 @@ class ArchiveSelection:
             and _covers(own, others)
             and _covers(self.allowed, other.allowed)
             and other.all_outcomes <= self.all_outcomes
-            and set(self.masks) == set(other.masks)
+            and self.masks == other.masks
         )
 
 
 def selection_of(options: "ArchiveOptions", allowed: tuple[str, ...] = ()) -> ArchiveSelection:
     """Return the selection of the options and of the token's queue globs."""
     return ArchiveSelection(
-        queues=options.queues,
+        queues=tuple(sorted(options.queues)),
         queue_pattern=options.queue_pattern,
-        outcomes=options.outcomes,
-        allowed=allowed,
-        masks=options.masks,
+        outcomes=tuple(sorted(options.outcomes)),
+        allowed=tuple(sorted(allowed)),
+        masks=tuple(sorted(options.masks)),
     )
 
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import date, timedelta
-from functools import reduce
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -303,7 +302,7 @@ class _BatchWriter:
             path, parts = manifest_of(ledger, day), list(group)
             before = DateManifest(date=day) if path is None else read_manifest(files, path)
             manifest, targets = add_parts(before, parts, name)
-            sums = reduce(add_counts, (part.counts for part in parts), before.counts)
+            sums = add_counts(before.counts, *(part.counts for part in parts))
             moves |= targets
             manifests.append(replace(manifest, counts=sums))
         self._ledger = commit(
@@ -366,16 +365,16 @@ def source_options(options: ArchiveOptions, reader: str = "") -> dict[str, str]:
 
 def check_selection(files: ResultsFolder, selection: ArchiveSelection) -> None:
     """Store the selection, or refuse another one (``other_selection``): there is one offset."""
-    document = selection.document()
-    stored = files.read(results_folder.ARCHIVE_SELECTION)
+    document, stored = json.dumps(selection.document()), read_selection(files)
     if stored is None:
-        files.write(results_folder.ARCHIVE_SELECTION, json.dumps(document))
-    elif json.loads(stored) != document:
+        files.write(results_folder.ARCHIVE_SELECTION, document)
+    elif stored != selection:
         raise RefusedError(
             "other_selection",
-            f"the archive in {files.url('')} was created with the selection {stored}, not "
-            f"{json.dumps(document)} (allowed: the token's queue globs; all if missing). "
-            "Use the same selection, or another folder; --backfill adds what a wider one has",
+            f"the archive in {files.url('')} was created with the selection "
+            f"{json.dumps(stored.document())}, not {document} (allowed: the token's queue globs; "
+            "what is missing selects everything). Use the same selection, or another folder; "
+            "--backfill adds what a wider one has",
         )
 
 

@@ -227,9 +227,7 @@ def _adopt(spark: "SparkSession", files: ResultsFolder) -> ArchiveLedger:
     counted = sorted(count_rows(spark, files, sizes), key=lambda part: part.date)
     for date, group in groupby(counted, lambda part: part.date):
         parts = list(group)
-        sums: ledgers.Counts = {}
-        for part in parts:
-            sums = add_counts(sums, part.counts)
+        sums = add_counts(*(part.counts for part in parts))
         listed = tuple(part.file for part in parts)
         manifests.append(DateManifest(date=date, files=listed, counts=sums))
     begin = min((part.file.lo for part in counted), default=1) - 1

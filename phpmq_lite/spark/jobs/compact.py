@@ -6,8 +6,7 @@ the archive until ``ledger.tidy`` exchanges them.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,9 @@ from phpmq_lite.spark.ledger import (
     STAGED,
     ArchiveFile,
     ArchiveLedger,
+    Counts,
     DateManifest,
+    add_counts,
     commit,
     now_ms,
     read_manifest,
@@ -151,11 +152,5 @@ def _merge_events(
     return written
 
 
-def _totals(parts: Iterable[FileCounts]) -> tuple[dict[tuple[str, str], int], int]:
-    rows: Counter[tuple[str, str]] = Counter()
-    offsets = 0
-    for part in parts:
-        offsets += part.offsets
-        for queue, outcomes in part.counts.items():
-            rows.update({(queue, outcome): count for outcome, count in outcomes.items()})
-    return dict(rows), offsets
+def _totals(parts: Sequence[FileCounts]) -> tuple[Counts, int]:
+    return add_counts(*(part.counts for part in parts)), sum(part.offsets for part in parts)

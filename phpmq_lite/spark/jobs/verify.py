@@ -6,6 +6,7 @@ Rows that the selection excludes, accepted gaps and pruned dates are accounted f
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,12 +18,13 @@ from phpmq_lite.spark.columns import utc_day
 from phpmq_lite.spark.history import HistorySource, open_history
 from phpmq_lite.spark.jobs.options import JobOptions
 from phpmq_lite.spark.ledger import ArchiveLedger, Counts, archive_files, read_ledger, read_manifest
+from phpmq_lite.spark.pipeline_client import HistoryBounds
 from phpmq_lite.spark.results_folder import ResultsFolder, open_results, read_gaps
 from phpmq_lite.spark.selection import ArchiveSelection, read_selection
 from phpmq_lite.spark.source_options import DELETED
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _READS: Final = 3  # retention may remove rows while they are read
 _KEY: Final = ("date", "queue", "outcome")
@@ -56,14 +58,14 @@ class VerifyReport:
 
     history_id: str | None
     offset: int | None
-    lo: int | None  # None if nothing could be compared with the broker
-    hi: int | None
-    behind: int | None  # offsets that the broker has, but the archive not yet
+    lo: int | None = None  # None if nothing could be compared with the broker
+    hi: int | None = None
+    behind: int | None = None  # offsets that the broker has, but the archive not yet
     removed: int  # rows that prune removed from the archive
     gaps: int
     gap_rows: int  # at most
     unexplained: int | None
-    rows: tuple[ComparedRows, ...]
+    rows: tuple[ComparedRows, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -83,30 +85,6 @@ class VerifyReport:
             for name in ("compared", "archived", "missing", "doubled")
         }
         return {"is_equal": self.is_equal, **totals, **asdict(self)}
-
-
-@dataclass(slots=True)
-class _BrokerRows:
-    """The offsets ``(lo, hi]`` that broker and archive have, of deleted messages above another.
-
-    ``excluded`` are dates of which the archive has removed rows.
-    """
-
-    source: "DataFrame"
-    visible: list[str] | None  # queues that are selected and that the token can read; None: all
-    excluded: list[str]
-    lo: int
-    hi: int
-    lo_deleted: int
-
-    def select(self, rows: "DataFrame") -> "DataFrame":
-        """Keep the rows that both must have."""
-        offset = sf.col("offset")
-        condition = (offset > self.lo) & (offset <= self.hi)
-        condition &= (sf.col("outcome") != DELETED) | (offset > self.lo_deleted)
-        if self.visible is not None:
-            condition &= sf.col("queue").isin(self.visible)
-        return rows.where(condition & ~sf.col("date").cast("string").isin(self.excluded))
 
 
 def run(spark: "SparkSession", options: JobOptions) -> VerifyReport:
@@ -130,19 +108,21 @@ def run(spark: "SparkSession", options: JobOptions) -> VerifyReport:
     both: dict[Cell, tuple[int, int, int, int]] = {}
     if options.connection is not None:
         history = open_history(options.connection)
-        excluded = sorted({date for date, _, _ in removed})
         for _ in range(_READS):
             before = history.bounds()
             if before.history_id != ledger.history_id or ledger.offset is None:
                 note = f"the broker's history is {before.history_id}, not {ledger.history_id}"
                 report = replace(report, notes=(f"{note}: compared with the ledger only",))
                 break
-            rows = _broker_rows(spark, options, history, ledger, selection, excluded)
-            both = _compare(rows, archive)
+            lo = max(before.lo, ledger.begin or 0)
+            hi = max(lo, min(before.hi, ledger.offset))
+            source = _broker_rows(spark, options, selection, lo, hi)
+            condition = _in_both(history, before, selection, removed)
+            rows = archive.where(sf.col("offset").between(lo + 1, hi))
+            both = _compare(source.where(condition), rows.where(condition))
             after = history.bounds()
             if (after.lo, after.lo_deleted) == (before.lo, before.lo_deleted):
-                behind = max(0, after.hi - ledger.offset)
-                report = replace(report, lo=rows.lo, hi=rows.hi, behind=behind)
+                report = replace(report, lo=lo, hi=hi, behind=max(0, after.hi - ledger.offset))
                 break
         else:
             raise DataLossError(
@@ -201,28 +181,16 @@ def _summarize(
     return VerifyReport(
         history_id=ledger.history_id,
         offset=ledger.offset,
-        lo=None,
-        hi=None,
-        behind=None,
         removed=removed.total(),
         gaps=len(gaps),
         gap_rows=sum(gap.rows_at_most for gap in gaps),
         unexplained=unexplained,
-        rows=(),
     )
 
 
 def _broker_rows(
-    spark: "SparkSession",
-    options: JobOptions,
-    history: HistorySource,
-    ledger: ArchiveLedger,
-    selection: ArchiveSelection,
-    excluded: list[str],
-) -> _BrokerRows:
-    bounds = history.bounds()
-    lo = max(bounds.lo, ledger.begin or 0)
-    hi = max(lo, min(bounds.hi, ledger.offset or 0))
+    spark: "SparkSession", options: JobOptions, selection: ArchiveSelection, lo: int, hi: int
+) -> "DataFrame":
     settings = {
         **options.connection_options,
         "startingOffsets": str(lo + 1),
@@ -233,10 +201,22 @@ def _broker_rows(
     }
     present = {name: value for name, value in settings.items() if value}
     source = spark.read.format("phpmq").options(**present).load()
-    is_all = not bounds.allowed and replace(selection, outcomes=()).is_everything
-    visible = None if is_all else [name for name in history.queues() if selection.has_queue(name)]
-    dated = source.select("offset", utc_day("settled_at").alias("date"), "queue", "outcome")
-    return _BrokerRows(dated, visible, excluded, lo, hi, bounds.lo_deleted)
+    return source.select("offset", utc_day("settled_at").alias("date"), "queue", "outcome")
+
+
+def _in_both(
+    history: HistorySource,
+    bounds: HistoryBounds,
+    selection: ArchiveSelection,
+    removed: Iterable[Cell],
+) -> "Column":
+    """Return the condition for rows that archive and broker must have."""
+    condition = (sf.col("outcome") != DELETED) | (sf.col("offset") > bounds.lo_deleted)
+    if bounds.allowed or not replace(selection, outcomes=()).is_everything:
+        names = [name for name in history.queues() if selection.has_queue(name)]
+        condition &= sf.col("queue").isin(names)
+    excluded = {date for date, _, _ in removed}
+    return condition & ~sf.col("date").cast("string").isin(excluded)
 
 
 def _count(rows: "DataFrame") -> Counter[Cell]:
@@ -244,14 +224,13 @@ def _count(rows: "DataFrame") -> Counter[Cell]:
     return Counter({(str(row[0]), row[1], row[2]): row[3] for row in counts})
 
 
-def _compare(broker: _BrokerRows, archive: "DataFrame") -> dict[Cell, tuple[int, int, int, int]]:
+def _compare(broker: "DataFrame", archive: "DataFrame") -> dict[Cell, tuple[int, int, int, int]]:
     """Return the rows in the broker and the archive, those missing and those doubled, by cell."""
     sides = [
-        broker.select(rows)
-        .groupBy(*_KEY)
+        rows.groupBy(*_KEY)
         .agg(sf.count("*"), sf.sum("offset"), sf.bit_xor(sf.xxhash64("offset")))
         .collect()
-        for rows in (broker.source, archive)
+        for rows in (broker, archive)
     ]
     ours, theirs = ({(str(r[0]), r[1], r[2]): tuple(r[3:]) for r in side} for side in sides)
     both = {}
@@ -262,8 +241,8 @@ def _compare(broker: _BrokerRows, archive: "DataFrame") -> dict[Cell, tuple[int,
     if not differing:
         return both
     counts = [
-        broker.select(rows).groupBy("offset", *_KEY).agg(sf.count("*").alias(name))
-        for rows, name in ((broker.source, "n"), (archive, "m"))
+        rows.groupBy("offset", *_KEY).agg(sf.count("*").alias(name))
+        for rows, name in ((broker, "n"), (archive, "m"))
     ]
     rows_of = counts[0].join(counts[1], ["offset", *_KEY], "full")
     more = sf.coalesce("n", sf.lit(0)) - sf.coalesce("m", sf.lit(0))
