@@ -29,7 +29,7 @@ from phpmq_lite.spark.jobs.options import (
     TablesOptions,
 )
 from phpmq_lite.spark.ledger import ArchiveLedger, archive_files, first_ms, read_ledger
-from phpmq_lite.spark.results_folder import LocalResultsFolder
+from phpmq_lite.spark.results_folder import ARCHIVE, EVENTS, LocalResultsFolder
 from phpmq_lite.spark.source_options import SourceConnection
 from tests.soak.shifted_broker import set_shift
 
@@ -37,7 +37,7 @@ HOUR_MS: Final = 3_600_000
 STEP_MS: Final = 8 * HOUR_MS  # between two settlements, so that a day has three
 MESSAGES: Final = 30
 BATCH_OFFSETS: Final = 70
-KEPT_DATES: Final = 4
+KEPT_DATES: Final = 2
 JOBS: Final = ("archive", "metrics", "compact", "tables", "prune", "erase")
 STATES: Final = {int(outcome.state): name for name, outcome in OUTCOMES.items()}
 HISTORY: Final = """
@@ -72,6 +72,10 @@ class SettlingBroker:
                         settle = delivery.ack if n % 6 else delivery.dead_letter
                         settle()
 
+    def trace(self, ago: int) -> str:
+        """Return a trace of an earlier settlement."""
+        return f"t{(self.settlements - ago) * MESSAGES // 5}"
+
     def history(self) -> list[Row]:
         """Return offset, queue, outcome, settled_at and size of all rows, by offset."""
         path = f"file:{self.process.data / 'phpmq.db'}?mode=ro"
@@ -92,9 +96,13 @@ class ChangedArchive:
 
     url: str
     out: Path
-    format: Literal["parquet", "delta"] = "parquet"
+    format: str = "parquet"
     keep_ms: int = 1_000
     erased: set[str] = field(default_factory=set)  # traces whose erase has ended
+
+    @property
+    def log_format(self) -> Literal["parquet", "delta"]:
+        return "delta" if self.format == "delta" else "parquet"
 
     @property
     def files(self) -> LocalResultsFolder:
@@ -111,7 +119,7 @@ class ChangedArchive:
             "archive": lambda: archive.run(
                 spark,
                 ArchiveOptions(
-                    **common, bodies=True, format=self.format,
+                    **common, bodies=True, format=self.log_format,
                     max_offsets_per_trigger=BATCH_OFFSETS,
                 ),
             ),
@@ -143,9 +151,9 @@ class ChangedArchive:
         assert ledger is not None
         return ledger
 
-    def listed(self, ledger: ArchiveLedger | None = None) -> list[str]:
-        """Return the paths of the files in the list."""
-        return [f.path for f in archive_files(self.files, ledger or self.ledger())]
+    def listed(self, ledger: ArchiveLedger | None = None, table: str = ARCHIVE) -> list[str]:
+        """Return the paths of the files in the list of ``archive`` or ``events``."""
+        return [f.path for f in archive_files(self.files, ledger or self.ledger(), table=table)]
 
     def rows(self, paths: list[str]) -> list[Row]:
         """Return offset, queue, outcome, settled_at and size, by offset."""
@@ -170,6 +178,11 @@ class ChangedArchive:
         visible = [row[0] for row in self.rows(["archive/**/*.parquet"])]
         assert len(visible) == len(set(visible)), "the glob has rows twice"
         assert set(visible) >= {row[0] for row in expected}
+        events = self.listed(ledger, EVENTS)
+        for paths in (events, ["events/**/*.parquet"] if [*self.out.glob("events/*/*")] else []):
+            step = "history_offset, event_id"
+            found = self.ask(f"SELECT {step} FROM read_parquet($paths)", paths)
+            assert len(found) == len(set(found)), "events are there twice"
         erased = self.ask(
             "SELECT DISTINCT trace_id FROM read_parquet($paths) WHERE erased_at IS NULL", listed
         )
@@ -215,10 +228,11 @@ class ChangedArchive:
         for path in ("staged", "ledger/prepared.json", "metrics/begun.json"):
             assert not files.exists(path), path
         assert not list(self.out.glob("tables/_staged/**/*.parquet"))
-        known = {*self.listed(ledger), *(file.path for file in ledger.replaced)}
+        listed = (*self.listed(ledger), *self.listed(ledger, EVENTS))
+        known = {*listed, *(file.path for file in ledger.replaced)}
         stored = {
             path.relative_to(self.out).as_posix()
-            for folder in ("archive", "generations")
+            for folder in (ARCHIVE, EVENTS, "generations")
             for path in self.out.glob(f"{folder}/**/*.parquet")
         }
         assert stored <= known, sorted(stored - known)

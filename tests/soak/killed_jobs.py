@@ -326,7 +326,7 @@ def main(kills: int, seed: int, masters: tuple[str, ...], until: str, folder: Pa
                         standalone_cluster(folder / "cluster", find_java().home, workers=2)
                     )
                 master, conf = cluster.url, ON_CLUSTER
-            archive = ChangedArchive(broker.url, own / "out", form)  # type: ignore[arg-type]
+            archive = ChangedArchive(broker.url, own / "out", form)
             sites.append(Site(archive, master, conf, own))
         run = Run(broker, sites, random.Random(seed))
         for number in range(kills):

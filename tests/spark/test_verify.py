@@ -140,43 +140,6 @@ def site(spark: SparkSession, broker: FakeBroker, tmp_path: Path) -> Site:
     return Site(spark, broker, tmp_path / "out")
 
 
-@pytest.mark.slow
-def test_verify_says_what_sql_says_after_every_change(site: Site) -> None:
-    """Tokens, purges, retention, restarts, lost checkpoints, clocks, compaction."""
-    broker = site.broker
-    broker.allowed = ["orders"]
-    broker.settle(3)
-    for step in range(14):
-        site.settle()
-        if step in (3, 9):
-            site.clock += timedelta(days=2 if step == 3 else -1)
-        if step == 4:
-            broker.allowed = ["orders", "mails"]
-        if step == 7:
-            broker.allowed = []
-        if step == 6:  # retention reaches rows that were archived
-            broker.lo = len(broker.rows) // 3
-        if step in (8, 11):  # a purge, whose rows leave first
-            broker.settle(20, "mails", outcome="deleted")
-            broker.lo_deleted = len(broker.rows) - 5
-        if step == 10:
-            forget_commit(site.out / "checkpoints/archive")
-        if step == 12:
-            site.files.remove("checkpoints/archive")
-        site.archive(backfill=True, fail_on_data_loss=step < 6)
-        if step % 5 == 2:
-            compact.run(
-                site.spark,
-                CompactOptions(connection=None, out=str(site.out), keep_replaced_ms=0),
-            )
-        report = site.verify()
-        assert report.is_equal, report.differences
-        assert report.lo == broker.lo
-        assert report.behind == 0
-    assert report.gaps > 0
-    assert len(report.rows) > 10
-
-
 def test_verify_finds_missing_and_doubled_rows(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = site.broker
     for queue in QUEUES:
