@@ -154,6 +154,10 @@ def test_verify_finds_missing_and_doubled_rows(site: Site, monkeypatch: pytest.M
     found = [(row.queue, row.missing, row.doubled) for row in report.rows]
     assert found == [("mails", 0, 1), ("orders", 1, 0), ("stock", 1, 0)]
     assert not report.is_equal
+    assert report.lost_events == 0
+    [events] = (site.out / "events").glob("**/*.parquet")
+    parquet.write_table(parquet.ParquetFile(events).read().slice(2), events)
+    assert site.verify().lost_events == 2
     document = json.loads(json.dumps(report.document()))
     assert (document["missing_rows"], document["doubled_rows"]) == (2, 1)
     broker.lo = 30  # what the broker lacks is compared with the counts of the ledger

@@ -330,6 +330,8 @@ def verify_notes(report: "VerifyReport") -> Iterator[str]:
         yield f"{report.gaps:,} accepted gaps lack up to {report.gap_rows:,} rows"
     if report.unexplained:
         yield f"{report.unexplained:,} archived offsets have neither a row nor an accepted gap"
+    if report.lost_events:
+        yield f"the files of events lack {report.lost_events:,} rows"
     yield from report.notes
 
 
