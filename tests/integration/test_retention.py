@@ -388,6 +388,7 @@ def test_retention_keeps_what_a_naive_list_keeps(
             if not ON_POSTGRES:
                 store.execute("PRAGMA synchronous=OFF")  # the disk is not what this tests
             kept: list[tuple[int, bool, int, int]] = []  # offset, deleted, size, settled at
+            removed = {False: 0, True: 0}  # offset of the last one, by deleted
             now = offset = 0
             for settled, pause in turns:
                 for deleted, size, passed in settled:
@@ -402,6 +403,12 @@ def test_retention_keeps_what_a_naive_list_keeps(
                 newest = [row for row in history if row[0] == offset]
                 kept = sorted({*kept, *newest})  # it stays
                 assert store.offsets() == [row[0] for row in kept]
+                for row in sorted({*history} - {*kept}):
+                    removed[row[1]] = row[0]
+                counters = store.counters()
+                for deleted, name in ((False, "history_lo"), (True, "deleted_lo")):
+                    first = counters.get(name, 0)  # no stored row is reported as removed
+                    assert max(first, 1) == removed[deleted] + 1
 
 
 def kept_of(
