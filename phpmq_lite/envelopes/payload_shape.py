@@ -4,7 +4,7 @@ A column has one JSON type; a location where a schema allows several has a colum
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -229,14 +229,12 @@ def adopt(old: Shape, new: Shape, pointer: str = "/data") -> tuple[Shape, list[s
 
 def column_kinds(shape: Shape) -> tuple[str, ...]:
     """Return the kinds that have a column: not objects and arrays whose content has none."""
-    return tuple(kind for kind in shape.kinds if _has_column(shape, kind))
-
-
-def _has_column(shape: Shape, kind: str) -> bool:
-    if kind == "object":
-        parts = (*shape.members.values(), shape.other)
-        return any(part is not None and column_kinds(part) for part in parts)
-    return kind != "array" or bool(shape.items and column_kinds(shape.items))
+    parts = {"object": (*shape.members.values(), shape.other), "array": (shape.items,)}
+    return tuple(
+        kind
+        for kind in shape.kinds
+        if kind not in parts or any(part and column_kinds(part) for part in parts[kind])
+    )
 
 
 def is_map(shape: Shape) -> bool:
@@ -244,33 +242,24 @@ def is_map(shape: Shape) -> bool:
     return shape.other is not None and not shape.members
 
 
-class ShapeColumn(NamedTuple):
-    """A column of an object's member; ``member`` is None for the map of members without a name."""
-
-    name: str
-    member: str | None
-    shape: Shape
-
-
 OTHER_MEMBERS: Final = "other_members"
 
 
-def columns_of(shape: Shape, taken: Iterable[str] = ()) -> list[ShapeColumn]:
-    """Return the columns of an object's members, in order, including those without a column yet.
+def columns_of(shape: Shape, taken: Iterable[str] = ()) -> list[tuple[str, str | None, Shape]]:
+    """Return the columns of an object's members in order, as name, member and shape.
 
+    Those without a column yet are included. The map of members without a name has no member.
     Most engines ignore case in names of columns, so a name that is taken in any case, or empty,
     gets the prefix ``data_``.
     """
     used = {name.casefold() for name in taken} | {"", OTHER_MEMBERS}
-    columns = []
-    members: list[tuple[str | None, Shape]] = [*shape.members.items()]
-    if shape.other is not None:
-        other = Shape(kinds=("object",), other=shape.other)
-        members.append((None, other))
-    for member, inner in members:
-        name = OTHER_MEMBERS if member is None else member
-        while member is not None and name.casefold() in used:
+    columns: list[tuple[str, str | None, Shape]] = []
+    for member, inner in shape.members.items():
+        name = member
+        while name.casefold() in used:
             name = f"data_{name}"
         used.add(name.casefold())
-        columns.append(ShapeColumn(name, member, inner))
+        columns.append((name, member, inner))
+    if shape.other is not None:
+        columns.append((OTHER_MEMBERS, None, Shape(kinds=("object",), other=shape.other)))
     return columns

@@ -30,16 +30,16 @@ def payload_columns(
     shape: Shape, reserved: Iterable[str] = (), *, is_json: bool = False
 ) -> StructType:
     """Return the columns of a table's payloads, with comments; ``is_json``: see ``schema_of``."""
-    columns = columns_of(shape, reserved)
-    if is_json:
-        columns = [c._replace(name=c.member) for c in columns if c.member is not None]
     return StructType(
         [
-            StructField(name, _type(inner, is_json), True, {"comment": inner.comment})
-            for name, _, inner in columns
-            if column_kinds(inner)
+            StructField(
+                member if is_json and member is not None else name,
+                _type(inner, is_json), True, {"comment": inner.comment},
+            )
+            for name, member, inner in columns_of(shape, reserved)
+            if column_kinds(inner) and (member is not None or not is_json)
         ]
-    )
+    )  # fmt: skip
 
 
 def _type(shape: Shape, is_json: bool) -> DataType:

@@ -44,11 +44,7 @@ def members_of(shape: Shape) -> Any:
     if is_map(shape):
         assert shape.other is not None
         return {"*": columns(shape.other)}
-    return {
-        column.name: columns(column.shape)
-        for column in columns_of(shape)
-        if column_kinds(column.shape)
-    }
+    return {name: columns(inner) for name, _, inner in columns_of(shape) if column_kinds(inner)}
 
 
 def of_schema(document: Any) -> Any:
@@ -201,7 +197,7 @@ def test_names_that_engines_confuse_get_a_prefix() -> None:
             }
         )
     )
-    names = [(column.name, column.member) for column in columns_of(shape, ("queue",))]
+    names = [(name, member) for name, member, _ in columns_of(shape, ("queue",))]
     assert names == [
         ("data_Queue", "Queue"),
         ("id", "id"),
