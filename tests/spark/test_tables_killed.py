@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 ROOT: Final = Path(__file__).parents[2]
 ROWS: Final = 120
-KILLS: Final = 3
+KILLS: Final = 2
 DRIVER: Final = """
 import sys
 from pathlib import Path
