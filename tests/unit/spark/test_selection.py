@@ -31,12 +31,7 @@ S = ArchiveSelection
 def test_wider_selection(wide: ArchiveSelection, narrow: ArchiveSelection, expected: bool) -> None:
     assert wide.contains(narrow) == expected
     assert wide.contains(wide)
-    assert ArchiveSelection.parse(json.dumps(wide.document())) == S(
-        queues=tuple(sorted(wide.queues)),
-        queue_pattern=wide.queue_pattern,
-        outcomes=tuple(sorted(wide.outcomes)),
-        allowed=tuple(sorted(wide.allowed)),
-    )
+    assert ArchiveSelection.parse(json.dumps(wide.document())) == wide
 
 
 def test_queue_must_match_every_part() -> None:
