@@ -140,7 +140,7 @@ def write_launcher(folder: Path) -> Path:
     return folder
 
 
-def _use_compiled_pyspark() -> None:
+def use_compiled_pyspark() -> None:
     """Set ``SPARK_HOME``, unless the user did, so that workers import the installed pyspark.
 
     Spark puts ``SPARK_HOME/python/lib/pyspark.zip`` first on their path. It has only source code,
@@ -151,11 +151,12 @@ def _use_compiled_pyspark() -> None:
         return
     home = Path(spec.origin).parent
     folder = _cache_folder() / f"spark-{sha256(bytes(home)).hexdigest()[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "jars", "conf"):
-        with suppress(FileExistsError):
-            (folder / name).symlink_to(home / name)
-    os.environ["SPARK_HOME"] = str(folder)
+    with suppress(OSError):  # a home folder that cannot be written
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("bin", "jars", "conf"):
+            with suppress(FileExistsError):
+                (folder / name).symlink_to(home / name)
+        os.environ["SPARK_HOME"] = str(folder)
 
 
 def _cache_folder() -> Path:
@@ -267,7 +268,7 @@ def session(
     settings = settings_of(name, master, conf or {}, py_files)
     find_java().export()
     if is_local(master):
-        _use_compiled_pyspark()
+        use_compiled_pyspark()
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYSPARK_PYTHON"] = python_of(master, settings, os.environ)
     _start_java(settings, log, niceness)
