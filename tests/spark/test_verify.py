@@ -25,6 +25,7 @@ from phpmq_lite.broker_process import BrokerProcess
 from phpmq_lite.cli.admin_client import AdminClient
 from phpmq_lite.cli.main import root_command
 from phpmq_lite.client.blocking_client import connect_blocking
+from phpmq_lite.errors import BrokerError
 from phpmq_lite.spark.jobs import archive, compact, prune, verify
 from phpmq_lite.spark.jobs.options import ArchiveOptions, CompactOptions, JobOptions, PruneOptions
 from phpmq_lite.spark.jobs.verify import VerifyReport
@@ -255,12 +256,12 @@ class StoredBroker:
                     settle = delivery.dead_letter if outcome == "dead" else delivery.ack
                     settle()
 
-    def allow(self, *queues: str) -> None:
+    def allow(self, *queues: str, takes_reader: bool = True) -> None:
         """Use a new token; without queues, one for all. An admin gives it the archive's reader."""
         name = f"t{len(list(self.admin.list('/tokens')))}"
         token = {"name": name, "role": "viewer", "queues": list(queues)}
         self.token, self.allowed = self.admin.post("/tokens", token)["token"], list(queues)
-        for reader in self.admin.list("/pipeline/history/readers"):
+        for reader in self.admin.list("/pipeline/history/readers") if takes_reader else ():
             self.admin.post("/pipeline/history/readers/remove", {"reader": reader["reader"]})
 
     def set_clock(self, by: timedelta) -> None:
@@ -379,3 +380,21 @@ def test_verify_says_what_sql_says_of_a_real_broker(restarted: RestartedSite) ->
     assert report is not None
     assert report.gaps > 0
     assert len(report.rows) > 10
+
+
+@pytest.mark.slow
+def test_backfill_is_refused_before_it_writes_if_another_user_has_the_reader(
+    restarted: RestartedSite,
+) -> None:
+    site = restarted
+    site.broker.allow("orders")
+    site.settle()
+    site.archive()
+    before = read_ledger(site.files)
+    assert before is not None
+    site.broker.allow(takes_reader=False)
+    with pytest.raises(BrokerError, match="belongs to another user"):
+        site.archive(backfill=True)
+    after = read_ledger(site.files)
+    assert after is not None
+    assert (after.number, after.rows) == (before.number, before.rows)

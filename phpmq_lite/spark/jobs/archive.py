@@ -99,6 +99,8 @@ def run(
         if ledger is None:
             ledger = _create_ledger(spark, files, options, is_old=committed is not None)
         reader = ledger.reader
+        if options.backfill and ledger.offset is not None:  # refused before anything is written
+            open_history(options.connection).bounds(reader, ledger.offset)
         if ledger.offset is not None:  # even if the checkpoint is lost
             options = replace(options, starting_offsets=str(ledger.offset + 1))
         begin = first_offset(options, bounds, committed)
