@@ -464,12 +464,13 @@ class HistoryRanges:
         while True:
             lo, hi = _clipped(selection, bounds, is_gap_ok=is_gap_ok)
             reading = self._reader(selection.filters, lo, hi, conditions, chosen)
-            count = reading.count()
+            counts = reading.counts()
             before, bounds = bounds, self.bounds()
             lo_deleted = max(lo, before.lo_deleted)
             has_lost_deleted = selection.needs_deleted and bounds.lo_deleted > lo_deleted
             if bounds.lo <= lo and not has_lost_deleted:  # no rows were removed during the count
-                return RangeRows(lo, hi, count, arrow_schema(chosen), reading.batches(count))
+                schema, batches = arrow_schema(chosen), reading.batches(counts)
+                return RangeRows(lo, hi, sum(counts), schema, batches)
 
     def settled_range(self, settled_from: int | None, settled_until: int | None) -> tuple[int, int]:
         """Return a range (lo, hi] of offsets with all messages settled in a time (Unix ms).
@@ -539,8 +540,8 @@ class HistoryRanges:
         text = self.parts["claim_range"]
         slices = [*_slices(lo, hi)]
         reading = _RangeReader(self, "c.claim", text, values, CLAIM_COLUMNS, slices, True)
-        schema, count = arrow_schema(CLAIM_COLUMNS), reading.count()
-        return RangeRows(lo, hi, count, schema, reading.batches(count), held["queue"])
+        schema, counts = arrow_schema(CLAIM_COLUMNS), reading.counts()
+        return RangeRows(lo, hi, sum(counts), schema, reading.batches(counts), held["queue"])
 
     def read_table(self, text: str, values: dict[str, Any], columns: Sequence[ArrowColumn]) -> Any:
         self.on_statement()
@@ -643,13 +644,14 @@ class _RangeReader:
     slices: Sequence[dict[str, int]]  # ranges with at most RANGE_SLICE rows each
     needs_bodies: bool = False  # if set, a damaged body raises an error instead of becoming null
 
-    def count(self) -> int:
+    def counts(self) -> list[int]:
+        """Return the number of rows in each slice."""
         text = f"SELECT count(*) AS count {self.range}"
         rows = (self.ranges.read_rows(text, self.values | part)[0] for part in self.slices)
-        return sum(row["count"] for row in rows)
+        return [row["count"] for row in rows]
 
-    def batches(self, rows: int) -> Iterator[Any]:
-        """Yield the rows, of which there are as many; without any, nothing is read."""
+    def batches(self, counts: Sequence[int]) -> Iterator[Any]:
+        """Yield the rows, given their ``counts``; slices without any are not read."""
         has_bodies = BODY in self.columns
         columns = (*self.columns, *_CHECKS) if has_bodies else self.columns
         selected = ", ".join(
@@ -658,8 +660,8 @@ class _RangeReader:
         )
         order = self.number if self.columns is not EVENT_COLUMNS else f"{self.number}, e.event_id"
         text = f"SELECT {selected} {self.range} ORDER BY {order}"
-        for part in self.slices if rows else ():
-            for piece in self._split_slice(part, rows):
+        for part, rows in zip(self.slices, counts, strict=True):
+            for piece in self._split_slice(part, rows) if rows else ():
                 table = self.ranges.read_table(text, self.values | piece, columns)
                 batches = map(_with_defined_bits, table.combine_chunks().to_batches())
                 yield from map(self._check_bodies, batches) if has_bodies else batches
