@@ -267,7 +267,7 @@ def compact(target: PipelineTarget, output: str | None, **fields: Any) -> None:
 @output_option
 @target_options
 def prune(target: PipelineTarget, output: str | None, **fields: Any) -> None:
-    """Remove old dates from the archive, and their rows from typed tables.
+    """Remove old dates from the archive and from typed tables.
 
     Their counts stay in the archive's ledger, and their metrics stay. The archive's files stay
     until --keep-replaced has passed, and a later job of the archive removes them.
