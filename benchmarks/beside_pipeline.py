@@ -71,7 +71,8 @@ class Pipeline:
     def run(self, *arguments: str, out: Path) -> int:
         """Run a command of the pipeline until it ends, and return its exit code."""
         flags = ("--url", self.admin, "--out", str(out), "--master", "local[2]")
-        process = subprocess.Popen([*COMMAND, *arguments, *flags], stderr=subprocess.DEVNULL)
+        command, nothing = [*COMMAND, *arguments, *flags], subprocess.DEVNULL
+        process = subprocess.Popen(command, stdout=nothing, stderr=nothing)
         self._processes.append(process)
         return process.wait()
 
