@@ -86,7 +86,7 @@ def test_home_of_spark_lacks_its_python_and_is_linked_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for _ in range(2):
         monkeypatch.delenv("SPARK_HOME", raising=False)
-        session._use_compiled_pyspark()
+        session.use_compiled_pyspark()
         [home] = (tmp_path / "phpmq-lite").iterdir()
         assert os.environ["SPARK_HOME"] == str(home)
     assert (home / "bin" / "spark-submit").exists()
@@ -94,8 +94,19 @@ def test_home_of_spark_lacks_its_python_and_is_linked_once(
     assert not (home / "python").exists()
 
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    session._use_compiled_pyspark()
+    session.use_compiled_pyspark()
     assert os.environ["SPARK_HOME"] == "/opt/spark"
+
+
+def test_spark_keeps_its_home_if_the_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    session.use_compiled_pyspark()
+    assert "SPARK_HOME" not in os.environ
 
 
 def test_error_lists_unsuitable_javas_and_remedies() -> None:

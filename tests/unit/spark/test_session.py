@@ -16,7 +16,6 @@ from phpmq_lite.spark.session import (
     python_of,
     settings_of,
     shuffle_partitions,
-    use_compiled_pyspark,
 )
 from phpmq_lite.spark.workers import check_workers
 
@@ -141,21 +140,3 @@ def test_highest_niceness_leaves_only_idle_time(niceness: int, policy: str) -> N
     command = [sys.executable, "-c", program, str(niceness)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) == niceness
-
-
-def test_session_does_without_a_cache_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Spark then uses its own home, and its workers compile what they import."""
-    cache = tmp_path / "cache"
-    cache.write_text("not a folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.delenv("SPARK_HOME", raising=False)
-    use_compiled_pyspark()
-    assert "SPARK_HOME" not in os.environ
-    cache.unlink()
-    use_compiled_pyspark()
-    home = Path(os.environ.pop("SPARK_HOME"))
-    assert home.is_relative_to(cache)
-    assert (home / "jars").is_dir()
-    assert not (home / "python").exists()
