@@ -82,7 +82,7 @@ class Copies:
         return archive.run(self.spark, options).rows
 
     def native(self) -> int:
-        """Let Spark copy the first archive."""
+        """Copy the first archive with Spark."""
         self.number += 1
         files = open_results(self.spark, self.first)
         ledger = read_ledger(files)

@@ -189,7 +189,7 @@ TABLES: Final = {
 
 
 def duckdb_tables(folder: Path) -> None:
-    """Let DuckDB write the seven tables from the archive's files."""
+    """Write the seven tables from the archive's files with DuckDB."""
     files = str(folder / "archive" / "*" / "*" / "*.parquet")
     with duckdb.connect() as database:
         database.execute("SET TimeZone = 'UTC'")

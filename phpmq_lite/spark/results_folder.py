@@ -59,7 +59,7 @@ def _write_gently(descriptor: int) -> None:
     """Write a file's pages in small parts, so that others can sync their files between them.
 
     A broker's commits on the same disk wait for all that one ``fsync`` writes: the p99 of confirmed
-    publishing was 81 ms beside an archive of 300,000 bodies, 4 ms on another disk, and 10 ms so.
+    publishing beside an archive of 300,000 bodies was 81 ms; it is 10 ms with parts of this size.
     """
     for begin in range(0, os.fstat(descriptor).st_size, SYNC_BYTES):
         os.posix_fadvise(descriptor, begin, SYNC_BYTES, os.POSIX_FADV_DONTNEED)  # starts writing

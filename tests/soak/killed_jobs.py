@@ -180,7 +180,7 @@ class Run:
     errors: list[str] = field(default_factory=list)
 
     def kill_once(self, number: int) -> None:
-        """Let a site's next process repair what the last kill left, check it, and kill it."""
+        """Start a site's next process, check its repair of the last kill, and kill it."""
         site = self.sites[number % len(self.sites)]
         kind = self.dice.choice(KINDS)
         job = JOBS[site.kills % len(JOBS)]
@@ -248,7 +248,7 @@ class Run:
         return f"t{settlement * MESSAGES // 5 + self.dice.randrange(3)}"
 
     def disturb(self, site: Site, worker: Worker, job: str) -> None:
-        """Let the jobs run that give ``job`` work, and wait for it."""
+        """Run the jobs that give ``job`` work, and wait until it runs."""
         self.broker.settle()
         if job == "erase":
             site.erasing = self.trace()
