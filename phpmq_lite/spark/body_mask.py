@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from phpmq_lite.errors import OptionError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
+_REPORTS: Final = ("retry", "failure")  # kinds of events whose details are texts of workers
 ANY: Final = "*"  # in a path: each element or member
 Path = tuple[str, ...]
 
@@ -64,8 +66,28 @@ def _replace(node: Any, path: Path) -> int:
     return count
 
 
+def mask_bodies(bodies: "pa.Array", paths: Sequence[Path]) -> "pa.StructArray":
+    """Return the masked bodies, and as ``masked`` the number of replaced members."""
+    import pyarrow as pa
+
+    pairs = [mask_body(body, paths) for body in bodies.to_pylist()]
+    columns = [pa.array([body for body, _ in pairs], pa.binary())]
+    columns.append(pa.array([count for _, count in pairs], pa.int32()))
+    return pa.StructArray.from_arrays(columns, ["body", "masked"])
+
+
+def mask_batch(batch: "pa.RecordBatch", paths: Sequence[Path]) -> "pa.RecordBatch":
+    """Mask the column ``body``, and add ``masked``; without paths, return the batch as it is."""
+    if not paths:
+        return batch
+    masked = mask_bodies(batch["body"], paths)
+    at = batch.schema.names.index("body")
+    batch = batch.set_column(at, "body", masked.field("body"))
+    return batch.append_column("masked", masked.field("masked"))
+
+
 def mask_rows(rows: "DataFrame", masks: Sequence[str]) -> "DataFrame":
-    """Mask the column ``body``, and add ``masked``, the number of replaced members."""
+    """Mask the column ``body``, and add ``masked``."""
     from pyspark.sql import functions as sf
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -76,12 +98,19 @@ def mask_rows(rows: "DataFrame", masks: Sequence[str]) -> "DataFrame":
     paths = [parse_path(mask) for mask in masks]
 
     def mask(bodies: pa.Array) -> pa.Array:
-        pairs = [mask_body(body, paths) for body in bodies.to_pylist()]
-        columns = [pa.array([body for body, _ in pairs], pa.binary())]
-        columns.append(pa.array([count for _, count in pairs], pa.int32()))
-        return pa.StructArray.from_arrays(columns, ["body", "masked"])
+        return mask_bodies(bodies, paths)
 
     udf = arrow_udf(mask, "body binary, masked int")  # type: ignore[call-overload]
     masked = rows.withColumn("_masked", udf("body"))
     fields = {"body": sf.col("_masked.body"), "masked": sf.col("_masked.masked")}
     return masked.withColumns(fields).drop("_masked")
+
+
+def hide_reports(events: "pa.RecordBatch") -> "pa.RecordBatch":
+    """Replace what workers reported about failures by null, because it may quote a body."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    is_report = compute.is_in(events["kind"], value_set=pa.array(_REPORTS))
+    details = compute.if_else(is_report, None, events["detail"])
+    return events.set_column(events.schema.names.index("detail"), "detail", details)

@@ -1,7 +1,7 @@
 """Spark schemas for the history, the queues and the archive, with related functions."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
@@ -97,7 +97,7 @@ def arrow_schema(schema: StructType) -> "pa.Schema":
 
 
 def conform_batch(
-    batch: "pa.RecordBatch", schema: "pa.Schema", constants: Mapping[str, str] | None = None
+    batch: "pa.RecordBatch", schema: "pa.Schema", constants: Mapping[str, Any] | None = None
 ) -> "pa.RecordBatch":
     """Select the columns that Spark requires, and convert milliseconds to microseconds.
 

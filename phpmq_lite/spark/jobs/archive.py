@@ -6,10 +6,11 @@ ledger's offset are never archived again, even if the checkpoint is lost.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date, timedelta
 from itertools import groupby
+from platform import node
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as sf
@@ -24,10 +25,16 @@ from phpmq_lite.spark.checkpoints import (
     query_id,
 )
 from phpmq_lite.spark.columns import utc_day, with_comments
-from phpmq_lite.spark.events import event_batches
+from phpmq_lite.spark.events import event_batches, event_options
 from phpmq_lite.spark.history import BODY, open_history
-from phpmq_lite.spark.jobs.archive_events import write_events
-from phpmq_lite.spark.jobs.archive_files import FileCounts, add_parts, count_rows, open_ledger
+from phpmq_lite.spark.jobs.archive_files import add_parts, count_rows, open_ledger
+from phpmq_lite.spark.jobs.archive_source import (
+    ArchiveSource,
+    ArchiveTasks,
+    write_events,
+    written_files,
+)
+from phpmq_lite.spark.jobs.day_files import FileCounts
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, ArchiveOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import (
     StreamTarget,
@@ -47,9 +54,16 @@ from phpmq_lite.spark.ledger import (
     read_manifest,
 )
 from phpmq_lite.spark.pipeline_client import HistoryBounds, PipelineClient
-from phpmq_lite.spark.results_folder import ARCHIVE, ResultsFolder, open_results
+from phpmq_lite.spark.reader import OffsetRange
+from phpmq_lite.spark.results_folder import (
+    ARCHIVE,
+    ResultsFolder,
+    local_folder_of,
+    open_results,
+)
 from phpmq_lite.spark.selection import ArchiveSelection, read_selection, selection_of
-from phpmq_lite.spark.source_options import DELETED, queues_text
+from phpmq_lite.spark.source import NAME
+from phpmq_lite.spark.source_options import DELETED, SourceMode, history_options, queues_text
 from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, FILE_COLUMNS
 from phpmq_lite.storage.arrow import READER_COLUMNS
 
@@ -79,7 +93,7 @@ def run(
         RefusedError: ``other_history``: the archive belongs to another history. Accepting gaps does
             not help, because offsets would restart and rows would be archived twice.
     """
-    end, begin, reader = None, 0, ""
+    end, begin, reader, after = None, 0, "", 0
     allowed: tuple[str, ...] = ()
     if options.connection is not None:
         bounds = open_history(options.connection).bounds()
@@ -102,11 +116,26 @@ def run(
         if options.backfill and ledger.offset is not None:  # refused before anything is written
             open_history(options.connection).bounds(reader, ledger.offset)
         if ledger.offset is not None:  # even if the checkpoint is lost
-            options = replace(options, starting_offsets=str(ledger.offset + 1))
+            after = ledger.offset
+            options = replace(options, starting_offsets=str(after + 1))
         begin = first_offset(options, bounds, committed)
         control.report(TARGET.name, begin, end)
-    stream = spark.readStream.format("phpmq").options(**source_options(options, reader)).load()
+    source, tasks = _source(spark, options, allowed, after)
+    values = source_options(options, reader) | tasks
+    stream = spark.readStream.format(source).options(**values).load()
     return archive_stream(spark, stream, options, control, end, begin, allowed)
+
+
+def _source(
+    spark: "SparkSession", options: ArchiveOptions, allowed: tuple[str, ...], after: int = 0
+) -> tuple[str, dict[str, str]]:
+    """Return the data source, whose tasks write a local archive, with its additional options."""
+    folder = local_folder_of(options.out)
+    if folder is None:
+        return NAME, {}
+    spark.dataSource.register(ArchiveSource)
+    masks = selection_of(options, allowed).masks
+    return ArchiveSource.name(), ArchiveTasks(str(folder.absolute()), after, masks).options()
 
 
 def _create_ledger(
@@ -148,7 +177,7 @@ def archive_stream(
         totals = write_stream(stream, files, TARGET, control, end, writer.write, begin=begin)
     return JobResult(
         job="archive",
-        rows=totals.rows,
+        rows=writer.rows,
         offset=writer.offset,
         batches=totals.batches,
         is_stopped=totals.is_stopped,
@@ -179,6 +208,7 @@ class _BatchWriter:
         if not ledger.number:  # its id exists before its first batch
             self._ledger = commit(files, ledger, now_ms=now_ms())
         self.gaps: list[results_folder.ArchiveGap] = []
+        self.rows = 0  # that were added, except by a backfill
 
     @property
     def offset(self) -> int | None:
@@ -193,13 +223,14 @@ class _BatchWriter:
             return
         planned = planned_batch(files, TARGET.checkpoint, number)
         if planned.offset is not None and ledger.offset is not None:
-            batch = batch.where(sf.col("offset") > ledger.offset)
+            if "offset" in batch.columns:
+                batch = batch.where(sf.col("offset") > ledger.offset)
             self._begin = ledger.offset
         settings = source_options(self._options)
-        events = self._events(settings, self._begin, planned.offset, planned.history_id)
-        counts = self._stage(batch, events, name)
+        offsets = self._begin, planned.offset, planned.history_id
+        counts = self._stage(batch, settings, offsets, name)
+        rows = sum(part.file.rows for part in counts if part.table == ARCHIVE)
         if planned.offset is not None:
-            rows = sum(part.file.rows for part in counts if part.table == ARCHIVE)
             self._record_gap(self._begin, planned.offset, name, rows)
         self._commit(
             counts,
@@ -208,6 +239,7 @@ class _BatchWriter:
             offset=planned.offset,
             history_id=planned.history_id,
         )
+        self.rows += rows
         self._begin = planned.offset or self._begin
 
     def backfill(self) -> None:
@@ -248,9 +280,10 @@ class _BatchWriter:
                 part = {"queues": queues_text(sorted(queues)), "outcomes": ",".join(outcomes)}
                 values = source_options(self._options) | ranges | part | {"queuePattern": ""}
                 settings = {key: value for key, value in values.items() if value}
-                rows = self._spark.read.format("phpmq").options(**settings).load()
-                events = self._events(settings, begin, ledger.offset, ledger.history_id)
-                counts += self._stage(rows, events, f"{name}/{len(counts)}")
+                source, tasks = _source(self._spark, self._options, selection.allowed)
+                rows = self._spark.read.format(source).options(**settings, **tasks).load()
+                offsets = begin, ledger.offset, ledger.history_id
+                counts += self._stage(rows, settings, offsets, f"{name}/{len(counts)}")
         self._record_gap(begin, ledger.offset, name, None)
         spans = [(c.file.first_day, c.file.last_day) for c in counts if c.table == ARCHIVE]
         days = {number for first, last in spans for number in range(first, last + 1)}
@@ -266,35 +299,38 @@ class _BatchWriter:
             },
         )
 
-    def _events(
-        self, settings: Mapping[str, str], lo: int, hi: int | None, history_id: str | None
-    ) -> "Iterable[pa.RecordBatch]":
-        """Yield the events of a batch ``(lo, hi]`` that was read with these options."""
-        if self._options.connection is None or hi is None or history_id is None:
-            return ()
-        return event_batches(settings, lo, hi, history_id, self._selection.allowed)
-
     def _stage(
-        self, rows: "DataFrame", events: "Iterable[pa.RecordBatch]", name: str
+        self,
+        rows: "DataFrame",
+        settings: Mapping[str, str],
+        offsets: tuple[int, int | None, str | None],
+        name: str,
     ) -> list[FileCounts]:
         """Write rows and events outside of the archive, and count the rows.
 
-        Events come first: if retention removes some of them meanwhile, the rows are missing, too.
+        ``settings`` are the options by which the rows ``(lo, hi]`` of a history are read.
         """
+        if (written := written_files(rows)) is not None:
+            return written
         files, has_bodies = self._files, BODY in rows.columns
         if not has_bodies:
             rows = rows.withColumn(BODY, sf.lit(None).cast("binary"))
-        rows = mask_rows(rows, self._selection.masks if has_bodies else ())
-        staged = f"{STAGED}/{name}/{ARCHIVE}"
+        masks, folder = self._selection.masks, f"{STAGED}/{name}"
+        rows = mask_rows(rows, masks if has_bodies else ())
         texts = (*READER_COLUMNS, *FILE_COLUMNS, *ARCHIVE_COLUMNS)
-        written = with_comments(transform(rows), texts)
-        writer = written.write.options(**(parquet_options(rows) if has_bodies else {}))
-        has_reports = not self._selection.masks
-        written_events = write_events(files, events, f"{STAGED}/{name}", has_reports=has_reports)
-        writer.mode("overwrite").partitionBy("date").parquet(files.url(staged))
-        files.sync(f"{STAGED}/{name}")  # the broker may remove what the ledger names
-        counts = count_rows(self._spark, files, files.data_files(staged), has_bodies=has_bodies)
-        return counts + written_events
+        writer = with_comments(transform(rows), texts).write
+        lo, hi, history_id = offsets
+        events: Iterator[pa.RecordBatch] = iter(())
+        if self._options.connection is not None and hi is not None and history_id is not None:
+            options = history_options(event_options(settings), SourceMode.BATCH_READ)
+            chosen = (options.queues, options.outcomes, self._selection.allowed)
+            events = event_batches(options, OffsetRange(lo, hi, history_id, node(), *chosen))
+        written_events = write_events(files, events, folder, is_masked=bool(masks))
+        writer = writer.options(**(parquet_options(rows) if has_bodies else {}))
+        writer.mode("overwrite").partitionBy("date").parquet(files.url(f"{folder}/{ARCHIVE}"))
+        files.sync(folder)  # the broker may remove what the ledger names
+        staged = files.data_files(f"{folder}/{ARCHIVE}")
+        return count_rows(self._spark, files, staged, has_bodies=has_bodies) + written_events
 
     def _commit(self, counts: list[FileCounts], name: str, **changes: Any) -> None:
         files, ledger = self._files, self._ledger

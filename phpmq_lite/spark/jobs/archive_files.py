@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import groupby, product
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -15,6 +15,7 @@ from phpmq_lite.spark.checkpoints import last_committed_batch, query_id
 from phpmq_lite.spark.columns import FILE_SCHEMA, TIME_COLUMNS, utc_day
 from phpmq_lite.spark.delta_log import check_delta, has_delta_log, update_delta_log
 from phpmq_lite.spark.history import BODY
+from phpmq_lite.spark.jobs.day_files import FileCounts, count_groups
 from phpmq_lite.spark.jobs.stream_writer import batch_name, remove_staged
 from phpmq_lite.spark.ledger import ArchiveFile, ArchiveLedger, DateManifest, add_counts, now_ms
 from phpmq_lite.spark.results_folder import (
@@ -31,30 +32,6 @@ if TYPE_CHECKING:
 
 _OLD_COMPACT: Final = "compact"  # working folder of the compact job of version 0.1.0
 _PATH_PARTS: Final = range(3, 7)  # lengths of paths, from staged/x/y to generations/n/table/…/y
-
-
-@dataclass(frozen=True, slots=True)
-class FileCounts:
-    """A file, its rows by queue and outcome, and the sum of their offsets."""
-
-    file: ArchiveFile
-    counts: dict[str, dict[str, int]]
-    offsets: int
-
-    @property
-    def name(self) -> str:
-        """The name without folders."""
-        return self.file.path.rpartition("/")[2]
-
-    @property
-    def table(self) -> str:
-        """The table in the path of a staged file of a date."""
-        return self.file.path.split("/")[-3]
-
-    @property
-    def date(self) -> str:
-        """The date in the path, such as ``2026-03-01``."""
-        return self.file.path.partition("/date=")[2].partition("/")[0]
 
 
 @contextmanager
@@ -122,33 +99,10 @@ def count_rows(
     if not sizes:
         return []
     if isinstance(files, LocalResultsFolder) and has_bodies is not None:
-        groups = [
-            row | {"has_bodies": has_bodies} for path in sizes for row in _local_groups(files, path)
-        ]
+        groups = {path: _local_groups(files, path, has_bodies=has_bodies) for path in sizes}
     else:
         groups = _spark_groups(spark, files, sizes, has_bodies=has_bodies)
-    counted = []
-    ordered = sorted(groups, key=lambda row: row["path"])
-    for url, group in groupby(ordered, lambda row: row["path"]):
-        parts = unquote(url).split("/")
-        path = next(p for n in _PATH_PARTS if (p := "/".join(parts[-n:])) in sizes)
-        outcomes = list(group)
-        counts: dict[str, dict[str, int]] = {}
-        for row in outcomes:
-            counts.setdefault(row["queue"], {})[row["outcome"]] = row["rows"]
-        file = ArchiveFile(
-            path=path,
-            rows=sum(row["rows"] for row in outcomes),
-            size_bytes=sizes[path],
-            lo=min(row["lo"] for row in outcomes),
-            hi=max(row["hi"] for row in outcomes),
-            first_day=min(row["first_day"] for row in outcomes),
-            last_day=max(row["last_day"] for row in outcomes),
-            batch=parts[-2].removeprefix("batch="),
-            has_bodies=any(row["has_bodies"] for row in outcomes),
-        )
-        counted.append(FileCounts(file, counts, sum(row["offsets"] for row in outcomes)))
-    return counted
+    return [FileCounts.of_groups(rows, path, sizes[path]) for path, rows in groups.items() if rows]
 
 
 def _spark_groups(
@@ -157,8 +111,8 @@ def _spark_groups(
     sizes: Mapping[str, int],
     *,
     has_bodies: bool | None,
-) -> list[dict[str, Any]]:
-    """Count by path, queue and outcome in one job."""
+) -> dict[str, list[dict[str, Any]]]:
+    """Count the rows of each path by queue and outcome in one job."""
     rows = spark.read.schema(FILE_SCHEMA).parquet(*map(files.url, sizes))
     if has_bodies is None:
         fit_batches(spark, rows)
@@ -172,29 +126,22 @@ def _spark_groups(
         sf.max(sf.unix_date(sf.greatest(*days))).alias("last_day"),
         (sf.count(BODY) > 0 if has_bodies is None else sf.lit(has_bodies)).alias("has_bodies"),
     )
-    return [row.asDict() for row in groups.collect()]
+    found: dict[str, list[dict[str, Any]]] = {path: [] for path in sizes}
+    for row in groups.collect():
+        parts = unquote(row["path"]).split("/")
+        path = next(p for n in _PATH_PARTS if (p := "/".join(parts[-n:])) in sizes)
+        found[path].append(row.asDict())
+    return found
 
 
-def _local_groups(files: LocalResultsFolder, path: str) -> Iterator[dict[str, Any]]:
+def _local_groups(
+    files: LocalResultsFolder, path: str, *, has_bodies: bool
+) -> list[dict[str, Any]]:
     """Count the rows of one file in the same way, by pyarrow, which needs no job."""
-    import pyarrow as pa
-    from pyarrow.acero import AggregateNodeOptions, Declaration, ScanNodeOptions
-    from pyarrow.dataset import dataset
+    from pyarrow.parquet import ParquetFile
 
-    keys, ends = ["queue", "outcome"], [*product(TIME_COLUMNS, ("min", "max"))]
-    kinds = {"rows": "count", "lo": "min", "hi": "max", "offsets": "sum"}
-    aggregates = [("offset", f"hash_{kind}", None, name) for name, kind in kinds.items()]
-    aggregates += [(name, f"hash_{kind}", None, f"{name} {kind}") for name, kind in ends]
-    columns = [*keys, "offset", *TIME_COLUMNS]
-    steps = [
-        Declaration("scan", ScanNodeOptions(dataset(files.path(path)), columns=columns)),
-        Declaration("aggregate", AggregateNodeOptions(aggregates, keys=keys)),
-    ]
-    table = Declaration.from_sequence(steps).to_table()
-    times = [table[f"{name} {kind}"].cast(pa.date32()).cast(pa.int32()) for name, kind in ends]
-    days = [day for time in times for day in time.drop_null().to_pylist()]
-    for row in table.select([*keys, *kinds]).to_pylist():
-        yield {"path": path, "first_day": min(days), "last_day": max(days), **row}
+    with ParquetFile(files.path(path)) as file:
+        return count_groups(file.read(["queue", "outcome", "offset", *TIME_COLUMNS]), has_bodies)
 
 
 def _adopt(spark: "SparkSession", files: ResultsFolder) -> ArchiveLedger:

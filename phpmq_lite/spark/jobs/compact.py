@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark.archive_reader import read_archive
-from phpmq_lite.spark.jobs.archive_events import write_events
-from phpmq_lite.spark.jobs.archive_files import FileCounts, add_parts, count_rows, open_ledger
+from phpmq_lite.spark.jobs.archive_files import add_parts, count_rows, open_ledger
+from phpmq_lite.spark.jobs.archive_source import write_events
+from phpmq_lite.spark.jobs.day_files import FileCounts
 from phpmq_lite.spark.jobs.options import UNCONTROLLED, CompactOptions, JobControl, JobResult
 from phpmq_lite.spark.jobs.stream_writer import parquet_options
 from phpmq_lite.spark.ledger import (

@@ -13,6 +13,7 @@ from pyspark.sql import functions as sf
 
 from phpmq_lite.spark.checkpoints import offset_of, query_id
 from phpmq_lite.spark.history import BODY
+from phpmq_lite.spark.jobs.day_files import BODY_GROUP_BYTES
 from phpmq_lite.spark.jobs.options import JobControl
 from phpmq_lite.spark.results_folder import ResultsFolder
 from phpmq_lite.spark.running_rows import count_running_rows
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-BODY_GROUP_BYTES: Final = 16 << 20  # row group of a file with bodies; readers hold a whole one
 _POLL_S: Final = 1
 
 

@@ -1,0 +1,155 @@
+"""Source of the archive job on a local folder: Spark's tasks read the history and write the files.
+
+The rows of this source say what was written. Rows that pass through the JVM, which writes them
+itself, take twice as long.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import datasource as ds
+from pyspark.sql.types import StringType, StructField, StructType
+
+from phpmq_lite.spark.body_mask import hide_reports, mask_batch, parse_path
+from phpmq_lite.spark.columns import FILE_SCHEMA, arrow_schema, conform_batch, history_columns
+from phpmq_lite.spark.events import event_batches
+from phpmq_lite.spark.jobs.day_files import DayFiles, FileCounts
+from phpmq_lite.spark.ledger import STAGED
+from phpmq_lite.spark.reader import HistoryReader, HistoryStreamReader, OffsetRange
+from phpmq_lite.spark.results_folder import ARCHIVE, EVENTS, LocalResultsFolder, ResultsFolder
+from phpmq_lite.spark.source_options import HistoryOptions, SourceMode, history_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+NAME: Final = "phpmq_archive"
+OPTION: Final = "archive"  # besides those of the data source phpmq
+FILES: Final = "files"  # JSON list of the files of one range; null in other rows
+_STAGED: Final = f"{STAGED}/tasks"
+
+
+def write_events(
+    files: ResultsFolder,
+    events: "Iterable[pa.RecordBatch]",
+    folder: str,
+    *,
+    is_masked: bool = False,
+) -> list[FileCounts]:
+    """Write events below ``folder``, and return the files; ``is_masked`` hides texts of workers."""
+    written = DayFiles(files, folder, EVENTS)
+    for batch in events:
+        written.add(hide_reports(batch) if is_masked else batch)
+    return written.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveTasks:
+    """What Spark's tasks do: write rows above the offset ``after``, and events, to ``folder``.
+
+    ``masks`` are the members of bodies that become null.
+    """
+
+    folder: str
+    after: int
+    masks: Sequence[str]
+
+    def options(self) -> dict[str, str]:
+        """Return the option of the source that these are."""
+        return {OPTION: json.dumps(asdict(self))}
+
+    def write(
+        self,
+        options: HistoryOptions,
+        offsets: OffsetRange,
+        read: "Callable[[OffsetRange], Iterator[pa.RecordBatch]]",
+    ) -> "Iterator[pa.RecordBatch]":
+        """Write a range, and yield a row for each of it, which Spark counts, then the files' list.
+
+        Events come first: if retention removes some of them meanwhile, the rows are missing, too.
+        """
+        import pyarrow as pa
+
+        offsets = replace(offsets, lo=max(offsets.lo, self.after))
+        if offsets.lo >= offsets.hi:
+            return
+        files = LocalResultsFolder(Path(self.folder))
+        events = event_batches(options, offsets)
+        written = write_events(files, events, _STAGED, is_masked=bool(self.masks))
+        target = DayFiles(files, _STAGED, ARCHIVE, has_bodies=options.has_body)
+        paths = [parse_path(mask) for mask in self.masks]
+        for batch in read(offsets):
+            target.add(_file_batch(mask_batch(batch, paths)))
+            yield pa.record_batch([pa.nulls(batch.num_rows, pa.string())], [FILES])
+        written += target.close()
+        document = json.dumps([asdict(file) for file in written])
+        yield pa.record_batch([pa.array([document])], [FILES])
+
+
+def _file_batch(batch: "pa.RecordBatch") -> "pa.RecordBatch":
+    """Add the columns of files that the batch lacks."""
+    import pyarrow as pa
+
+    schema = arrow_schema(FILE_SCHEMA)
+    absent = {f.name: pa.scalar(None, f.type) for f in schema if f.name not in batch.schema.names}
+    return conform_batch(batch, schema, absent)
+
+
+class _ArchiveReader(HistoryReader):
+    def __init__(self, options: HistoryOptions, schema: StructType, tasks: ArchiveTasks) -> None:
+        super().__init__(options, schema)
+        self._tasks = tasks
+
+    def read(self, partition: ds.InputPartition) -> "Iterator[pa.RecordBatch]":
+        if isinstance(partition, OffsetRange):
+            yield from self._tasks.write(self._options, partition, super().read)
+
+
+class _ArchiveStreamReader(HistoryStreamReader):
+    def __init__(self, options: HistoryOptions, schema: StructType, tasks: ArchiveTasks) -> None:
+        super().__init__(options, schema)
+        self._tasks = tasks
+
+    def read(self, partition: ds.InputPartition) -> "Iterator[pa.RecordBatch]":
+        if isinstance(partition, OffsetRange):
+            yield from self._tasks.write(self._options, partition, super().read)
+
+
+class ArchiveSource(ds.DataSource):
+    """Data source with the options of ``phpmq`` that select rows, and ``ArchiveTasks``."""
+
+    options: MutableMapping[str, str]
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for ``format()``."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """Return the one column, which has the list of a range's files in its last row."""
+        return StructType([StructField(FILES, StringType())])
+
+    def reader(self, schema: StructType) -> ds.DataSourceReader:
+        """Return the reader for a backfill."""
+        return _ArchiveReader(*self._parsed(SourceMode.BATCH_READ))
+
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:  # noqa: N802 - Spark's
+        """Return the reader for a stream."""
+        return _ArchiveStreamReader(*self._parsed(SourceMode.HISTORY_STREAM))
+
+    def _parsed(self, use: SourceMode) -> tuple[HistoryOptions, StructType, ArchiveTasks]:
+        values = {name.lower(): value for name, value in self.options.items()}
+        tasks = ArchiveTasks(**json.loads(values.pop(OPTION)))
+        options = history_options(values, use)
+        return options, history_columns(body=options.has_body), tasks
+
+
+def written_files(rows: "DataFrame") -> list[FileCounts] | None:
+    """Run Spark's tasks, and return their files; None if ``rows`` are those of another source."""
+    if rows.columns != [FILES]:
+        return None
+    documents = [json.loads(row[FILES]) for row in rows.where(f"{FILES} IS NOT NULL").collect()]
+    return [FileCounts.of_document(file) for files in documents for file in files]
