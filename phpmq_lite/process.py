@@ -18,6 +18,7 @@ from phpmq_lite.errors import SettingsError
 from phpmq_lite.service.lifecycle import Service
 from phpmq_lite.settings import EffectiveSettings, Settings
 from phpmq_lite.standard_streams import GuardedOutput
+from phpmq_lite.time_slices import SHORT_US, set_time_slice
 
 _NOTIFY_S: Final = 5.0  # maximum number of seconds between notifications
 _NOTIFICATIONS_PER_TIMEOUT: Final = 4  # minimum number of notifications per watchdog timeout
@@ -122,6 +123,7 @@ def run(
         PhpmqError: the broker refuses to start; ``cli/main.py`` defines the exit codes.
     """
     limit_malloc()
+    set_time_slice(SHORT_US)  # before any thread starts
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable(sys.__stderr__ or sys.stderr)  # prints the stacks of all threads on SIGABRT
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None

@@ -48,6 +48,7 @@ OURS: Final[dict[str, set[str]]] = {
     "settings": {"protocol.frames", "queue_settings", "text_files", "errors"},
     "broker_process": {"errors", "storage.data_folder"},
     "os_process": set(),
+    "time_slices": set(),
     "insights_document": set(),
     "frame_options": {"durations", "queue_settings", "errors"},
     "model": {"frame_options", "queue_settings", "writes"},
@@ -96,7 +97,7 @@ OURS: Final[dict[str, set[str]]] = {
         "errors",
     },
     "relay": {"protocol.frames", "server", "settings", "sockets", "logs", "errors"},
-    "export": {"storage.arrow", "logs", "errors"},
+    "export": {"storage.arrow", "logs", "time_slices", "errors"},
     "admin": {
         "writes",
         "durations",
@@ -230,7 +231,7 @@ OURS: Final[dict[str, set[str]]] = {
         "storage",
         "__init__",  # the version
     },
-    "process": {"service", "settings", "logs", "standard_streams", "errors"},
+    "process": {"service", "settings", "logs", "standard_streams", "time_slices", "errors"},
     "cli": {ANY},
     "testing": {ANY},
 }

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from phpmq_lite.errors import RefusedError, StorageError
 from phpmq_lite.storage.arrow import HistoryRanges, RangeRows, RowFilters, RowSelection
+from phpmq_lite.time_slices import set_time_slice
 
 PREFIX: Final = struct.Struct(">cI")  # frame header: kind, payload length
 PIECE_BYTES: Final = 1 << 20  # maximum size of a frame's payload
@@ -87,6 +88,7 @@ def main(database: str, claims_database: str) -> int:
     """Answer requests until standard input ends; return the exit code."""
     descriptor = os.dup(1)
     os.dup2(2, 1)  # redirect printed text, so that it does not mix with frames
+    set_time_slice(0)  # the broker's is short
     with suppress(OSError):
         os.nice(NICE)
     # With autogroups, Linux schedules by session and applies priorities only within a session.

@@ -123,10 +123,14 @@ class DayFiles:
 
     def add(self, batch: "pa.RecordBatch") -> None:
         """Write rows, now or with those of later calls."""
-        self._held.append(batch)
         limit = BODY_GROUP_BYTES if self._has_bodies else GROUP_BYTES
-        if sum(held.nbytes for held in self._held) >= limit:
+        if batch.nbytes > limit and (half := batch.num_rows // 2):
+            self.add(batch.slice(0, half))
+            self.add(batch.slice(half))
+            return
+        if sum(held.nbytes for held in self._held) + batch.nbytes > limit:
             self._write()
+        self._held.append(batch)
 
     def close(self) -> list[FileCounts]:
         """Write and sync the files, and return them with their counts."""

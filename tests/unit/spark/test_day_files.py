@@ -1,4 +1,4 @@
-"""Files of events, read by DuckDB."""
+"""Files of events and messages, read by DuckDB."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -8,10 +8,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.parquet import ParquetFile
 
 from phpmq_lite.spark.columns import EVENT_COLUMNS, arrow_schema
-from phpmq_lite.spark.jobs import archive_events
-from phpmq_lite.spark.jobs.archive_events import write_events
+from phpmq_lite.spark.jobs import day_files
+from phpmq_lite.spark.jobs.archive_source import write_events
 from phpmq_lite.spark.results_folder import LocalResultsFolder
 
 BEGIN = datetime(2026, 3, 1, 22, tzinfo=UTC)
@@ -46,17 +47,18 @@ def events() -> pa.Table:
 def test_files_have_each_event_once_and_the_facts_that_the_ledger_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reports: bool
 ) -> None:
-    monkeypatch.setattr(archive_events, "FILE_ROWS", 100)
+    monkeypatch.setattr(day_files, "GROUP_BYTES", 10_000)
     files, table = LocalResultsFolder(tmp_path), events()
     written = write_events(
-        files, table.to_batches(max_chunksize=30), "staged/b", has_reports=has_reports
+        files, table.to_batches(max_chunksize=30), "staged/b", is_masked=not has_reports
     )
     paths = [str(tmp_path / part.file.path) for part in written]
     duckdb.execute("SET TimeZone = 'UTC'")
     stored = duckdb.execute("SELECT event_id FROM read_parquet($1) ORDER BY 1", [paths]).fetchall()
     assert [number for (number,) in stored] == table["event_id"].to_pylist()
     assert {part.table for part in written} == {"events"}
-    assert len(written) >= 3
+    assert len(written) == 2
+    assert sum(ParquetFile(path).num_row_groups for path in paths) >= 4
     assert {part.date for part in written} == {"2026-03-01", "2026-03-02"}
     hidden = 0
     for part, path in zip(written, paths, strict=True):
