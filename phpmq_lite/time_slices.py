@@ -30,4 +30,4 @@ def set_time_slice(microseconds: int) -> bool:
     if policy != os.SCHED_OTHER:  # the operator chose another one
         return False
     values = (_ATTRIBUTES.size, policy, 0, niceness, 0, microseconds * 1_000, 0, 0)
-    return ctypes.CDLL(None).syscall(call, 0, _ATTRIBUTES.pack(*values), 0) == 0
+    return bool(ctypes.CDLL(None).syscall(call, 0, _ATTRIBUTES.pack(*values), 0) == 0)

@@ -110,7 +110,9 @@ def rewrite_files(
             fit_batches(spark, rows.select(sf.lit(_BODY_BYTES).alias("size")))
         folder = f"{STAGED}/rewritten-{number}"
         writer = rows_of(rows).coalesce(1).write
-        writer.options(**parquet_options(rows)).parquet(files.url(folder))
+        writer.options(**parquet_options(has_bodies="body" in rows.columns)).parquet(
+            files.url(folder)
+        )
         moves[next(iter(files.data_files(folder)))] = path
     checksums = ["/.".join(path.rsplit("/", 1)) + ".crc" for path in moves.values()]
     if moves:

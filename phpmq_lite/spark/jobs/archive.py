@@ -326,7 +326,7 @@ class _BatchWriter:
             chosen = (options.queues, options.outcomes, self._selection.allowed)
             events = event_batches(options, OffsetRange(lo, hi, history_id, node(), *chosen))
         written_events = write_events(files, events, folder, is_masked=bool(masks))
-        writer = writer.options(**(parquet_options(rows) if has_bodies else {}))
+        writer = writer.options(**parquet_options(has_bodies=has_bodies))
         writer.mode("overwrite").partitionBy("date").parquet(files.url(f"{folder}/{ARCHIVE}"))
         files.sync(folder)  # the broker may remove what the ledger names
         staged = files.data_files(f"{folder}/{ARCHIVE}")

@@ -103,7 +103,7 @@ def merge(
     rows = rows if change is None else change(rows)
     writer = transform(rows, file_count).write.mode("overwrite")
     folder = f"{_STAGED}/{ARCHIVE}/date={manifest.date}"
-    writer.options(**(parquet_options(rows) if has_bodies else {})).parquet(files.url(folder))
+    writer.options(**parquet_options(has_bodies=has_bodies)).parquet(files.url(folder))
     written = count_rows(spark, files, files.data_files(folder), has_bodies=has_bodies)
     sizes = {file.path: file.size_bytes for file in old.files}
     expected = _totals(count_rows(spark, files, sizes, has_bodies=has_bodies))

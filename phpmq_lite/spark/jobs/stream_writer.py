@@ -118,18 +118,19 @@ class _StreamProgress:
         self.report(self.phase, self.highest, self.total)
 
 
-def parquet_options(rows: "DataFrame") -> dict[str, str]:
-    """Return options for writing rows; bodies get small pages and row groups, to bound memory.
+def parquet_options(*, has_bodies: bool) -> dict[str, str]:
+    """Return options for Spark's writer.
 
-    Parquet checks a page's size only after 100 rows, and compresses each page as a whole.
+    Version 2 of the format stores differences of numbers and times, which makes files without
+    bodies a quarter as long. Bodies get small pages and row groups, to bound memory: Parquet checks
+    a page's size only after 100 rows, and compresses each page as a whole.
     """
-    if BODY not in rows.columns:
-        return {}
-    return {
+    bodies = {
         "parquet.block.size": str(BODY_GROUP_BYTES),
         "parquet.page.size.row.check.min": "1",
         f"parquet.enable.dictionary#{BODY}": "false",
     }
+    return {"parquet.writer.version": "v2"} | (bodies if has_bodies else {})
 
 
 def remove_staged(files: ResultsFolder, folder: str) -> None:
@@ -148,7 +149,9 @@ def write_batch(
     (
         batch.withColumn("batch", sf.lit(name))
         .write.mode("overwrite")
-        .options(partitionOverwriteMode="dynamic", **parquet_options(batch))
+        .options(
+            partitionOverwriteMode="dynamic", **parquet_options(has_bodies=BODY in batch.columns)
+        )
         .partitionBy("batch")
         .parquet(files.url(target.folder))
     )
