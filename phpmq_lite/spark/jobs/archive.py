@@ -310,7 +310,7 @@ class _BatchWriter:
 
         ``settings`` are the options by which the rows ``(lo, hi]`` of a history are read.
         """
-        if (written := written_files(rows)) is not None:
+        if (written := written_files(rows, self._files)) is not None:
             return written
         files, has_bodies = self._files, BODY in rows.columns
         if not has_bodies:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import datasource as ds
 from pyspark.sql.types import StringType, StructField, StructType
 
+from phpmq_lite.errors import PipelineError
 from phpmq_lite.spark.body_mask import hide_reports, mask_batch, parse_path
 from phpmq_lite.spark.columns import FILE_SCHEMA, arrow_schema, conform_batch, history_columns
 from phpmq_lite.spark.events import event_batches
 from phpmq_lite.spark.jobs.day_files import DayFiles, FileCounts
-from phpmq_lite.spark.ledger import STAGED
+from phpmq_lite.spark.ledger import STAGED, ArchiveFile
 from phpmq_lite.spark.reader import HistoryReader, HistoryStreamReader, OffsetRange
 from phpmq_lite.spark.results_folder import ARCHIVE, EVENTS, LocalResultsFolder, ResultsFolder
 from phpmq_lite.spark.source_options import HistoryOptions, SourceMode, history_options
@@ -147,9 +148,27 @@ class ArchiveSource(ds.DataSource):
         return options, history_columns(body=options.has_body), tasks
 
 
-def written_files(rows: "DataFrame") -> list[FileCounts] | None:
-    """Run Spark's tasks, and return their files; None if ``rows`` are those of another source."""
+def written_files(rows: "DataFrame", files: ResultsFolder) -> list[FileCounts] | None:
+    """Run Spark's tasks, and return their files; None if ``rows`` are those of another source.
+
+    Raises:
+        PipelineError: the executors do not share the results folder with this machine.
+    """
     if rows.columns != [FILES]:
         return None
     documents = [json.loads(row[FILES]) for row in rows.where(f"{FILES} IS NOT NULL").collect()]
-    return [FileCounts.of_document(file) for files in documents for file in files]
+    written = [FileCounts.of_document(file) for listed in documents for file in listed]
+    check_files(files, [part.file for part in written])
+    return written
+
+
+def check_files(files: ResultsFolder, written: Sequence[ArchiveFile]) -> None:
+    """Raise PipelineError if a file is not there as it was written: the ledger would name it."""
+    sizes = files.data_files(_STAGED)
+    for file in written:
+        if sizes.get(file.path) != file.size_bytes:
+            raise PipelineError(
+                f"an executor wrote {file.path} with {file.size_bytes:,} bytes, but in"
+                f" {files.url('')} it has {sizes.get(file.path, 0):,}: --out must be a folder that"
+                " all executors share with this machine, or a URI such as s3a://…"
+            )
