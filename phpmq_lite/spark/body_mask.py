@@ -8,7 +8,6 @@ from phpmq_lite.errors import OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
 _REPORTS: Final = ("retry", "failure")  # kinds of events whose details are texts of workers
 ANY: Final = "*"  # in a path: each element or member
@@ -66,44 +65,16 @@ def _replace(node: Any, path: Path) -> int:
     return count
 
 
-def mask_bodies(bodies: "pa.Array", paths: Sequence[Path]) -> "pa.StructArray":
-    """Return the masked bodies, and as ``masked`` the number of replaced members."""
-    import pyarrow as pa
-
-    pairs = [mask_body(body, paths) for body in bodies.to_pylist()]
-    columns = [pa.array([body for body, _ in pairs], pa.binary())]
-    columns.append(pa.array([count for _, count in pairs], pa.int32()))
-    return pa.StructArray.from_arrays(columns, ["body", "masked"])
-
-
 def mask_batch(batch: "pa.RecordBatch", paths: Sequence[Path]) -> "pa.RecordBatch":
-    """Mask the column ``body``, and add ``masked``; without paths, return the batch as it is."""
+    """Mask the column ``body``, and add ``masked``, if there are paths."""
     if not paths:
         return batch
-    masked = mask_bodies(batch["body"], paths)
-    at = batch.schema.names.index("body")
-    batch = batch.set_column(at, "body", masked.field("body"))
-    return batch.append_column("masked", masked.field("masked"))
-
-
-def mask_rows(rows: "DataFrame", masks: Sequence[str]) -> "DataFrame":
-    """Mask the column ``body``, and add ``masked``."""
-    from pyspark.sql import functions as sf
-    from pyspark.sql.pandas.functions import arrow_udf
-
-    if not masks:
-        return rows.withColumn("masked", sf.lit(None).cast("int"))
     import pyarrow as pa
 
-    paths = [parse_path(mask) for mask in masks]
-
-    def mask(bodies: pa.Array) -> pa.Array:
-        return mask_bodies(bodies, paths)
-
-    udf = arrow_udf(mask, "body binary, masked int")  # type: ignore[call-overload]
-    masked = rows.withColumn("_masked", udf("body"))
-    fields = {"body": sf.col("_masked.body"), "masked": sf.col("_masked.masked")}
-    return masked.withColumns(fields).drop("_masked")
+    pairs = [mask_body(body, paths) for body in batch["body"].to_pylist()]
+    bodies, counts = pa.array([p[0] for p in pairs], pa.binary()), [p[1] for p in pairs]
+    batch = batch.set_column(batch.schema.names.index("body"), "body", bodies)
+    return batch.append_column("masked", pa.array(counts, pa.int32()))
 
 
 def hide_reports(events: "pa.RecordBatch") -> "pa.RecordBatch":

@@ -155,8 +155,8 @@ def to_parquet(rows: Sequence[Row], file: Path) -> None:
 
 
 def stream(spark: "SparkSession", folder: Path) -> "DataFrame":
-    """Return a stream of such files, with one file per batch."""
-    from phpmq_lite.spark.columns import history_columns
+    """Return a stream of such files, with one file per batch and the columns of the archive's."""
+    from phpmq_lite.spark.columns import FILE_SCHEMA
 
-    reader = spark.readStream.schema(history_columns(body=True)).option("maxFilesPerTrigger", "1")
+    reader = spark.readStream.schema(FILE_SCHEMA).option("maxFilesPerTrigger", "1")
     return reader.parquet(str(folder))

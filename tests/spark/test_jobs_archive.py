@@ -79,7 +79,7 @@ class Site:
         self._batches += 1
 
     def archive(self, control: JobControl = UNCONTROLLED, **given: Any) -> Any:
-        options = ArchiveOptions(connection=None, out=str(self.out), **given)
+        options = ArchiveOptions(connection=None, out=str(self.out), bodies=True, **given)
         return archive.archive_stream(self.spark, stream(self.spark, self.source), options, control)
 
     def metrics(self) -> Any:
@@ -610,6 +610,40 @@ def test_summary_has_the_figures_and_is_written_whole(site: Site) -> None:
     urns = {item["queue"]: item for item in summary["urns"]}
     assert urns["orders"]["failed"] == {"poison": 1}
     assert urns["mail"]["attempts"] == {"0": 2}
+
+
+def test_storage_of_hadoop_has_the_rows_events_and_comments_of_a_folder(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    """There, Spark writes what its tasks have read; in a folder, they write it themselves."""
+    for name, body in (("orders", b'{"id":1,"name":"x"}'), ("mails", b"text")):
+        broker.settle(20, name, body)
+    link = "fs.viewfs.mounttable.local.link./out"
+    spark._jsc.hadoopConfiguration().set(link, f"file://{tmp_path}/hadoop")
+    (tmp_path / "hadoop").mkdir()
+    stored, comments = [], []
+    for out, folder in (("viewfs://local/out", "hadoop"), (f"{tmp_path}/local", "local")):
+        options = ArchiveOptions(
+            connection=SourceConnection(broker.url), out=out, bodies=True, masks=("name",)
+        )
+        assert archive.run(spark, options).rows == 40
+        tables = []
+        for table, key in (("archive", "offset"), ("events", "event_id")):
+            files = f"{tmp_path}/{folder}/{table}/**/*.parquet"
+            query = f"SELECT * EXCLUDE batch FROM '{files}' ORDER BY \"{key}\""
+            found = duckdb.execute(query)
+            names = [column[0] for column in found.description]
+            tables.append([dict(zip(names, row, strict=True)) for row in found.fetchall()])
+            first = next(Path(tmp_path, folder, table).rglob("*.parquet"))
+            metadata = ParquetFile(first).schema_arrow.metadata
+            comments.append(json.loads(metadata[b"org.apache.spark.sql.parquet.row.metadata"]))
+        stored.append(tables)
+    (of_hadoop, hadoop_events), (of_folder, folder_events) = stored
+    assert of_hadoop == of_folder
+    assert hadoop_events == folder_events
+    assert len(of_folder) == 40
+    assert {row["body"] for row in of_folder} == {b'{"id":1,"name":null}', None}
+    assert comments[:2] == comments[2:]
 
 
 def test_hadoop_files_do_what_local_ones_do(spark: SparkSession, tmp_path: Path) -> None:

@@ -17,16 +17,15 @@ from pyspark.sql import functions as sf
 
 from phpmq_lite.errors import RefusedError
 from phpmq_lite.spark import results_folder
-from phpmq_lite.spark.body_mask import mask_rows
 from phpmq_lite.spark.checkpoints import (
     CommittedBatch,
     last_committed_batch,
     planned_batch,
     query_id,
 )
-from phpmq_lite.spark.columns import utc_day, with_comments
+from phpmq_lite.spark.columns import utc_day
 from phpmq_lite.spark.events import event_batches, event_options
-from phpmq_lite.spark.history import BODY, open_history
+from phpmq_lite.spark.history import open_history
 from phpmq_lite.spark.jobs.archive_files import add_parts, count_rows, open_ledger
 from phpmq_lite.spark.jobs.archive_source import (
     ArchiveSource,
@@ -62,10 +61,7 @@ from phpmq_lite.spark.results_folder import (
     open_results,
 )
 from phpmq_lite.spark.selection import ArchiveSelection, read_selection, selection_of
-from phpmq_lite.spark.source import NAME
 from phpmq_lite.spark.source_options import DELETED, SourceMode, history_options, queues_text
-from phpmq_lite.spark.table_columns import ARCHIVE_COLUMNS, FILE_COLUMNS
-from phpmq_lite.storage.arrow import READER_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,22 +116,19 @@ def run(
             options = replace(options, starting_offsets=str(after + 1))
         begin = first_offset(options, bounds, committed)
         control.report(TARGET.name, begin, end)
-    source, tasks = _source(spark, options, allowed, after)
-    values = source_options(options, reader) | tasks
-    stream = spark.readStream.format(source).options(**values).load()
+    values = source_options(options, reader) | _task_options(spark, options, allowed, after)
+    stream = spark.readStream.format(ArchiveSource.name()).options(**values).load()
     return archive_stream(spark, stream, options, control, end, begin, allowed)
 
 
-def _source(
+def _task_options(
     spark: "SparkSession", options: ArchiveOptions, allowed: tuple[str, ...], after: int = 0
-) -> tuple[str, dict[str, str]]:
-    """Return the data source, whose tasks write a local archive, with its additional options."""
-    folder = local_folder_of(options.out)
-    if folder is None:
-        return NAME, {}
+) -> dict[str, str]:
+    """Return the options of the stream, whose tasks write the files of a local archive."""
     spark.dataSource.register(ArchiveSource)
-    masks = selection_of(options, allowed).masks
-    return ArchiveSource.name(), ArchiveTasks(str(folder.absolute()), after, masks).options()
+    folder = local_folder_of(options.out)
+    path = None if folder is None else str(folder.absolute())
+    return ArchiveTasks(path, after, selection_of(options, allowed).masks).options()
 
 
 def _create_ledger(
@@ -280,8 +273,9 @@ class _BatchWriter:
                 part = {"queues": queues_text(sorted(queues)), "outcomes": ",".join(outcomes)}
                 values = source_options(self._options) | ranges | part | {"queuePattern": ""}
                 settings = {key: value for key, value in values.items() if value}
-                source, tasks = _source(self._spark, self._options, selection.allowed)
-                rows = self._spark.read.format(source).options(**settings, **tasks).load()
+                tasks = _task_options(self._spark, self._options, selection.allowed)
+                reader = self._spark.read.format(ArchiveSource.name())
+                rows = reader.options(**settings, **tasks).load()
                 offsets = begin, ledger.offset, ledger.history_id
                 counts += self._stage(rows, settings, offsets, f"{name}/{len(counts)}")
         self._record_gap(begin, ledger.offset, name, None)
@@ -312,21 +306,15 @@ class _BatchWriter:
         """
         if (written := written_files(rows, self._files)) is not None:
             return written
-        files, has_bodies = self._files, BODY in rows.columns
-        if not has_bodies:
-            rows = rows.withColumn(BODY, sf.lit(None).cast("binary"))
-        masks, folder = self._selection.masks, f"{STAGED}/{name}"
-        rows = mask_rows(rows, masks if has_bodies else ())
-        texts = (*READER_COLUMNS, *FILE_COLUMNS, *ARCHIVE_COLUMNS)
-        writer = with_comments(transform(rows), texts).write
+        files, folder, has_bodies = self._files, f"{STAGED}/{name}", self._options.bodies
         lo, hi, history_id = offsets
         events: Iterator[pa.RecordBatch] = iter(())
         if self._options.connection is not None and hi is not None and history_id is not None:
             options = history_options(event_options(settings), SourceMode.BATCH_READ)
             chosen = (options.queues, options.outcomes, self._selection.allowed)
             events = event_batches(options, OffsetRange(lo, hi, history_id, node(), *chosen))
-        written_events = write_events(files, events, folder, is_masked=bool(masks))
-        writer = writer.options(**parquet_options(has_bodies=has_bodies))
+        written_events = write_events(files, events, folder, is_masked=bool(self._selection.masks))
+        writer = transform(rows).write.options(**parquet_options(has_bodies=has_bodies))
         writer.mode("overwrite").partitionBy("date").parquet(files.url(f"{folder}/{ARCHIVE}"))
         files.sync(folder)  # the broker may remove what the ledger names
         staged = files.data_files(f"{folder}/{ARCHIVE}")

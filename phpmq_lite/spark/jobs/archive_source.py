@@ -1,6 +1,6 @@
-"""Source of the archive job on a local folder: Spark's tasks read the history and write the files.
+"""Source of the archive job: on a local folder, Spark's tasks also write the files.
 
-The rows of this source say what was written. Rows that pass through the JVM, which writes them
+The rows of the source then say what was written. Rows that pass through the JVM, which writes them
 itself, take twice as long.
 """
 
@@ -51,10 +51,11 @@ def write_events(
 class ArchiveTasks:
     """What Spark's tasks do: write rows above the offset ``after``, and events, to ``folder``.
 
-    ``masks`` are the members of bodies that become null.
+    Without a folder, they pass on the rows for Spark to write. ``masks`` are the members of bodies
+    that become null.
     """
 
-    folder: str
+    folder: str | None
     after: int
     masks: Sequence[str]
 
@@ -77,13 +78,17 @@ class ArchiveTasks:
         offsets = replace(offsets, lo=max(offsets.lo, self.after))
         if offsets.lo >= offsets.hi:
             return
+        paths = [parse_path(mask) for mask in self.masks if options.has_body]
+        rows = (_file_batch(mask_batch(batch, paths)) for batch in read(offsets))
+        if self.folder is None:
+            yield from rows
+            return
         files = LocalResultsFolder(Path(self.folder))
         events = event_batches(options, offsets)
         written = write_events(files, events, _STAGED, is_masked=bool(self.masks))
         target = DayFiles(files, _STAGED, ARCHIVE, has_bodies=options.has_body)
-        paths = [parse_path(mask) for mask in self.masks]
-        for batch in read(offsets):
-            target.add(_file_batch(mask_batch(batch, paths)))
+        for batch in rows:
+            target.add(batch)
             yield pa.record_batch([pa.nulls(batch.num_rows, pa.string())], [FILES])
         written += target.close()
         document = json.dumps([asdict(file) for file in written])
@@ -130,8 +135,9 @@ class ArchiveSource(ds.DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Return the one column, which has the list of a range's files in its last row."""
-        return StructType([StructField(FILES, StringType())])
+        """Return the columns of a file or, if tasks write it, the one with a range's files."""
+        files = StructType([StructField(FILES, StringType())])
+        return FILE_SCHEMA if self._tasks().folder is None else files
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
         """Return the reader for a backfill."""
@@ -142,10 +148,12 @@ class ArchiveSource(ds.DataSource):
         return _ArchiveStreamReader(*self._parsed(SourceMode.HISTORY_STREAM))
 
     def _parsed(self, use: SourceMode) -> tuple[HistoryOptions, StructType, ArchiveTasks]:
-        values = {name.lower(): value for name, value in self.options.items()}
-        tasks = ArchiveTasks(**json.loads(values.pop(OPTION)))
+        values = {n.lower(): value for n, value in self.options.items() if n.lower() != OPTION}
         options = history_options(values, use)
-        return options, history_columns(body=options.has_body), tasks
+        return options, history_columns(body=options.has_body), self._tasks()
+
+    def _tasks(self) -> ArchiveTasks:
+        return ArchiveTasks(**json.loads(self.options[OPTION]))
 
 
 def written_files(rows: "DataFrame", files: ResultsFolder) -> list[FileCounts] | None:
