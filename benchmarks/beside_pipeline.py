@@ -12,6 +12,7 @@ The program ends by itself and removes its folder.
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -120,6 +121,7 @@ def main(rows: int, rate: int, seconds: float, folder: Path) -> None:
     """Create the history, archive it once, and run the spans."""
     data = folder / "data"
     make(data, 0, rows)
+    os.sync()  # else the kernel writes the new database during a span
     waits: dict[str, list[float]] = {name: [] for name in SPANS}
     with broker_process(data, "--admin", "127.0.0.1:0", "--set", "history.days=36500") as broker:
         pipeline = Pipeline(broker.admin[0].rstrip("/"), folder)
