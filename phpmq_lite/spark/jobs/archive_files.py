@@ -126,12 +126,12 @@ def _spark_groups(
         sf.max(sf.unix_date(sf.greatest(*days))).alias("last_day"),
         (sf.count(BODY) > 0 if has_bodies is None else sf.lit(has_bodies)).alias("has_bodies"),
     )
-    found: dict[str, list[dict[str, Any]]] = {path: [] for path in sizes}
+    of_paths: dict[str, list[dict[str, Any]]] = {path: [] for path in sizes}
     for row in groups.collect():
         parts = unquote(row["path"]).split("/")
         path = next(p for n in _PATH_PARTS if (p := "/".join(parts[-n:])) in sizes)
-        found[path].append(row.asDict())
-    return found
+        of_paths[path].append(row.asDict())
+    return of_paths
 
 
 def _local_groups(

@@ -184,14 +184,14 @@ def count_groups(rows: "pa.Table", has_bodies: bool, table: str = ARCHIVE) -> li
     kind = _TABLES[table]
     functions = {"rows": "count", "lo": "min", "hi": "max", "offsets": "sum"}
     ends = [*product(kind.times, ("min", "max"))]
-    found = rows.group_by([*kind.keys]).aggregate(
+    sums = rows.group_by([*kind.keys]).aggregate(
         [*((kind.offset, function) for function in functions.values()), *ends]
     )
-    times = [found[f"{name}_{end}"].cast(pa.date32()).cast(pa.int32()) for name, end in ends]
+    times = [sums[f"{name}_{end}"].cast(pa.date32()).cast(pa.int32()) for name, end in ends]
     days = [day for time in times for day in time.drop_null().to_pylist()]
     span = {"first_day": min(days), "last_day": max(days), "has_bodies": has_bodies}
     names = {f"{kind.offset}_{function}": name for name, function in functions.items()}
-    chosen = found.select([*kind.keys, *names])
+    chosen = sums.select([*kind.keys, *names])
     return [
         {names.get(name, name): value for name, value in row.items()} | span
         for row in chosen.to_pylist()
